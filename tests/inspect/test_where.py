@@ -47,7 +47,21 @@ def test_does_not_match(text):
     assert not Where(text)(SAMPLE)
 
 
-@pytest.mark.parametrize("text", ["jpg", "has:", "json.a", "jpg.size>big", ">5", "json>5", "a.=1"])
+@pytest.mark.parametrize(
+    "text", ["jpg", "has:", "json.a", "jpg.size>big", ">5", "json>5", "a.=1", "jpg.width>="]
+)
 def test_what_makes_no_sense_is_refused(text):
     with pytest.raises(ConfigError, match="expected"):
         Where(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("jpg.widht>5", "JPG.widht: of JPG, conditions know size, width, height, ratio"),
+        ("jpg.width=wide", "JPG.width: expected a number, not 'wide'"),
+    ],
+)
+def test_what_parts_of_a_kind_cannot_have_is_refused(text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Where(text)(SAMPLE)

@@ -65,6 +65,18 @@ def test_statistics_open_few_shards_of_many(tmp_path, monkeypatch):
     assert sizes == ["20"]
 
 
+def test_what_most_samples_have_is_plotted_however_many_others_come_first(tmp_path):
+    few = [(f"a{n}", {f"x{n}{m}.txt": b"1" for m in range(4)}) for n in range(20)]
+    most = [(f"b{n}", {"cls": b"%d" % n, "json": json.dumps({"n": n}).encode()}) for n in range(40)]
+    write_shard(tmp_path / "ds/0.tar", few + most)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    text = browse(tmp_path / "ds").get("/s/0/0/statistics").text
+    titles = re.findall(r"<figcaption>(.*?)<span", text)
+    assert len(titles) == statistics.MAX_FIELDS
+    assert titles[0] == "parts of a sample"
+    assert {"cls: label", "json.n", "json: bytes"} < set(titles)
+
+
 def test_statistics_are_plots_of_what_samples_are_like(client):
     text = client.get("/s/0/0/statistics").text
     plots = dict(

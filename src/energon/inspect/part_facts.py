@@ -79,8 +79,28 @@ def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
     if kind == "text" and file.size <= MAX_MEASURED_TEXT:
         return {"length": len(file.read().decode("utf-8", "replace"))}
     if name.lower().endswith("npy"):
-        return _array_facts(file)
+        shape, _ = array_header(file)
+        return {"length": shape[0]} if shape else {}
     return {}
+
+
+def array_header(file: BrowsedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of the array in an `npy` file, without reading its values.
+
+    Raises:
+        DecodeError: If the file is damaged.
+    """
+    with file.open() as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, _, dtype = read(stream)
+        except (ValueError, KeyError, OSError, EOFError) as error:
+            raise DecodeError(f"not a readable array: {error}") from error
+    return shape, dtype
 
 
 def _image_size(file: BrowsedFile) -> tuple[int, int]:
@@ -107,17 +127,3 @@ def _av_facts(file: BrowsedFile) -> dict[str, float]:
         "rate": found.audio_sample_rate,
     }
     return {name: value for name, value in known.items() if value is not None}
-
-
-def _array_facts(file: BrowsedFile) -> dict[str, float]:
-    with file.open() as stream:
-        try:
-            version = np.lib.format.read_magic(stream)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, _, _ = read(stream)
-        except (ValueError, KeyError, OSError, EOFError) as error:
-            raise DecodeError(f"not a readable array: {error}") from error
-    return {"length": shape[0]} if shape else {}

@@ -19,7 +19,7 @@ from typing import Any
 
 from energon.decode.documents import decode_json
 from energon.errors import ConfigError, DecodeError, EnergonError
-from energon.inspect.part_facts import FACTS, extension_of, part_facts, part_kind
+from energon.inspect.part_facts import FACTS, PartKind, extension_of, part_facts, part_kind
 from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
@@ -80,6 +80,8 @@ def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
     if found is None:
         raise ConfigError(f"{term!r}: expected {_SYNTAX}")
     left, sign, wanted = found.groups()
+    if not wanted and sign not in ("=", "!="):
+        raise ConfigError(f"{term!r}: expected a value after {sign}")
     steps = left.split(".")
     size = _size(wanted) if steps[-1] == "size" else None
     return lambda files: _fulfils(files, steps, _OPERATORS[sign], wanted, size)
@@ -112,14 +114,32 @@ def _compare_fact(
     compare: Callable[[Any, Any], bool],
     wanted: str,
 ) -> bool:
+    kind, fact = part_kind(extension_of(name, file)), ".".join(path)
+    if kind == "text" and fact == "text":
+        said = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
+        return _compare(said, compare, wanted)
+    number = _number(name, kind, fact, wanted)
     try:
-        if path == ["text"]:
-            value: Any = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
-        else:
-            value = part_facts(name, file).get(".".join(path))
+        value = part_facts(name, file).get(fact)
     except DecodeError:
         return False  # what is damaged has no size
-    return value is not None and _compare(value, compare, wanted)
+    return value is not None and compare(value, number)
+
+
+def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
+    """Return what a fact about a part is compared with.
+
+    Raises:
+        ConfigError: If parts of this kind have no such fact, or the value is not a number: nothing
+            would match, and nobody would know why.
+    """
+    if fact not in FACTS[kind]:
+        known = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
+        raise ConfigError(f"{name}.{fact}: of {name}, conditions know {', '.join(known)}")
+    try:
+        return float(wanted)
+    except ValueError as error:
+        raise ConfigError(f"{name}.{fact}: expected a number, not {wanted!r}") from error
 
 
 def _size(text: str) -> float:

@@ -108,8 +108,10 @@ def make_app(
         ),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
+    # Data that cannot be read are no fault of the server: only what is one has a traceback.
+    expected = (HTTPException, EnergonError)
     app = Starlette(
-        routes=routes, exception_handlers={HTTPException: pages.error, Exception: pages.error}
+        routes=routes, exception_handlers=dict.fromkeys((*expected, Exception), pages.error)
     )
     return Guard(app, server_names, token)
 
@@ -176,7 +178,7 @@ class _Pages:
             "gallery_cards.html" if only_cards else "gallery.html",
             status=422 if problem else 200,
             **self.site.place(request, leaf),
-            cards=[(sample, card(sample)) for sample in samples],
+            cards=[(sample, card(sample, self.site.tokenizer)) for sample in samples],
             start=start,
             stop=stop,
             where=where,
@@ -185,6 +187,8 @@ class _Pages:
             total=len(leaf),
             key=key,
             more=more,
+            # Whoever filters by a part that there is not is told which there are.
+            names=_part_names(leaf) if where and not samples and not problem else [],
             problem=problem,
             notes=self.site.said(leaf),
         )
@@ -219,20 +223,31 @@ class _Pages:
         )
 
     def error(self, request: Request, error: Exception) -> Response:
+        title = ""
         if isinstance(error, HTTPException):
             status, text = error.status_code, str(error.detail)
+            if text == "Not Found":  # no route fits
+                text = f"no page has the address {request.url.path}"
+        elif isinstance(error, DatasetNotFoundError):
+            status, text, title = 404, str(error), "The dataset cannot be opened"
         elif isinstance(error, EnergonError):
-            status, text = 404 if isinstance(error, DatasetNotFoundError) else 422, str(error)
+            status, text = 422, str(error)
         else:
             status, text = 500, f"{type(error).__name__}: {error}"
-        match = _DATASET.match(request.url.path)
+        match = None if title else _DATASET.match(request.url.path)
+        here = request.url.path + ("?" if request.url.query else "")
         return self.site.page(
             "error.html",
             status=status,
-            title=_TITLES.get(status, "This page cannot be shown"),
+            title=title or _TITLES.get(status, "This page cannot be shown"),
             text=text,
-            up=match[0] if match and request.url.path != match[0] else "/",
+            up=match[0] if match and here != match[0] else "/",
         )
+
+
+def _part_names(leaf: ShownLeaf) -> list[str]:
+    """Return which parts the first samples have."""
+    return sorted({part.name for sample in leaf.page(0, PAGE_SAMPLES) for part in sample.parts})
 
 
 def _count(leaf: ShownLeaf) -> int | str:

@@ -18,7 +18,14 @@ from energon.stages.lane import Lane, Present
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
 from energon.viewer.images import picture
-from energon.viewer.parts import ShownArray, Tokenizer, short_text, show_array, value_tree
+from energon.viewer.parts import (
+    ShownArray,
+    Tokenizer,
+    short_text,
+    show_array,
+    tokenizer_of,
+    value_tree,
+)
 from energon.viewer.plots import packed
 from energon.viewer.run import ShownRun
 from energon.worker import WorkerConfig
@@ -151,7 +158,7 @@ def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
         items = value if isinstance(value, list | tuple) else []
         return ShownField(name, None, [], value_tree(value), [short_text(each) for each in items])
     items = [short_text(_as_array(each)) for each in array] if array.ndim else []
-    shown = show_array(name, array, tokenizer)
+    shown = show_array(name, array, tokenizer_of(name, tokenizer))
     return ShownField(name, shown, list(_pictures(array)), Markup(), items)
 
 

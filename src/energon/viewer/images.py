@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from energon.decode.images import decode_image, image_spec
 from energon.decode.resize import Resize
 from energon.errors import DecodeError
+from energon.limits import IMAGE_PIXELS
 from energon.sources.browse.tree import BrowsedFile
 
 if TYPE_CHECKING:
@@ -113,7 +114,35 @@ def read_image(file: BrowsedFile, resize: Resize | None = None) -> Image:
 
     if file.size > MAX_IMAGE_BYTES:
         raise DecodeError(f"the image has {file.size} bytes; up to {MAX_IMAGE_BYTES} are shown")
-    return Image.fromarray(decode_image(file.read(), image_spec("rgb8"), resize))
+    data = file.read()
+    deep = _deep_image(data)
+    return Image.fromarray(decode_image(data, image_spec("rgb8"), resize)) if deep is None else deep
+
+
+def is_deep(mode: str) -> bool:
+    """Return whether images of a mode of Pillow have one channel of more than 8 bits."""
+    return mode in ("I", "F") or mode.startswith("I;")
+
+
+def _deep_image(data: bytes) -> Image | None:
+    """Return an image of more than 8 bits from its darkest to its brightest pixel.
+
+    A depth map may have any range. None for all others, and for what cannot be read: whoever
+    decodes it next says why.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if not is_deep(image.mode) or image.width * image.height > IMAGE_PIXELS.value:
+                return None
+            values = np.asarray(image).astype(np.float64)
+    except Exception:  # Pillow raises whatever the data make it
+        return None
+    finite = np.isfinite(values)
+    low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
+    share = np.where(finite, values - low, 0.0) / ((high - low) or 1.0)
+    return Image.fromarray((share * 255).astype(np.uint8)).convert("RGB")
 
 
 def heat_map(array: NDArray[Any]) -> str | None:
@@ -172,7 +201,7 @@ def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> byte
     samples = np.abs(sound).max(axis=0)
     edges = np.linspace(0, len(samples), min(columns, len(samples)), endpoint=False).astype(int)
     peaks = np.maximum.reduceat(samples, edges)
-    peaks = peaks / max(float(peaks.max()), 1e-9) * (height / 2 - 1)
+    peaks = np.maximum(peaks / max(float(peaks.max()), 1e-9) * (height / 2 - 1), 0.5)
     middle = height / 2
     lines = "".join(
         f"M{column + 0.5} {middle - peak:.1f}V{middle + peak:.1f}"

@@ -140,12 +140,12 @@ class Card(NamedTuple):
     """Of its parts."""
 
 
-def card(sample: ShownSample) -> Card:
-    """Return what a gallery shows of a sample."""
+def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
+    """Return what a gallery shows of a sample; `tokenizer` makes text of its tokens."""
     names = ", ".join(part.name for part in sample.parts)
     try:
         kinds = [(part, part_kind(extension_of(part.name, part.file))) for part in sample.parts]
-        text = _words(kinds)
+        text = _words(kinds, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
     found = [(part.number, kind) for part, kind in kinds if kind in _PICTURES]
@@ -161,20 +161,22 @@ _PICTURES: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "
 """What stands for a part in a gallery, best first."""
 
 
-def _words(kinds: list[tuple[ShownPart, PartKind]]) -> str:
+def _words(kinds: list[tuple[ShownPart, PartKind]], tokenizer: Tokenizer | None) -> str:
     """Return how the text of a sample begins; of one without text, what its values are."""
     for part, kind in kinds:
         if kind == "text" and not part.name.lower().endswith(".gz") and part.file.size:
             return snippet(part.name, part.file)
     values = [part for part, kind in kinds if kind in ("value", "arrays")]
     pictures = pictures_of([part.name for part, _ in kinds]) if values else {}
-    return "\n".join(_said_first(values, pictures))
+    return "\n".join(_said_first(values, pictures, tokenizer))
 
 
-def _said_first(parts: list[ShownPart], pictures: Pictures) -> Iterator[str]:
+def _said_first(
+    parts: list[ShownPart], pictures: Pictures, tokenizer: Tokenizer | None
+) -> Iterator[str]:
     shown = 0
     for part in parts:
-        text = snippet(part.name, part.file, pictures)
+        text = snippet(part.name, part.file, pictures, tokenizer)
         if text:
             # What is all there is, or is a dict, needs no name.
             yield text if len(parts) == 1 or ": " in text else f"{_stem(part.name)}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
-from energon.inspect.part_facts import PartKind, extension_of, part_kind
-from energon.messages import escape_text
+from energon.inspect.part_facts import PartKind, array_header, extension_of, part_kind
+from energon.messages import counted, escape_text
 from energon.sources.browse.tree import BrowsedFile
-from energon.viewer.images import heat_map
+from energon.viewer.images import heat_map, is_deep
 from energon.viewer.plots import short_number
 from energon.viewer.reading_order import PLACEHOLDERS, Pictures, Turn, reading_order
 
@@ -30,9 +31,13 @@ MAX_LEVELS = 40
 MAX_ITEMS = 200
 MAX_ARRAYS = 16
 MAX_EXIF_TAGS = 50
+MAX_RATIO = 50
+"""An image that is so much longer than wide, or wider than long, is shown in full size."""
 SHOWN_NUMBERS = 64
 MAX_TOKENS = 2048
 HEX_BYTES = 256
+SNIPPET_TOKENS = 80
+_NO_TOKENS = re.compile("cu_seqlens|mask|position", re.IGNORECASE)
 
 
 @dataclass
@@ -63,6 +68,8 @@ class PartView:
         turns: Of a conversation or a document: what is read in which order.
         arrays: Of arrays.
         problem: Why it cannot be shown.
+        is_deep: Whether it is an image of more than 8 bits, which browsers draw too dark or bright.
+        is_thin: Whether it is an image that would be a line if all of it had to be seen at once.
     """
 
     kind: PartKind
@@ -74,6 +81,8 @@ class PartView:
     turns: list[Turn] = field(default_factory=list)
     arrays: list[ShownArray] = field(default_factory=list)
     problem: str = ""
+    is_deep: bool = False
+    is_thin: bool = False
 
 
 def view_part(
@@ -100,8 +109,10 @@ def view_part(
         packed = name.lower().endswith(".gz")
         if packed and view.kind not in ("text", "value", "arrays"):
             view.kind = "bytes"
-        if view.kind == "image":
-            view.facts = _image_facts(file)
+        if not file.size:
+            view.problem = "empty: 0 bytes"
+        elif view.kind == "image":
+            _show_image(view, file)
         elif view.kind in ("audio", "video"):
             view.facts = _av_facts(file)
         elif view.kind == "text" and not packed:
@@ -109,29 +120,40 @@ def view_part(
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
-            _show_value(view, _decoded(name, file, allow), pictures or {}, tokenizer)
+            _show_value(view, name, _decoded(name, file, allow), pictures or {}, tokenizer)
     except (EnergonError, ValueError, OSError) as error:
         view.problem = str(error)
     return view
 
 
 def snippet(
-    name: str, file: BrowsedFile, pictures: Pictures | None = None, *, length: int = 160
+    name: str,
+    file: BrowsedFile,
+    pictures: Pictures | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    length: int = 160,
 ) -> str:
     """Return what a gallery says of a part: how a text begins, and what a value holds.
 
-    Of a conversation, the first turn after the system prompt.
+    Of a conversation, the first turn after the system prompt; of tokens, their text.
     """
     kind = part_kind(extension_of(name))
     if kind == "text" and not name.lower().endswith(".gz"):
         return _head(file, 4 * length).decode("utf-8", "replace")[:length]
-    if file.size > MAX_TEXT_BYTES:
-        return ""
     try:
+        if file.size > MAX_TEXT_BYTES:
+            if not name.lower().endswith("npy"):
+                return ""
+            shape, dtype = array_header(file)
+            return f"{' x '.join(map(str, shape))} {dtype}"
         value = SampleDecoder().decode(name, file.read())
     except (EnergonError, ValueError):
         return ""
     if isinstance(value, np.ndarray):
+        tokens = _tokens(value, tokenizer_of(name, tokenizer), SNIPPET_TOKENS)
+        if tokens:
+            return "".join(text for text, _ in tokens)[:length]
         return f"{short_text(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
     if turns := reading_order(value, pictures or {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
@@ -159,7 +181,7 @@ def hex_dump(data: bytes) -> str:
 
 def value_tree(value: Any) -> Markup:
     """Return lists and dicts as HTML that folds, up to a number of values and of levels."""
-    return Markup("").join(_tree(value, 0, [MAX_VALUES]))
+    return Markup("").join(_tree(value, 0, [MAX_VALUES], Markup("")))
 
 
 def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
@@ -169,11 +191,14 @@ def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
 
 
 def _show_value(
-    view: PartView, value: Any, pictures: Pictures, tokenizer: Tokenizer | None
+    view: PartView, name: str, value: Any, pictures: Pictures, tokenizer: Tokenizer | None
 ) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
-        view.arrays = [show_array(*each, tokenizer) for each in arrays[:MAX_ARRAYS]]
+        view.arrays = [
+            show_array(each, array, tokenizer_of(f"{name} {each}", tokenizer))
+            for each, array in arrays[:MAX_ARRAYS]
+        ]
         view.is_cut = len(arrays) > MAX_ARRAYS
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
@@ -204,9 +229,8 @@ def show_array(name: str, array: NDArray[Any], tokenizer: Tokenizer | None = Non
             facts = f"min {_digits(low)}, max {_digits(high)}, mean {mean:.6g}"
         if finite.size < array.size:
             facts += f"; {array.size - finite.size} not finite"
-    tokens = _tokens(array, tokenizer) if tokenizer is not None else []
-    seen = heat_map(array)
-    return ShownArray(name, array.shape, str(array.dtype), facts, _first(array), seen, tokens)
+    shown = (_first(array), heat_map(array), _tokens(array, tokenizer))
+    return ShownArray(name, array.shape, str(array.dtype), facts, *shown)
 
 
 def _digits(value: float) -> str:
@@ -220,36 +244,52 @@ def _first(array: NDArray[Any]) -> str:
     return ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
 
 
-def _tokens(array: NDArray[Any], tokenizer: Tokenizer) -> list[tuple[str, int]]:
-    """Return the tokens of a list of whole numbers, or of the first of several: text and number."""
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.size:
+def tokenizer_of(name: str, tokenizer: Tokenizer | None) -> Tokenizer | None:
+    """Return what makes text of the whole numbers of a part or field; None for what are no tokens.
+
+    Beside tokens there are numbers of where sequences begin, and of what counts.
+    """
+    return None if _NO_TOKENS.search(name) else tokenizer
+
+
+def _tokens(
+    array: NDArray[Any], tokenizer: Tokenizer | None, count: int = MAX_TOKENS
+) -> list[tuple[str, int]]:
+    """Return the tokens of a list of whole numbers, or of the first of several: text and number.
+
+    [] if there are none, or nothing makes text of them.
+    """
+    is_list = array.dtype.kind in "iu" and array.ndim in (1, 2) and array.size
+    if tokenizer is None or not is_list:
         return []
-    numbers = (array if array.ndim == 1 else array[0])[:MAX_TOKENS].tolist()
+    numbers = (array if array.ndim == 1 else array[0])[:count].tolist()
     try:
         return [(str(tokenizer([number])), number) for number in numbers]
     except Exception as error:  # a function of the user, and numbers that may be none of its tokens
         return [(f"the tokenizer raised {type(error).__name__}: {error}", 0)]
 
 
-def _tree(value: Any, level: int, left: list[int]) -> Iterator[Markup]:
+def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Markup]:
+    """Yield the HTML of a value, and of all below it; `name` is what it is called."""
     left[0] -= 1
     if not isinstance(value, Mapping | list | tuple) or not value:
-        yield Markup('<span class="{}">{}</span>').format(_color(value), _safe(_short(value, 2000)))
+        yield name + Markup('<span class="{}">{}</span>').format(
+            _color(value), _safe(_short(value, 2000))
+        )
         return
     if level >= MAX_LEVELS:
-        yield Markup('<span class="more">… deeper values are not shown</span>')
+        yield name + Markup('<span class="more">… deeper values are not shown</span>')
         return
-    is_dict = isinstance(value, Mapping)
-    count = f"{len(value)} {'keys' if is_dict else 'values'}"
+    count = counted(len(value), "key" if isinstance(value, Mapping) else "value", grouped=True)
     opened = Markup(" open") if level < 2 and len(value) <= 50 else Markup("")
-    yield Markup("<details{}><summary>{}</summary><ul>").format(opened, count)
+    yield Markup("<details{}><summary>{}{}</summary><ul>").format(opened, name, count)
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for shown, (name, each) in enumerate(items):
+    for shown, (key, each) in enumerate(items):
         if shown >= MAX_ITEMS or left[0] <= 0:
-            yield Markup('<li class="more">… {} more</li>').format(len(value) - shown)
+            yield Markup('<li class="more">… {:,} more</li>').format(len(value) - shown)
             break
-        yield Markup("<li><b>{}</b>: ").format(_safe(str(name)[:200]))
-        yield from _tree(each, level + 1, left)
+        yield Markup("<li>")
+        yield from _tree(each, level + 1, left, Markup("<b>{}</b>: ").format(_safe(str(key)[:200])))
         yield Markup("</li>")
     yield Markup("</ul></details>")
 
@@ -296,21 +336,28 @@ def _head(file: BrowsedFile, size: int) -> bytes:
     return file.find().pread(file.offset, min(size, file.size)) if file.size else b""
 
 
-def _image_facts(file: BrowsedFile) -> dict[str, str]:
+def _show_image(view: PartView, file: BrowsedFile) -> None:
     from PIL import ExifTags, Image
 
     try:
         with file.open() as stream, Image.open(stream) as image:
-            facts = {
-                "size": f"{image.width} x {image.height} pixels",
+            width, height = image.size
+            view.is_deep = is_deep(image.mode)
+            view.is_thin = max(width, height) > MAX_RATIO * min(width, height)
+            view.facts = {
+                "size": f"{width} x {height} pixels",
                 "mode": image.mode,
                 "format": str(image.format),
             }
-            for tag, value in list(image.getexif().items())[:MAX_EXIF_TAGS]:
-                facts[f"EXIF {ExifTags.TAGS.get(tag, tag)}"] = _short(value, 100)
+            if getattr(image, "is_animated", False):
+                view.facts["frames"] = "several, of which loaders get the first"
+            tags = image.getexif()
+            if tags.get(ExifTags.Base.Orientation, 1) != 1:
+                view.facts["orientation"] = "EXIF turns it; shown as stored, as loaders get it"
+            for tag, value in list(tags.items())[:MAX_EXIF_TAGS]:
+                view.facts[f"EXIF {ExifTags.TAGS.get(tag, tag)}"] = _short(value, 100)
     except Exception as error:  # Pillow raises whatever the data make it
         raise DecodeError(f"no image that can be read: {error}".partition(" <")[0]) from error
-    return facts
 
 
 def _av_facts(file: BrowsedFile) -> dict[str, str]:

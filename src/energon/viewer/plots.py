@@ -87,9 +87,9 @@ def shares(series: Mapping[str, Sequence[float]], marks: Sequence[str], *, title
             '<polygon class="hue{}" points="{}"><title>{}: {} → {}</title></polygon>'
         ).format(number % HUES, " ".join(f"{x:.1f},{y:.1f}" for x, y in points), name, first, last)
         below = above
-    body += _text(_LEFT, HEIGHT - 4, "start", marks[0]) if marks else Markup()
-    body += _text(WIDTH - _RIGHT, HEIGHT - 4, "end", marks[-1]) if marks else Markup()
-    return _plot(body, title, HEIGHT)
+    # Wide and flat on a wide page, so marks are text beside it: in it, they would be stretched.
+    ends = Markup("<p><span>{}</span><span>{}</span></p>").format(marks[0], marks[-1])
+    return _plot(body, title, HEIGHT, 'preserveAspectRatio="none"') + ends
 
 
 def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
@@ -151,11 +151,11 @@ def _pointed(bar: Bar, shape: Markup) -> Markup:
 
 
 def _edges(values: Sequence[float], count: int) -> list[tuple[float, float]]:
-    step = (WIDTH - _LEFT - _RIGHT) / max(1, count)
+    step = WIDTH / max(1, count)
     corners = []
     for number, value in enumerate(values):
-        y = _TOP + (HEIGHT - _BOTTOM - _TOP) * (1 - value)
-        corners += [(_LEFT + number * step, y), (_LEFT + (number + 1) * step, y)]
+        y = HEIGHT * (1 - value)
+        corners += [(number * step, y), ((number + 1) * step, y)]
     return corners
 
 
@@ -167,6 +167,6 @@ def _text(x: float, y: float, anchor: str, text: str) -> Markup:
     return Markup('<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(x, y, anchor, text)
 
 
-def _plot(body: Markup, title: str, height: int) -> Markup:
-    plot = '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    return Markup(plot).format(WIDTH, height, title, body)
+def _plot(body: Markup, title: str, height: int, attributes: str = "") -> Markup:
+    plot = '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}" {}>{}</svg>'
+    return Markup(plot).format(WIDTH, height, title, Markup(attributes), body)

@@ -21,7 +21,7 @@ class Turn(NamedTuple):
     who: str
     """"" in a document."""
     number: int
-    """0 for whoever speaks first, 1 for everybody else."""
+    """0 for whoever speaks first, and for the system prompt; 1 for everybody else."""
     pieces: list[str | int]
     """Texts, and the numbers of parts that are images."""
 
@@ -62,8 +62,8 @@ def _conversation(value: Any, pictures: Pictures) -> list[Turn]:
         content = turn.get("content", turn.get("value"))
         pieces = content if isinstance(content, list) else [content]
         laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, pictures, left)]
-        first = turns[0].who if turns else who
-        turns.append(Turn(who, int(who != first), laid))
+        first = next((turn.who for turn in turns if turn.who != "system"), who)
+        turns.append(Turn(who, int(who not in (first, "system")), laid))
     return turns
 
 

@@ -29,6 +29,8 @@ from energon.viewer.shown import ShownPart, ShownSample
 
 CHUNK_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
+MAX_CHECKED = 16
+"""So many parts of a sample are decoded to see whether that is possible, if they are images."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
 
@@ -74,6 +76,9 @@ class SamplePage:
             )
             for part in sample.parts
         ]
+        for part, view in list(zip(sample.parts, views, strict=True))[:MAX_CHECKED]:
+            if view.kind == "image" and not view.problem:
+                view.problem = self._why_not_decoded(part)
         return self.site.page(
             "sample.html",
             **self.site.place(request, leaf),
@@ -88,6 +93,17 @@ class SamplePage:
             noted_in="" if notes is None else notes.file(leaf.leaf.path),
             form=self.site.form,
         )
+
+    def _why_not_decoded(self, part: ShownPart) -> str:
+        """Return why loaders cannot decode an image of which browsers may draw a part; "" if not.
+
+        The thumbnail of the gallery says so, too, and is decoded once.
+        """
+        try:
+            self.made.get(f"thumb {entity_tag(part.file)}", lambda: images.thumbnail(part.file))
+        except EnergonError as error:
+            return str(error)
+        return ""
 
     async def note(self, request: Request) -> Response:
         """Take what someone says about a sample."""

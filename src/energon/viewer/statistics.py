@@ -22,8 +22,11 @@ SEEN_SAMPLES = 500
 SEEN_SHARDS = 72
 """So many shards are opened: each may have to be read from its beginning, or be far away."""
 BARS = 24
+MAX_LETTERS = 34
 TOP_VALUES = 12
 MAX_FIELDS = 40
+MAX_SEEN_FIELDS = 1000
+"""So many are counted, before it is known which are the most frequent, which are shown."""
 MAX_JSON_BYTES = 1 << 20
 _WORDS = {
     "size": "bytes",
@@ -63,10 +66,12 @@ def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
     found: defaultdict[_Field, list[Any]] = defaultdict(list)
     for number in numbers:
         for name, value in _values(leaf, number):
-            if name in found or len(found) < MAX_FIELDS:
+            if name in found or len(found) < MAX_SEEN_FIELDS:
                 found[name].append(value)
-    fields = sorted(found.items(), key=lambda each: (each[0].title != _PARTS, each[0].title))
-    return len(numbers), [_plot(field, values, base) for field, values in fields]
+    # A part that few samples have must not take the place of what nearly all have.
+    frequent = sorted(found, key=lambda field: (field.title != _PARTS, -len(found[field])))
+    fields = sorted(frequent[:MAX_FIELDS], key=lambda field: (field.title != _PARTS, field.title))
+    return len(numbers), [_plot(field, found[field], base) for field in fields]
 
 
 def _spread(leaf: ShownLeaf) -> list[int]:
@@ -140,6 +145,8 @@ def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
             for n, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
         ]
         marks = ticks(float(edges[0]), float(edges[-1]))
+        if sum(map(len, marks)) > MAX_LETTERS:  # they would run into each other
+            marks = marks[::2]
         facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
         return Plotted(field.title, facts, histogram(bars, marks, title=field.title))
     counted = Counter(values)
