@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.plan.dealt import COUNTED_ROWS, DealtPlan, plan_together
+from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from energon.plan.rows import COUNTED_ROWS
 from tests.effort import IN_CI, some
 
 LEAVES = (
@@ -121,6 +122,28 @@ def test_leaves_are_counted_exactly_where_all_lanes_have_come_equally_far(kind, 
     leaf = np.concatenate([plan.rows(lane, 0, row).leaf for lane, row in enumerate(rows)])
     assert np.abs(counts - np.bincount(leaf, minlength=len(counts))).max() < 0.01 * len(leaf) + 1
     assert abs(counts.sum() - len(leaf)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_leaf_of_a_row_is_known_without_the_rest(kind):
+    for plan in (recipe_of(kind, 2)(12), recipe_of(kind, 2).of_streams(2)):
+        for lane in range(plan.lanes):
+            rows = np.array([31, 0, 7, 7, 12])
+            assert plan.leaf_of(lane, rows).tolist() == plan.at(lane, rows).leaf.tolist()
+
+
+def test_a_large_window_that_is_open_has_its_share_of_each_leaf():
+    leaves = tuple(
+        PlanLeaf(name, 10**6, weight=weight) for name, weight in (("a", 3.0), ("b", 1.0))
+    )
+    plan = PlanRecipe("blend", leaves, 0, stripe=8, streams=1, shuffle_window=40_000)(24)
+    stream = plan.plan
+    for row in (40_000 + COUNTED_ROWS, 60_000, 79_999, 80_000):
+        counts = stream.leaf_counts(0, row)
+        exact = np.bincount(stream.leaf_of(0, np.arange(row)), minlength=2)
+        assert counts.sum() == pytest.approx(row)
+        assert np.abs(counts - exact).max() < 0.005 * row
+    assert stream.leaf_counts(0, 80_000).tolist() == exact.tolist()
 
 
 def test_a_batch_of_small_data_has_no_sample_twice():

@@ -207,8 +207,8 @@ def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
     return np.array([len(ordinals), requests, read])
 
 
-MAX_COUNTED_LANES = 256
-"""With more lanes, some of them stand for all."""
+MAX_COUNTED_STREAMS = 32
+"""Of more streams than this, some stand for all."""
 QUALITY_ROWS = 1 << 18
 """Rows that are looked at for how well they are mixed."""
 MAX_QUALITY_LANES = 1024
@@ -311,13 +311,20 @@ def _overlap(first: Source, second: Source) -> int:
 
 def _counts(run: PlannedRun, batches: int) -> Floats:
     """Return how often each leaf comes in the first batches of all ranks."""
-    lanes: Sequence[int] = range(run.lanes)
     if len(run.leaves) == 1:  # nothing to tell apart
-        return np.array([sum(run.rows_until(lane, batches) for lane in lanes)], np.float64)
-    if run.lanes > MAX_COUNTED_LANES:
-        lanes = np.linspace(0, run.lanes - 1, MAX_COUNTED_LANES).astype(int).tolist()
-    counts = [run.plan.leaf_counts(lane, run.rows_until(lane, batches)) for lane in lanes]
-    total: Floats = np.sum(counts, axis=0) * (run.lanes / len(lanes))
+        rows = sum(run.rows_until(lane, batches) for lane in range(run.lanes))
+        return np.array([rows], np.float64)
+    # Batches are dealt in turn, so those of all lanes of a stream are how it begins: one count of
+    # its rows instead of one for each lane.
+    number = run.streams.lanes
+    streams: Sequence[int] = range(number)
+    if number > MAX_COUNTED_STREAMS:
+        streams = np.linspace(0, number - 1, MAX_COUNTED_STREAMS).astype(int).tolist()
+    counts = []
+    for stream in streams:
+        rows = sum(run.rows_until(lane, batches) for lane in range(stream, run.lanes, number))
+        counts.append(run.streams.leaf_counts(stream, rows))
+    total: Floats = np.sum(counts, axis=0) * (number / len(streams))
     return total
 
 

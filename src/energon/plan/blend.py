@@ -140,6 +140,14 @@ class BlendPlan:
             epoch[chosen], ordinal[chosen] = found.epoch, found.ordinal
         return Rows(leaf, epoch, ordinal)
 
+    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
+        """Return which leaf comes at `rows` of a lane; below 0 for a gap."""
+        if any(len(leaves) > 1 for leaves in self.sources):
+            return self.at(lane, rows, gaps=True).leaf
+        source, _ = self.draws(lane, rows)
+        only = np.array([leaf for (leaf,) in self.sources], np.int32)
+        return np.where(source < 0, source, only[source])
+
     def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
         """Return for each row the source, and the number of the draw among all from it."""
         source, draws = self.draws(lane, rows)

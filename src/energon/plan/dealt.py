@@ -18,10 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.rows import Plan, Rows
-
-COUNTED_ROWS = 4096
-"""Rows before the present one that are counted one by one; of the others a lane has its share."""
+from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,10 @@ class DealtPlan:
         """Return what comes at `rows` of a lane, in any order."""
         return self.plan.at(self.stream_of(lane), self.stream_rows(lane, rows), gaps=gaps)
 
+    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
+        """Return which leaf comes at `rows` of a lane; below 0 for a gap."""
+        return self.plan.leaf_of(self.stream_of(lane), self.stream_rows(lane, rows))
+
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`.
 
@@ -91,7 +92,7 @@ class DealtPlan:
         first = max(0, row - COUNTED_ROWS) // self.stripe * self.stripe
         counts = self.plan.leaf_counts(self.stream_of(lane), first * self.lanes_of_stream)
         counts = counts / self.lanes_of_stream
-        leaf = self.rows(lane, first, row - first).leaf
+        leaf = self.leaf_of(lane, np.arange(first, row, dtype=np.int64))
         recent: NDArray[np.float64] = counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
         return recent
 

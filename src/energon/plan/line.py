@@ -185,6 +185,10 @@ class LinePlan:
             line, position = np.divmod(numbers, self.length)
         return self._line.at(line, position)
 
+    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
+        """Return which leaf comes at `rows` of a lane."""
+        return self.at(lane, rows).leaf
+
     def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
         """Return for each row the source, which is the line, and the number of the draw from it."""
         source = np.zeros(len(rows), np.int32)

@@ -108,7 +108,7 @@ def make_app(
         ),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
-    # Data that cannot be read are no fault of the server: only what is one has a traceback.
+    # Damaged data do not make a traceback in the log: the server is not at fault.
     expected = (HTTPException, EnergonError)
     app = Starlette(
         routes=routes, exception_handlers=dict.fromkeys((*expected, Exception), pages.error)

@@ -245,7 +245,7 @@ def _first(array: NDArray[Any]) -> str:
 
 
 def tokenizer_of(name: str, tokenizer: Tokenizer | None) -> Tokenizer | None:
-    """Return what makes text of the whole numbers of a part or field; None for what are no tokens.
+    """Return what makes text of the whole numbers of a part or field; None if they are not tokens.
 
     Beside tokens there are numbers of where sequences begin, and of what counts.
     """

@@ -254,6 +254,9 @@ class _Renumbered:
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         return self._renumber(self.plan.at(lane, rows, gaps=gaps))
 
+    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
+        return np.full(len(rows), self.number, np.int32)
+
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
         return replace(self, plan=self.plan.with_changes(lane, rows))
 
