@@ -356,7 +356,7 @@ def test_documents_without_end_are_refused(tmp_path):
         write(tmp_path / f"{number}.yaml", f"splits: {{train: {{path: {number + 1}.yaml}}}}")
     write(tmp_path / "300.yaml", "splits: {train: {path: a}}")
     assert resolve(tmp_path / "270.yaml", split_part="train").leaves[0].path == f"{tmp_path}/a"
-    assert "documents lie too deep" in message(ConfigError, tmp_path / "0.yaml")
+    assert "documents are nested too deeply" in message(ConfigError, tmp_path / "0.yaml")
 
 
 def test_a_split_may_be_made_of_another_one_of_the_same_document(tmp_path):

@@ -23,32 +23,32 @@ FLAVOR_CLASSES = tuple(
         *("SimilarityInterleaved", "Text", "VidQA", "VQA", "VQAOCR"),
     )
 )
-"""Names of earlier times that stand for a sample type: OCRWebdataset yields OCRSample."""
+"""Old class names that stand for a sample type: OCRWebdataset yields OCRSample."""
 _CLASS_KEYS = ("__module__", "__class__")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """What a `dataset.yaml` says. Without arguments, what is said of a dataset that has none.
+    """The content of a `dataset.yaml`. The defaults are those of a dataset without one.
 
     Args:
         crude: Whether samples are left to cookers.
-        dataset_class: Module and name of the class of the program that opens the dataset; None
-            for those of energon. It gets `arguments`, and all else is its own business.
-        arguments: What the file says beside the name of that class.
-        sample_type: Module and name of their class; None if crude.
+        dataset_class: Module and name of the program's own class that opens the dataset; None
+            for those of energon. The class receives `arguments` and decides everything else.
+        arguments: The remaining keys of the file, for that class.
+        sample_type: Module and name of the class of samples; None if crude.
         field_map: For each field, the part that it is taken from.
-        sample_loader: `file.py:function` that makes the fields of the parts.
+        sample_loader: `file.py:function` that makes the fields from the parts.
         part_filter: Names of the parts to load, or `file.py:function` that chooses them.
-        subflavors: Those of the dataset itself; all others go over them.
+        subflavors: The dataset's own subflavors, which all others override.
         split_config: File that lists the splits.
-        split_part: Which split.
+        split_part: The split.
         shuffle_over_epochs: See `Leaf.shuffle_over_epochs_multiplier`.
-        parallel_shard_iters: Slices that are open at a time.
+        parallel_shard_iters: Number of slices open at a time.
         max_samples_per_sequence: Longest slice; None for no limit.
-        subset: The range of samples to which the dataset is narrowed.
+        subset: The range of samples to use.
         decoder: Class and settings of the decoder, as written; None for no decoding.
-        given: Names of the keys that the file has. Only these go over what a call says.
+        given: Names of the keys in the file. Only these override the arguments of a call.
         origin: The file.
     """
 
@@ -74,11 +74,11 @@ class DatasetConfig:
 def load_dataset_config(
     dataset_path: str | os.PathLike[str], name: str = "dataset.yaml"
 ) -> DatasetConfig:
-    """Return what `.nv-meta/<name>` of a dataset says.
+    """Read `.nv-meta/<name>` of a dataset.
 
     Raises:
-        ConfigError: If it is missing or invalid, naming every such place, or
-            if the dataset is a file.
+        ConfigError: If it is missing or invalid, naming every invalid place, or if the dataset
+            is a file.
         FormatError: If it is not YAML.
     """
     address = join_address(dataset_path, f".nv-meta/{name}")
@@ -103,7 +103,7 @@ def load_dataset_config(
 
 
 def _class_of_program(raw: Any) -> tuple[str, str] | None:
-    """Return module and name of the class that a document names, if it is none of energon."""
+    """Return module and name of the class that a document names, unless it is energon's."""
     if not isinstance(raw, Mapping):
         return None
     module, name = (raw.get(key) for key in _CLASS_KEYS)
@@ -114,7 +114,7 @@ def _class_of_program(raw: Any) -> tuple[str, str] | None:
 
 
 def _check(raw: Any, path: str) -> MarkedMap:
-    """Return what a `dataset.yaml` says, if it makes sense."""
+    """Return the content of a valid `dataset.yaml`."""
     if not isinstance(raw, MarkedMap):
         found = "is empty" if raw is None else "holds no mapping"
         raise ConfigError(f"{path}: {found}; expected sample_type and field_map, or a __class__")
@@ -126,7 +126,7 @@ def _check(raw: Any, path: str) -> MarkedMap:
 
 
 def _check_grammar(raw: MarkedMap) -> None:
-    """Raise ConfigError if keys or values are not what the grammar has; names them all."""
+    """Raise ConfigError that names all keys and values that break the grammar."""
     from pydantic import ValidationError
 
     from energon.metadataset.grammar import DatasetDocument
@@ -139,9 +139,9 @@ def _check_grammar(raw: MarkedMap) -> None:
 
 
 def _is_plain(raw: MarkedMap) -> bool:
-    """Return whether nothing is written but what plainly keeps to the grammar.
+    """Return whether the document obviously follows the grammar.
 
-    So it is in nearly all datasets, and the grammar takes a quarter of a second to import.
+    Nearly all do, and the grammar takes a quarter of a second to import.
     """
     return all(key in _PLAIN and _PLAIN[key](value) for key, value in raw.items())
 
@@ -185,7 +185,7 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {
     "max_samples_per_sequence": _is_optional_count,
     "decoder": lambda value: value is None or _has_text_keys(value),
 }
-"""What is plain, by key: less than `DatasetDocument` takes."""
+"""Obviously valid values by key: fewer than `DatasetDocument` accepts."""
 
 
 def _is_texts(value: Any) -> bool:
@@ -222,7 +222,7 @@ def _class_problem(document: MarkedMap) -> str | None:
     if (module is None) != (name is None):
         return "__module__ and __class__ belong together, one is missing"
     known = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
-    # Modules that classes are at home in are named as well: megatron.energon.flavors.crude
+    # The modules that define the classes are named as well: megatron.energon.flavors.crude
     package = (module or "").removeprefix("megatron.").split(".")[0]
     if name is None or (package == "energon" and name in known):
         return None

@@ -1,4 +1,4 @@
-"""Read a metadataset from a file or from values in memory, and collect all that is wrong in it."""
+"""Read a metadataset from a file or from values in memory, and collect all of its problems."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metadataset:
-    """A document that keeps to the grammar.
+    """A document that follows the grammar.
 
     Args:
         origin: Its file, or "document".
-        folder: What relative paths in it start from.
-        content: What is written.
+        folder: The folder that relative paths start from.
+        content: Its content.
     """
 
     origin: str
@@ -41,9 +41,9 @@ class BrokenMetadataset:
     """A document that does not.
 
     Args:
-        folder: What relative paths in it start from.
-        raw: What is written, as far as it can be told.
-        message: What is wrong: a line for each problem.
+        folder: The folder that relative paths start from.
+        raw: Its content as far as it could be read.
+        message: Its problems, one per line.
     """
 
     folder: str
@@ -55,8 +55,8 @@ def read_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset:
     """Return the document at address `path`.
 
     Args:
-        path: Where it is.
-        allow: "env" lets it read variables of the environment, if it is on this machine.
+        path: Its address.
+        allow: "env" permits references to environment variables, if it is on this machine.
 
     Raises:
         FormatError: If it is not YAML.
@@ -77,7 +77,7 @@ def read_mapping(document: Mapping[str, Any], allow: Collection[str] = ()) -> Me
 
 
 def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | BrokenMetadataset:
-    """Return the document at address `path`, whether it keeps to the grammar or not.
+    """Return the document at address `path`, whether or not it follows the grammar.
 
     Raises:
         FormatError: If it is not YAML.
@@ -98,7 +98,7 @@ def parse_mapping(
 
 
 def paths_in(raw: MarkedMap, split_part: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of a split of a document that may be broken, each behind its place."""
+    """Yield the paths in a split of a possibly broken document, with the place of each."""
     splits = raw.get("splits")
     if isinstance(splits, Mapping):
         yield from _paths_below(splits.get(split_part))
@@ -160,7 +160,7 @@ def _sound(parsed: Metadataset | BrokenMetadataset) -> Metadataset:
 def _parse(
     raw: Any, origin: str, folder: str, allow: Collection[str], *, from_afar: bool = False
 ) -> Metadataset | BrokenMetadataset:
-    # pydantic takes 70 ms to import, and a dataset without a metadataset does not need it.
+    # pydantic takes 70 ms to import, and datasets without a metadataset do not need it.
     from pydantic import ValidationError
 
     from energon.metadataset.problems import explain
@@ -187,7 +187,7 @@ def _description(raw: Any) -> str:
 
 
 def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
-    """Return the version that a document is written in: `__class__` decides, or `datasets`."""
+    """Return the version of a document, from its `__class__` or the key `datasets`."""
     from energon.metadataset.grammar import Document, DocumentV1
 
     name = raw.get("__class__")
@@ -200,7 +200,7 @@ def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
 
 
 def _without_extensions(raw: MarkedMap) -> MarkedMap:
-    """Return the document without keys that begin with `x-`, which hold what anchors name."""
+    """Return the document without keys that begin with `x-`, which only define anchors."""
     kept = {key: value for key, value in raw.items() if not str(key).startswith("x-")}
     if len(kept) == len(raw):
         return raw
@@ -227,17 +227,17 @@ _PLACE = re.compile(r"(\S.*?):(\d+):(\d+): ")
 
 
 class Problems:
-    """What was found on the way through documents."""
+    """The problems found while reading documents."""
 
     def __init__(self) -> None:
         self._found: list[Exception] = []
 
     @contextmanager
     def kept(self, place: str = "") -> Iterator[None]:
-        """Keep a problem that is raised in here, instead of raising it.
+        """Collect a problem raised in the block instead of raising it.
 
         Args:
-            place: Goes before the message, if that names no other.
+            place: Prefix for messages that do not name a place.
         """
         try:
             yield
@@ -245,7 +245,7 @@ class Problems:
             self._found.append(_placed(exc, place))
 
     def keep_broken(self, document: BrokenMetadataset, split_part: str) -> None:
-        """Keep what is wrong with a document, and which paths in a split of it lead nowhere."""
+        """Collect the problems of a document, and missing paths in one of its splits."""
         self._found.append(ConfigError(document.message))
         for place, path in paths_in(document.raw, split_part):
             try:
@@ -254,10 +254,10 @@ class Problems:
                 self._found.append(DatasetNotFoundError(f"{place}: {exc}"))
 
     def raise_all(self) -> None:
-        """Raise what was found, if anything, as one error.
+        """Raise all problems, if any, as one error.
 
         Raises:
-            ConfigError: If problems are of several kinds; else, of that kind.
+            ConfigError: If problems have several types; a single type is raised as such.
         """
         if not self._found:
             return
@@ -280,7 +280,7 @@ def _placed(problem: Exception, place: str) -> Exception:
 
 
 def _messages(text: str) -> list[str]:
-    """Return the messages in a text: each begins with a place, and may span several lines."""
+    """Split a text into messages: each begins with a place and may span several lines."""
     found: list[str] = []
     for line in text.splitlines():
         if found and not _PLACE.match(line):
@@ -291,7 +291,7 @@ def _messages(text: str) -> list[str]:
 
 
 def _in_order(messages: Iterable[str]) -> list[str]:
-    """Return messages by where they point to in each file, the files as they were come upon."""
+    """Sort messages by their place in each file, keeping the order of the files."""
     files: dict[str, int] = {}
 
     def place(message: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What may be written in a metadataset, of version 1 and 2, and in `.nv-meta/dataset.yaml`.
+"""The grammar of metadatasets, versions 1 and 2, and of `.nv-meta/dataset.yaml`.
 
     document  = splits: {part: node}, vars?               with __class__: MetadatasetV2
     node      = reference | blend | blend_epochized | concat | join
@@ -10,9 +10,9 @@
 
     document  = splits: {part: {datasets: [reference + weight …]}}     version 1
 
-Blends may be nested in place, which says the same as a reference to a document of its own.
+Blends may be nested in place, which is equivalent to a reference to another document.
 
-Of the two versions, `__class__` decides; where it is absent, the word `datasets` does.
+`__class__` decides between the versions; without it, the key `datasets` means version 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_THE_JOIN = ("shuffle_over_epochs_multiplier",)
 
 
 def blend_problems(node: Node, entries: Sequence[Weighted]) -> Iterator[str]:
-    """Yield what does not fit together in the weights of a blend."""
+    """Yield contradictions in the weights of a blend."""
     derived = [entry for entry in entries if entry.weight == "auto"]
     given = [entry for entry in entries if entry.weight != "auto"]
     if derived and given:
@@ -75,7 +75,7 @@ def _token_problems(entries: Sequence[Weighted], *, is_derived: bool) -> Iterato
 
 
 def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) -> Iterator[str]:
-    """Yield why a join is invalid."""
+    """Yield the problems of a join."""
     if not members:
         yield f"{node.where('join')}: joins no datasets; expected one or more"
     if (joiner.class_ is None) == (joiner.function is None):
@@ -86,7 +86,7 @@ def join_problems(node: Node, members: Sequence[JoinReference], joiner: Joiner) 
     if members and members[0].nonmatch != "error":
         yield (
             f"{members[0].where('nonmatch')}: the first dataset decides which samples there are, "
-            "so it misses none; drop `nonmatch` here"
+            "so none is missing from it; drop `nonmatch` here"
         )
     for member in members:
         yield from _member_problems(node, member)
@@ -124,13 +124,13 @@ class EpochizedBlend(Inner):
 
 
 class Concat(Inner):
-    """Datasets that are one, end to end."""
+    """Datasets concatenated to one."""
 
     concat: list[AnyNode]
 
 
 class Join(Inner):
-    """Samples of several datasets that have the same key, put together."""
+    """Samples of several datasets, joined by key."""
 
     join: Annotated[
         Annotated[list[JoinReference], Tag("<list>")]
@@ -148,7 +148,7 @@ class Join(Inner):
 
 
 class Repeated(Node):
-    """What entries of an epochized blend say besides."""
+    """Additional keys of the entries of an epochized blend."""
 
     repetitions: Positive = 1.0
 
@@ -166,7 +166,7 @@ class WeightedEpochizedBlend(Weighted, EpochizedBlend):
 
 
 class WeightedConcat(Weighted, Concat):
-    """Datasets in a blend that are one source."""
+    """Concatenated datasets in a blend: one source."""
 
 
 class WeightedJoin(Weighted, Join):
@@ -178,7 +178,7 @@ class RepeatedReference(Repeated, Reference):
 
 
 class RepeatedBlend(Repeated, Blend):
-    """Understood, so that it can be refused with both places named."""
+    """Accepted by the grammar only to be refused with both places named."""
 
 
 class RepeatedEpochizedBlend(Repeated, EpochizedBlend):
@@ -194,7 +194,7 @@ class RepeatedJoin(Repeated, Join):
 
 
 MAX_KEYS = 20
-"""Keys of a node that are looked at for what it was meant to be."""
+"""Keys that reveal which kind of node was intended."""
 
 
 def _tag_of(raw: Any) -> str | None:
@@ -263,7 +263,7 @@ class ReferenceV1(Node):
     split_config: str | None = None
 
     def as_reference(self) -> WeightedReference:
-        """Return the same in the words of version 2."""
+        """Return the equivalent entry of version 2."""
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"subflavor"}}
         if self.subflavor is not None:
             fields["subflavors"] = {"__subflavor__": self.subflavor, **self.subflavors}
@@ -298,7 +298,7 @@ class ClassName(Node):
 
 
 class DatasetDocument(Node):
-    """How the parts of a dataset become samples, and how they are read by default."""
+    """How the parts of a dataset become samples, and the defaults for reading them."""
 
     module: str | None = Field(None, alias="__module__")
     class_: str | None = Field(None, alias="__class__")

@@ -1,4 +1,4 @@
-"""The values and the nodes that documents are made of."""
+"""The values and nodes of documents."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ Weight = Annotated[
 
 
 class Misfit(ValueError):
-    """Values of a node do not go together.
+    """Values of a node contradict each other.
 
     Args:
         problems: Each as `file:line:column: message`.
@@ -172,7 +172,7 @@ class Misfit(ValueError):
 
 
 class Node(BaseModel):
-    """Base of all mappings in a document. Knows where it was written."""
+    """Base of all mappings in a document. Knows its place."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -188,7 +188,7 @@ class Node(BaseModel):
         return node
 
     def problems(self) -> Iterator[str]:
-        """Yield what does not go together in this mapping, with the places of it."""
+        """Yield contradictions in this mapping, with their places."""
         return iter(())
 
     def where(self, key: str | None = None) -> str:
@@ -203,7 +203,7 @@ class SubsetNode(Node):
 
 
 class Inner(Node):
-    """What every node may say of all the leaves below it."""
+    """The keys of every node, which apply to all leaves below it."""
 
     subset: SubsetNode | None = None
     subflavors: dict[str, Any] = Field(default_factory=dict)
@@ -228,7 +228,7 @@ class JoinReference(Reference):
 
 
 class Joiner(Node):
-    """What puts the members of a join together: a sample class or a function."""
+    """What joins the samples of a join: a sample class or a function."""
 
     module: str = Field(alias="__module__")
     class_: str | None = Field(default=None, alias="__class__")
@@ -236,7 +236,7 @@ class Joiner(Node):
 
 
 class Weighted(Node):
-    """What entries of a blend say besides."""
+    """Additional keys of the entries of a blend."""
 
     weight: Weight = 1.0
     max_epochs: Positive | None = None

@@ -1,4 +1,4 @@
-"""What lies at a path: a dataset of which kind, or a metadataset."""
+"""Recognize what is at a path: a metadataset, or a dataset and its kind."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from energon.messages import nearest
 
 
 class KindEntry(NamedTuple):
-    """How one kind is told from others, and where it is at home.
+    """How to recognize one kind, and where it is implemented.
 
     Args:
-        name: As documents and reports call it.
+        name: Its name in documents and reports.
         home: `module:attribute` of a `DatasetKind`, imported when a dataset of the kind is used;
-            empty for what is not a dataset.
-        suffixes: A path is of this kind if it ends so, and is a file.
-        markers: A folder is of this kind if one of these files is in its `.nv-meta`.
-        has_samples: Whether it can be trained with; False for what is only auxiliary data.
-        pair: Endings of files that belong together, none of which is enough: a folder is of this
-            kind if some name is in it with each of them, and so is an address that they can be
-            appended to.
-        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are no
+            empty for metadatasets.
+        suffixes: A file with one of these suffixes is of this kind.
+        markers: A folder with one of these files in its `.nv-meta` is of this kind.
+        has_samples: Whether it can be trained with; False for auxiliary data.
+        pair: Suffixes of files that form a dataset together: a folder in which some name occurs
+            with each of them is of this kind, as is an address they can be appended to.
+        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are not
             folders of shards.
-        holds: A folder is of this kind if one of these files is in it.
-        says: Only if this is a key of the object in that file, which is of JSON.
-        below: A folder is of this kind if most files in it, at any depth, end so; and so is a
-            pattern like `data/*.parquet`.
-        media: A folder is of this kind if it is of no other, and one of most files in it that
-            belong together by their names, at any depth, ends so.
+        holds: A folder that contains one of these files is of this kind.
+        says: Requires this key in the JSON object in that file.
+        below: A folder is of this kind if most files below it have this suffix; so is a pattern
+            such as `data/*.parquet`.
+        media: A folder of no other kind is of this kind if most groups of files below it that
+            share a base name include one with such a suffix.
     """
 
     name: str
@@ -59,7 +58,7 @@ MEDIA = (
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac"),
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg"),
 )
-"""Endings of files that a folder of media has."""
+"""Suffixes of the files in a folder of media."""
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
@@ -89,7 +88,7 @@ KINDS = (
     KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
     KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),
 )
-"""The kinds that come with energon. The first that fits is taken."""
+"""The built-in kinds. The first that applies is taken."""
 
 ENTRY_POINTS = "energon.dataset_kinds"
 """The group of entry points by which packages add a `KindEntry`."""
@@ -105,7 +104,7 @@ TABLES = (
     ".jsonl.gz",
     ".csv.gz",
 )
-"""Endings of files whose rows may be samples."""
+"""Suffixes of tables, whose rows may be samples."""
 
 _READABLE = (
     "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml), a "
@@ -116,14 +115,14 @@ CONVERTED = "@refs/convert/parquet"
 """The revision of a dataset in which the hub keeps Parquet copies of other files."""
 
 MAX_COMPARED = 10_000
-"""Names in a folder by which it is told what it holds."""
+"""How many names in a folder are used to recognize it."""
 
 MAX_SHOWN = 10
-"""Names of a folder that a message lists."""
+"""How many names of a folder a message lists."""
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> str:
-    """Return the name of the kind of what is at `path`, looking at as few files as it takes.
+    """Return the name of the kind of dataset at `path`, looking at as few files as possible.
 
     Raises:
         DatasetNotFoundError: If there is nothing that can be loaded.
@@ -157,14 +156,14 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
 
 
 class _Folder:
-    """What lies at an address. In an object store, all of it is told by one listing."""
+    """The files at an address. In an object store, one listing answers all questions."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @cached_property
     def _listed(self) -> list[str] | None:
-        """The paths of files in an object store, as many as are looked at; None if elsewhere."""
+        """The first paths of files in an object store; None for other addresses."""
         if not is_remote(self.path):
             return None
         store, key = open_store(self.path)
@@ -181,7 +180,7 @@ class _Folder:
         return is_file(join_address(self.path, name))
 
     def names(self) -> Sequence[str]:
-        """Return some names of what is directly in it; none if it cannot be listed."""
+        """Return some names directly in it; none if it cannot be listed."""
         listed = self._listed
         if listed is not None and len(listed) < MAX_COMPARED:
             return [name.partition("/")[0] for name in listed]
@@ -189,7 +188,7 @@ class _Folder:
 
     @cached_property
     def compared(self) -> list[str]:
-        """The paths of files below it, of those that are looked at."""
+        """The first paths of files below it."""
         names = self._listed
         if names is None:
             is_far = is_remote(self.path)
@@ -211,7 +210,7 @@ def _holds(folder: _Folder, name: str, says: str) -> bool:
 
 
 def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:
-    """Return whether files that belong together are at an address, or in the folder there."""
+    """Return whether a pair of files is at an address, or in the folder there."""
     if all(is_file(folder.path + ending) for ending in endings):
         return True
     names = set(folder.names())
@@ -220,13 +219,13 @@ def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:
 
 
 def _are_most(folder: _Folder, ending: str) -> bool:
-    """Return whether most files below a folder, of those that are looked at, end so."""
+    """Return whether most of the first files below a folder have a suffix."""
     names = folder.compared
     return 2 * sum(name.endswith(ending) for name in names) > len(names)
 
 
 def _is_in_most(folder: _Folder, endings: tuple[str, ...]) -> bool:
-    """Return whether most samples below a folder, by names up to the first dot, have such a file.
+    """Return whether most samples below a folder, by base name, have a file with such a suffix.
 
     Example:
         a/0.jpg, a/0.txt, b/1.jpg and classes.json are three, of which two have one.
@@ -240,7 +239,7 @@ def _is_in_most(folder: _Folder, endings: tuple[str, ...]) -> bool:
 
 
 def _names_in(folder: str) -> Sequence[str]:
-    """Return some names of what is directly in a folder; none if it cannot be listed."""
+    """Return some names directly in a folder; none if it cannot be listed."""
     if not is_remote(folder):
         try:
             return list(islice(os.listdir(folder), MAX_COMPARED))
@@ -265,13 +264,13 @@ def kind_entry(name: str) -> KindEntry:
 
 
 def _known() -> Iterator[Sequence[KindEntry]]:
-    """Yield our kinds, and then those of other packages, for which all of them are looked at."""
+    """Yield the built-in kinds and then those of other packages, whose entry points are read."""
     yield KINDS
     yield _installed()
 
 
 def _installed() -> tuple[KindEntry, ...]:
-    """Return the kinds of other packages. Asked only for what is none of ours."""
+    """Return the kinds of other packages. Called only if no built-in kind applies."""
     return _entries_on(tuple(sys.path))
 
 
@@ -310,7 +309,7 @@ def _explain_remote(path: str) -> str:
 
 
 def _among(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message: what was meant, or what there is."""
+    """Return the end of a message: the likely intended name, or the names that exist."""
     close = nearest(name, names, cutoff=0.75)
     if close:
         return f", did you mean {close!r}?"
@@ -321,7 +320,7 @@ def _among(name: str, names: Sequence[str]) -> str:
 
 
 def advice(path: str) -> str:
-    """Return in words how what lies at an address becomes a dataset, by names of files.
+    """Return in words how to turn the files at an address into a dataset.
 
     Raises:
         StorageError: If it is remote and cannot be listed.
@@ -356,11 +355,11 @@ def advice(path: str) -> str:
 
 
 def _target(path: str) -> str:
-    """Return where what lies at an address may be packed to: beside it."""
+    """Return a target for packing the files at an address: beside it."""
     if not is_remote(path):
         return f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
     if not split_address(path).key:
-        return "TARGET"  # what is beside a bucket is someone else's
+        return "TARGET"  # the names beside a bucket belong to others
     return f"{os.path.splitext(redact(path).rstrip('/'))[0]}_packed"
 
 

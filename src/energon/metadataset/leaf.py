@@ -1,4 +1,4 @@
-"""What a metadataset boils down to: leaves, with what the nodes above them say of them."""
+"""What a metadataset resolves to: leaves, with the settings of the nodes above them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class JoinMember:
 
     Args:
         leaf: The dataset.
-        nonmatch: What is done where it has no sample of a key: fail, leave the key out of the
-            join, or give None to the joiner.
+        nonmatch: What to do if it has no sample for a key: fail, skip the key, or pass None to
+            the joiner.
         name: The argument of the joiner; None for the next one in order.
     """
 
@@ -48,12 +48,12 @@ class JoinMember:
 
 @dataclass(frozen=True)
 class SampleJoiner:
-    """What puts the samples of a join together.
+    """What joins the samples of a join.
 
     Args:
-        module: Where it is.
-        name: What it is called there.
-        is_type: Whether it is a sample type, whose `from_joined` does it, or a function.
+        module: Its module.
+        name: Its name there.
+        is_type: Whether it is a sample type, whose `from_joined` is called, or a function.
         origin: Where it was written.
         document: The local file that it was written in; None for another.
     """
@@ -67,30 +67,30 @@ class SampleJoiner:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One dataset of a metadataset, with all that the levels above say of it.
+    """One dataset of a metadataset, with the settings of all levels above it.
 
-    Datasets that are joined are one leaf, with the path of the first.
+    Joined datasets are one leaf, with the path of the first.
 
     Args:
         path: Absolute path of the dataset.
-        split_part: Which of its splits.
-        weight: Share in the blend when a run begins, those of all leaves sum to 1; None if it
-            depends on the sizes of datasets.
-        repetitions: How often its samples come in an epochized blend; may be a fraction.
-        subflavors: Those of all levels, outer ones over inner ones. Those of the dataset's own
-            `dataset.yaml` lie below and are not in here.
+        split_part: The split to read.
+        weight: Share of the blend at the start of a run; the shares of all leaves sum to 1. None
+            if it depends on the sizes of datasets.
+        repetitions: How often its samples occur in an epochized blend; may be a fraction.
+        subflavors: Those of all levels, outer ones overriding inner ones. They override those of
+            the dataset's own `dataset.yaml`, which are not included.
         shuffle_over_epochs_multiplier: 1 shuffles each epoch on its own, m over m epochs, -1
             draws with replacement, None keeps the order of the data.
         subsets: Ranges to narrow the split to, the innermost first.
-        aux: Addresses of auxiliary data by the name that cookers know them by. Local paths are
-            absolute, also behind `filesystem://`.
+        aux: Addresses of auxiliary data by the names that cookers use. Local paths are absolute,
+            also after `filesystem://`.
         dataset_config: File below `.nv-meta` that describes its samples.
         split_config: File below `.nv-meta` that lists its splits.
         origin: Where the leaf was written, as `file:line:column`.
         kind: Which kind of dataset it is; of a join, that of the first.
-        read: What a sample is, for kinds that leave a choice; see `DatasetKind.options`.
-        join: The datasets that are joined; none for a single dataset.
-        joiner: What puts their samples together.
+        read: What a sample is, for kinds with a choice; see `DatasetKind.options`.
+        join: The joined datasets; empty for a single dataset.
+        joiner: What joins their samples.
     """
 
     path: str
@@ -111,7 +111,7 @@ class Leaf:
 
     @property
     def datasets(self) -> list[tuple[Leaf, Mapping[str, Any]]]:
-        """The datasets of the leaf, with the subflavors that go over their own."""
+        """The datasets of the leaf, with the subflavors that override their own."""
         if not self.join:
             return [(self, {})]
         return [(member.leaf, self.subflavors) for member in self.join]
@@ -123,12 +123,12 @@ class LeafList:
 
     Args:
         leaves: In the order of the document.
-        blend_mode: What kind of mix it is.
-        sources: What is drawn from: for each source the numbers of its leaves.
+        blend_mode: The kind of mix.
+        sources: For each source of the blend, the numbers of its leaves.
         mix: Shares of the sources.
-        unit: Whether samples or whole batches are drawn; None for what the call says.
-        read_from: The arguments of `resolve`, for those who resolve it again: `path` (without
-            passwords), `split`, and what else was given. Empty for a document that is not a file.
+        unit: Whether samples or whole batches are drawn; None leaves it to the call.
+        read_from: The arguments of `resolve`, to resolve it again: `path` (without passwords),
+            `split`, and any others. Empty for a document that is not a file.
     """
 
     leaves: tuple[Leaf, ...]
@@ -141,7 +141,7 @@ class LeafList:
 
 @dataclass(frozen=True)
 class TraversedDatasetReference:
-    """A leaf as tools see it that only want to know which datasets there are."""
+    """A leaf for tools that only need to know which datasets there are."""
 
     path: str
     split_part: str
@@ -151,7 +151,7 @@ class TraversedDatasetReference:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What is handed down to a node."""
+    """The settings that a node inherits."""
 
     split_part: str
     dataset_config: str
@@ -161,7 +161,7 @@ class NodeContext:
     trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
 
     def below(self, node: Reference | Join) -> NodeContext:
-        """Return what a reference or a join hands down."""
+        """Return what the node below a reference or a join inherits."""
         return replace(
             self,
             split_part=node.split_part or self.split_part,
@@ -176,7 +176,7 @@ def repeated(leaf: Leaf, times: float) -> Leaf:
 
 
 def inherit(leaf: Leaf, node: Inner) -> Leaf:
-    """Return `leaf` with what a node above it says."""
+    """Return `leaf` with the settings of a node above it."""
     bounds = None if node.subset is None else node.subset.bounds
     leaf = replace(leaf, subflavors={**leaf.subflavors, **plain(node.subflavors)})
     return narrow(leaf, bounds, node.shuffle_over_epochs_multiplier)
@@ -194,14 +194,14 @@ def narrow(leaf: Leaf, subset: Subset | None, multiplier: int | None) -> Leaf:
 
 
 def multiply_shuffle(inner: int | None, outer: int | None) -> int | None:
-    """Return the multiplier of two levels: None wins over all, then -1, else the product."""
+    """Combine the multipliers of two levels: None wins, then -1, else their product."""
     if inner is None or outer is None:
         return None
     return -1 if -1 in (inner, outer) else inner * outer
 
 
 def check_cycle(trail: Sequence[tuple[str, str]], origin: str) -> None:
-    """Raise ConfigError if the last of the documents on the way was there before."""
+    """Raise ConfigError if the last document of the trail occurs in it before."""
     if trail[-1] in trail[:-1]:
         steps = " -> ".join(f"{file} ({part})" for file, part in trail)
         raise ConfigError(f"{origin}: the metadataset contains itself: {steps}")
@@ -219,7 +219,7 @@ def check_subset(node: Inner, *, is_leaf: bool) -> None:
 
 
 def identity(address: str) -> str:
-    """Return an address that is equal for the same file."""
+    """Return a canonical address, equal for the same file."""
     return address if is_remote(address) else os.path.realpath(address)
 
 

@@ -1,7 +1,7 @@
-"""Word what is wrong with a document: all of it at once, with file, line and column.
+"""Word the problems of a document: all at once, with file, line and column.
 
-Validation says where in the document something is (`("splits", "train", "<blend>", "blend", 0)`)
-and what rule it breaks; the marks of the loaded YAML say where that is in the file. Steps in angle
+Validation reports the path of a problem in the document (`("splits", "train", "<blend>", "blend",
+0)`) and the rule it breaks; the marks of the loaded YAML locate it in the file. Steps in angle
 brackets name the kind of a node and are not part of the document.
 """
 
@@ -23,7 +23,7 @@ Model = type[BaseModel]
 DocumentPath = tuple[int | str, ...]
 
 MAX_WORDED = 1000
-"""Problems that are put in words."""
+"""Problems in words."""
 
 _WANTED = {
     "bool_type": "true or false",
@@ -54,7 +54,7 @@ _BELONGS = {
     "vars": "stands beside `splits`, at the top of the document",
     "weight": "is for entries of a `blend`; those of a `blend_epochized` have repetitions",
 }
-"""Where keys belong that are often written elsewhere."""
+"""Where keys belong that are often misplaced."""
 
 
 def explain(
@@ -63,10 +63,10 @@ def explain(
     """Return one line for each problem of the document `raw`, in the order of the file.
 
     Args:
-        exc: What breaks the grammar; None for nothing.
+        exc: The violations of the grammar, if any.
         model: The grammar.
         raw: The document.
-        besides: Other problems of it, each with its place.
+        besides: Its other problems, each with its place.
     """
     problems = [*besides, *([] if exc is None else _problems(exc, model, raw))]
     return "\n".join(sorted(problems, key=_position))
@@ -75,7 +75,7 @@ def explain(
 def _problems(exc: ValidationError, model: Model, raw: Any) -> Iterator[str]:
     errors: list[Any] = [*exc.errors(include_url=False)][:MAX_WORDED]
     unknown = {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
-    # A misspelled key is missing as well; saying it once is enough.
+    # A misspelled key is also reported as missing; one message is enough.
     respelled = {
         (*address[:-1], close)
         for address in unknown
@@ -91,7 +91,7 @@ def _problems(exc: ValidationError, model: Model, raw: Any) -> Iterator[str]:
 
 
 def _is_news(error: Any, respelled: Collection[DocumentPath]) -> bool:
-    """Return whether nothing else that is wrong explains an error."""
+    """Return whether no other problem explains an error."""
     if error["type"] == "missing":
         return error["loc"] not in respelled
     found = error["input"]
@@ -175,14 +175,14 @@ def _at(address: DocumentPath, raw: Any) -> Any:
 
 
 def _key(parent: Any, step: int | str) -> Any:
-    """Return the key that a step stands for: of keys that are not text, it is their `str`."""
+    """Return the key that a step stands for; keys that are not text appear as their `str`."""
     if not isinstance(parent, Mapping) or step in parent:
         return step
     return next((key for key in parent if str(key) == step), step)
 
 
 def _place(address: DocumentPath, raw: Any) -> str:
-    """Return where the key or item at `address` is; where there is none, its parent."""
+    """Return the place of the key or item at `address`, or else of its parent."""
     steps = [*_steps(address)]
     if not steps:
         return where(raw)

@@ -1,14 +1,14 @@
 """Follow one split of a metadataset to its leaves.
 
-Every node becomes a tree (`tree.py`): its leaves, and how they are mixed. A node multiplies
-its own settings into the leaves below it, so what is innermost is applied first:
+Every node becomes a tree (`tree.py`): its leaves, and how they are mixed. A node combines its
+settings with those of the leaves below it, innermost first:
 
     repetitions      product of the levels
     subflavors       outer ones over inner ones
     multiplier       null over all, then -1, else the product
     subset           a list, the innermost first; the arithmetic is in `energon.plan.subset`
 
-Only the split that is asked for is followed; nothing of other splits has to exist.
+Only the requested split is followed; the data of other splits need not exist.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | Non
     """Return the leaf of a join.
 
     Args:
-        node: What is written.
-        members: Its datasets; the first gives the leaf its path.
-        document: The local file that it is written in; None for another.
+        node: The node.
+        members: Its datasets; the leaf has the path of the first.
+        document: The local file that contains it; None if there is none.
     """
     first = members[0].leaf
     joiner = SampleJoiner(
@@ -117,19 +117,20 @@ def resolve(
     Args:
         path: A dataset of any kind, a metadataset, or the document of one; paths
             in a document without a file start from the working directory.
-        split_part: Which split. References may name another one for what lies below them.
-        training: False ignores weights and repetitions: leaves are to be laid end to end.
-        dataset_config: File below `.nv-meta` that describes samples, where the metadataset
-            names none; None for dataset.yaml.
-        split_config: The same for the file that lists the splits; None for split.yaml.
-        allow: "env" lets documents read variables of the environment.
-        must_exist: False takes what is not there for datasets of shards.
+        split_part: The split. References may name another one for the nodes below them.
+        training: False ignores weights and repetitions and concatenates the leaves.
+        dataset_config: File below `.nv-meta` that describes samples, unless the metadataset
+            names one; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits, unless the metadataset names
+            one; None for split.yaml.
+        allow: "env" permits references to environment variables.
+        must_exist: False treats missing paths as datasets of shards.
 
     Raises:
-        ConfigError: If documents are invalid; names all places, and all that is missing.
-        SecurityError: If a document needs what is not allowed.
-        EmptyDatasetError: If the split is there and names no dataset.
-        DatasetNotFoundError: If the only problem is that something is missing; names all of it.
+        ConfigError: If documents are invalid; names all such places and everything missing.
+        SecurityError: If a document needs a permission that is not given.
+        EmptyDatasetError: If the split exists but names no dataset.
+        DatasetNotFoundError: If the only problem is missing paths; names all of them.
     """
     walk = _Walk(training, allow, must_exist)
     context = NodeContext(
@@ -152,7 +153,7 @@ def resolve(
     except _TooMuchError as exc:
         raise ConfigError(str(exc)) from exc
     except RecursionError as exc:
-        raise ConfigError("documents lie too deep inside of one another to be followed") from exc
+        raise ConfigError("documents are nested too deeply to be followed") from exc
 
 
 def traverse_metadataset(
@@ -162,17 +163,17 @@ def traverse_metadataset(
     allow: Collection[str] = (),
     must_exist: bool = True,
 ) -> list[TraversedDatasetReference]:
-    """Return which datasets split `split_part` of a metadataset consists of, without opening them.
+    """Return the datasets in split `split_part` of a metadataset, without opening them.
 
     Args:
         path: The metadataset, or the document as a dict.
-        split_part: Which split.
-        allow: "env" lets documents read variables of the environment.
-        must_exist: Whether the datasets have to be there, and not only the documents.
+        split_part: The split.
+        allow: "env" permits references to environment variables.
+        must_exist: Whether the datasets have to exist, not only the documents.
 
     Raises:
         ConfigError: If a document is invalid.
-        DatasetNotFoundError: If a dataset or document is not there.
+        DatasetNotFoundError: If a dataset or document is missing.
 
     Example:
         >>> blend = {
@@ -198,14 +199,14 @@ def traverse_metadataset(
 
 @dataclass(frozen=True)
 class _Branch:
-    """What a node comes to."""
+    """What a node resolves to."""
 
     tree: Tree
     is_leaf: bool = False
 
 
 class _TooMuchError(Exception):
-    """Ends the walk, where other problems are kept and it continues."""
+    """Ends the walk, while other problems are collected and the walk continues."""
 
 
 def _num_points(entry: Weighted) -> int:
@@ -238,13 +239,13 @@ class _Walk:
             )
 
     def collecting(self, branch: Callable[[], _Branch]) -> _Branch:
-        """Return a branch, or nothing where there is a problem, which is kept for later."""
+        """Return a branch, or an empty one after collecting its problem."""
         with self.problems.kept():
             return branch()
         return _NOTHING
 
     def start(self, path: DatasetPath, context: NodeContext) -> _Branch:
-        """Return the branch of what a call names."""
+        """Return the branch of the path or document that a call names."""
         if isinstance(path, Mapping):
             return self.document(parse_mapping(path, self.allow), context, origin="document")
         address = absolute(os.fspath(path), os.getcwd())
@@ -355,7 +356,7 @@ class _Walk:
         )
 
     def join(self, node: Join, context: NodeContext) -> _Branch:
-        """Return the branch of datasets that are joined to one."""
+        """Return the branch of joined datasets."""
         below = context.below(node)
         named = isinstance(node.join, dict)
         members = node.join.items() if isinstance(node.join, dict) else enumerate(node.join)
@@ -395,7 +396,7 @@ class _Walk:
         return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))
 
     def line(self, entries: Sequence[Node], context: NodeContext, word: str, place: str) -> _Branch:
-        """Return the branch of datasets that lie end to end, each repeated."""
+        """Return the branch of concatenated datasets, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
         trees = [self.node(entry, context).tree for entry in entries]

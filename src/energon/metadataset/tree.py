@@ -1,7 +1,7 @@
-"""How the leaves of a split are mixed, as a tree; and the same as sources and their shares.
+"""How the leaves of a split are mixed: as a tree, and as sources with their shares.
 
-A *source* is what a blend draws from: a leaf, or leaves that are one line (`concat`,
-`blend_epochized`). Where a split is not a blend, all of it is one line.
+A *source* is what a blend draws from: a leaf, or leaves that form one line (`concat`,
+`blend_epochized`). A split that is not a blend is one line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
 
 
 def check_never_zero(node: Blend, place: str) -> None:
-    """Raise ConfigError if at some time nothing in a blend has a weight."""
+    """Raise ConfigError if all weights of a blend are 0 at some time."""
     if any(entry.weight == "auto" for entry in node.blend):
         return
     changes = {0: 0}
@@ -64,7 +64,7 @@ def _changes(curve: Curve) -> Iterator[tuple[int, int]]:
 
 
 def check_line(trees: Sequence[Tree], word: str, place: str) -> None:
-    """Raise ConfigError if a blend by weights, which has no end, lies in a line."""
+    """Raise ConfigError if a line contains a blend by weights, which has no end."""
     for blend in _blends(trees):
         raise ConfigError(
             f"{blend.place}: blend below the {word} of {place}; a blend by weights has no length, "
@@ -74,7 +74,7 @@ def check_line(trees: Sequence[Tree], word: str, place: str) -> None:
 
 
 def check_units(unit: str | None, entries: Sequence[WeightedTree], place: str) -> None:
-    """Raise ConfigError if a nested blend draws other units than the one around it."""
+    """Raise ConfigError if a nested blend draws by another unit than the one around it."""
     for blend in _blends([entry.tree for entry in entries]):
         if blend.unit is not None and blend.unit != unit:
             outer = "draws what the call says" if unit is None else f"draws by {unit}"
@@ -102,11 +102,11 @@ class LeafTree:
 
 @dataclass(frozen=True)
 class LineTree:
-    """Leaves end to end, each as often as its repetitions say.
+    """Concatenated leaves, each repeated as often as its repetitions say.
 
     Args:
         children: Leaves and lines.
-        word: What it is called in the document.
+        word: Its key in the document.
         place: Where it was written.
     """
 
@@ -132,9 +132,9 @@ class BlendTree:
     Args:
         entries: At least one.
         place: Where it was written.
-        unit: Whether samples or whole batches are drawn; None for what the call says.
-        stop_at_first: Whether it is used up with the first of its entries.
-        exponent: Of the sizes that weights are derived from.
+        unit: Whether samples or whole batches are drawn; None leaves it to the call.
+        stop_at_first: Whether it ends with the first entry that is used up.
+        exponent: Exponent of the sizes that weights are derived from.
     """
 
     entries: tuple[WeightedTree, ...]
@@ -173,7 +173,7 @@ def map_leaves(tree: Tree, change: Callable[[Leaf], Leaf]) -> Tree:
 
 
 def sources_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
-    """Return for each source the numbers of its leaves."""
+    """Return the numbers of the leaves of each source."""
     sizes = [sum(1 for _ in leaves_of(source)) for source in _sources(tree)]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return tuple(
@@ -225,7 +225,7 @@ def leaf_list(tree: Tree, *, training: bool) -> LeafList:
 
 
 def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
-    """Yield the leaves with their shares at the beginning, where sizes do not affect them."""
+    """Yield the leaves with their initial shares, if sizes do not affect them."""
     mix = mix_of(tree)
     shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
     if shares is None and not mix.is_derived:

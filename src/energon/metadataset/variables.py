@@ -8,13 +8,13 @@
           - {path: "${env:HOME}/b"}
           - {path: "${SCRATCH:-/tmp}/c"}
 
-`${name}` is what `vars` has by that name, `${a.b}` an item of a mapping there, or else the
-environment variable; `${env:NAME}` is the environment variable. Text behind `:-` stands for
-what is not set. A value that is nothing but a reference has the type of what it refers to; text
-of the environment is then read as YAML would read it. `$${` is a literal `${`.
+`${name}` is the entry of `vars` with that name, `${a.b}` an item of a mapping there, or else an
+environment variable; `${env:NAME}` is always an environment variable. Text after `:-` is the
+default. A value that consists of a single reference has the type of what it refers to; environment
+variables are then parsed as YAML. `$${` is a literal `${`.
 
-The environment holds secrets, and what a document makes of them may end up in a URL. So it is
-only read where the user allows "env", and never for a document that is not on this machine.
+The environment contains secrets, which a document could put into a URL. So it is read only if the
+user allows "env", and never for a document that is not on this machine.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from energon.messages import nearest
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*")
 MAX_DEPTH = 20
-"""How many variables may refer to one another in a row."""
+"""Longest chain of variables that refer to one another."""
 MAX_PROPOSED = 20
-"""References for which the name is looked for that was meant."""
+"""How many unknown references get a suggestion."""
 
 
 class Unresolved(str):
-    """Stands for the value of a reference that leads nowhere."""
+    """Stands for the value of an unknown reference."""
 
 
 def substitute(
@@ -49,17 +49,16 @@ def substitute(
     """Return `document` with all references in values replaced; keys stay as they are.
 
     Args:
-        document: What was read.
-        is_remote: Whether it is not of this machine; then it never reads the environment.
-        allow: "env" lets it read the environment of this process.
+        document: The parsed document.
+        is_remote: Whether it comes from another machine; then it never reads the environment.
+        allow: "env" permits references to environment variables.
 
     Returns:
-        The document, with `Unresolved` for values that are references that lead nowhere, and a
-        line for each of them.
+        The document, with `Unresolved` for unknown references, and a line for each of them.
 
     Raises:
-        SecurityError: If it reads the environment and may not.
-        ConfigError: If its references stand for more than the limits allow.
+        SecurityError: If it reads the environment, which is not allowed.
+        ConfigError: If its references expand to more than the limits allow.
     """
     variables = document.get("vars")
     scope = _Scope(
@@ -83,7 +82,7 @@ class _Scope:
         self.characters = EXPANDED_CHARACTERS.value
 
     def replace(self, value: Any, depth: int) -> Any:
-        """Return `value` with references replaced; what has none is the same object."""
+        """Return `value` with references replaced; without any, the same object."""
         if isinstance(value, str):
             return self.text(value, depth) if "${" in value else value
         if not isinstance(value, MarkedMap | Seq):
@@ -121,7 +120,7 @@ class _Scope:
             value = self.reference(whole, depth, whole=True)
             self.spend(value)
             return value
-        # After the last brace there is no reference, and no end of one to search for.
+        # There is no reference after the last brace, so do not search for its end.
         end = text.rfind("}") + 1
         return _REFERENCE.sub(lambda match: self.inserted(match, depth), text[:end]) + text[end:]
 
@@ -136,7 +135,7 @@ class _Scope:
         return str(value)
 
     def spend(self, value: Any) -> None:
-        """Count what a reference stands for, with all that lies in it."""
+        """Count what a reference expands to, including nested values."""
         ahead = [iter((value,))]
         while ahead:
             each = next(ahead[-1], _ABSENT)
@@ -193,10 +192,10 @@ class _Scope:
         return found
 
     def reads_environment(self, match: re.Match[str]) -> bool:
-        """Return whether a reference that `vars` does not have is looked up in the environment.
+        """Return whether to look up a reference that is not in `vars` in the environment.
 
         Raises:
-            SecurityError: If it would be, and may not.
+            SecurityError: If that is not allowed.
         """
         if self.may_read:
             return True
