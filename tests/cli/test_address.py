@@ -141,7 +141,7 @@ def test_what_is_said_is_said_of_the_address(address, caplog):
 def test_an_unknown_scheme_is_named():
     done = run("prepare", "nowhere://host/x", *PREPARE)
     assert done.exit_code != 0
-    assert "no store for nowhere://" in done.output
+    assert "neither energon nor fsspec knows nowhere://" in done.output
 
 
 def test_lists_of_what_fails_are_kept_on_this_machine(address, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_a_bare_name_is_missing_from_the_working_directory(tmp_path, monkeypatch
 
 
 def test_an_unknown_scheme_is_named():
-    with pytest.raises(ConfigError, match="no store for nosuch://"):
+    with pytest.raises(ConfigError, match="neither energon nor fsspec knows nosuch://"):
         dataset_kind("nosuch://host/d")
 
 

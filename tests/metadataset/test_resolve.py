@@ -321,7 +321,7 @@ def test_names_all_that_is_missing(tmp_path):
         ("path: inner.yaml\n    subset: {range: [0, 10]}", 6, "Use percentages"),
         ("blend: [{path: a}]\n    subset: {range: [0, end]}", 6, "Use percentages"),
         ("path: media", 5, "has no shards, only media metadata"),
-        ("path: nosuch://host/a", 5, "no store for nosuch"),
+        ("path: nosuch://host/a", 5, "neither energon nor fsspec knows nosuch"),
     ],
 )
 def test_refuses_what_makes_no_sense_and_names_the_place(tmp_path, body, place, text):
