@@ -79,6 +79,8 @@ class LookAhead:
         self._lanes: dict[int, _Lane] = {}
         self._pending = _Pending.none()
         self._step = FIRST_STEP_ROWS
+        if not len(_open_lanes):
+            take_counts()  # of loaders that are closed, whose last requests nobody has asked for
         _open_lanes.add(self)
         weakref.finalize(self, _end, self._buffer, self._held).atexit = False
 

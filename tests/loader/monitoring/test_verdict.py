@@ -160,6 +160,18 @@ def test_a_store_that_throttles(distant):
     assert "requests were made again" in verdict
 
 
+def test_what_a_closed_loader_still_fetched_is_not_counted_for_the_next(distant, monkeypatch):
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", str(1 << 20))
+    forget_stores()
+    with load(f"{distant.url}/far", Encoder(), step=0, batches=2):
+        pass
+    wait_until(lambda: not distant.under_way)
+    before = len(distant.requests)
+    with load(f"{distant.url}/far", Encoder(), step=0, batches=2) as loader:
+        counted = loader.stats()[f"storage {distant.url} requests"]
+        assert counted <= len(distant.requests) - before
+
+
 def test_copies_on_local_disk_are_counted(distant, monkeypatch):
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_SHARDS", "1")
     for name in ("cache_misses", "cache_hits"):
