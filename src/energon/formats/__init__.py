@@ -1,1 +1,1 @@
-"""formats."""
+"""The meaning of bytes on disk, one file per format. Opens nothing remote."""

@@ -1,11 +1,11 @@
-"""What is in the folders of a dataset of files, as it is noted in `.nv-meta/folder.listing`.
+"""The listing of a dataset of files, `.nv-meta/folder.listing`.
 
 A magic number, and then a line of JSON for each folder:
 
     {"folder": "train/cat", "mtime_ns": 0, "folders": [], "files": [["0.jpg", 512, null], …]}
 
-A file has its name, size and, in a store, version. A local folder that has another time of
-change than this is read again; 0 stands for one that was changed just before.
+A file has its name, size and, in a store, version. A local folder whose modification time differs
+from the listed one is read again; 0 marks a folder that was modified just before it was listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ListedFile(NamedTuple):
 
 
 class ListedFolder(NamedTuple):
-    """What is directly in a folder."""
+    """The direct contents of a folder."""
 
     mtime_ns: int
     folders: tuple[str, ...]

@@ -15,11 +15,11 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
 
     Args:
         text: The document.
-        origin: What messages call it.
-        hint: What messages say at their end.
+        origin: Its name in messages.
+        hint: Appended to messages.
 
     Raises:
-        FormatError: If it is not JSON, or beyond the limits.
+        FormatError: If it is not JSON, or exceeds the limits.
     """
     more = f"; {hint}" if hint else ""
     check_document(len(text), origin)

@@ -1,8 +1,8 @@
-"""What is known of an image, audio or video file without decoding it.
+"""Recognize image, audio and video files and describe them without decoding.
 
-Its first bytes tell what it is, and how many packets an MP4 file claims to have: its headers may
-give all packets one size, and then their number is all there is in the file, so that a kilobyte
-can claim billions, for each of which decoders make an entry of an index.
+The first bytes of a file identify it. Headers of MP4 files also claim a number of packets: if all
+packets have one size, the number is all that is stored, so a kilobyte can claim billions, and
+decoders create an index entry for each.
 
 Metadata are stored in `index.sqlite` as compact JSON without nulls, beside the type of the file.
 """
@@ -54,9 +54,9 @@ _BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": None, b"heix": None, b"mif
 
 
 def guess_extension(data: bytes) -> str | None:
-    """Return the extension that fits `data`: of an image, audio or video file, or None.
+    """Return the extension of the image, audio or video file in `data`, or None.
 
-    No text is taken for such a file.
+    Text is never taken for such a file.
 
     Example:
         >>> guess_extension(b"RIFF....WEBPVP8 ")
@@ -66,7 +66,7 @@ def guess_extension(data: bytes) -> str | None:
         return _RIFF.get(bytes(data[8:12]))
     if data[4:8] == b"ftyp":
         return _BRANDS.get(bytes(data[8:12]), "mp4")
-    # Texts may begin with these letters, but have no zero bytes and no control characters.
+    # Text may begin with these letters, but has no zero bytes and no control characters.
     if data[:2] == b"BM":
         return "bmp" if data[6:10] == bytes(4) else None
     if data[:3] == b"ID3":
@@ -80,7 +80,7 @@ _FIRST_BOXES = frozenset(
 )
 _TABLES = re.compile(rb"stsz|trun")
 _HAS_FIELDS = 0x000F00
-"""Flags of a run of packets that say that each has fields of its own."""
+"""Flags of a run of packets whose packets have individual fields."""
 _MAX_COMPRESSED_HEADER = 64 << 20
 
 
@@ -92,10 +92,10 @@ class Piece(NamedTuple):
 
 
 def read_headers(stream: IO[bytes]) -> list[Piece]:
-    """Return the beginning of a file, and if it is an MP4, the boxes around its media.
+    """Return the beginning of a file, and for an MP4 the boxes around its media.
 
     Args:
-        stream: The file. If it is not in memory, what follows the header is not looked at.
+        stream: The file. If it is not in memory, nothing after the header is read.
     """
     stream.seek(0)
     first = stream.read(_FIRST_BYTES)
@@ -133,7 +133,7 @@ def count_claimed_packets(header: bytes) -> int:
 
 
 def _unpacked(content: bytes) -> Iterator[bytes]:
-    """Yield headers that old files hold compressed in others."""
+    """Yield headers that old files store compressed inside others."""
     for found in re.finditer(rb"cmvd", content):
         try:
             packed = content[found.end() + 4 :]
@@ -160,7 +160,7 @@ def _claims_of_track(track: bytes) -> int:
 
 
 def _is_pcm(track: bytes) -> bool:
-    """Return whether each packet is one sample of plain audio, of which decoders read many."""
+    """Return whether each packet is one sample of PCM audio, which decoders read in bulk."""
     times = [track[found.end() : found.end() + 16] for found in re.finditer(rb"stts", track)]
     return (
         bool(times)
@@ -171,26 +171,26 @@ def _is_pcm(track: bytes) -> bool:
 
 
 class MediaMetadataType(StrEnum):
-    """What a file is."""
+    """The type of a media file."""
 
     AV = "av"
     IMAGE = "image"
 
 
 class MediaMetadataBase:
-    """What is known of a media file."""
+    """The metadata of a media file."""
 
     __slots__ = ()
     metadata_type: ClassVar[MediaMetadataType]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is known, without what is not."""
+        """Return the known fields as a dict."""
         known = asdict(self)  # type: ignore[call-overload]
         return {name: value for name, value in known.items() if value is not None}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Self:
-        """Return what `to_dict` was called for. Fields of later versions are ignored."""
+        """Return the metadata from the result of `to_dict`, ignoring fields of later versions."""
         known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: value for name, value in payload.items() if name in known})
 
@@ -213,7 +213,7 @@ class ImageMetadata(MediaMetadataBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AVMetadata(MediaMetadataBase):
-    """An audio or video file. What does not apply or is not known is None.
+    """An audio or video file. Fields that do not apply or are unknown are None.
 
     Durations are in seconds; the number of samples is that of one channel.
 
@@ -256,10 +256,10 @@ def serialize_media_metadata(metadata: MediaMetadata) -> tuple[MediaMetadataType
 
 
 def deserialize_media_metadata(metadata_type: str, metadata_json: str) -> MediaMetadata:
-    """Return the metadata of a type that their JSON holds. Fields of later versions are ignored.
+    """Return metadata of a type from their JSON, ignoring fields of later versions.
 
     Raises:
-        FormatError: If the type is unknown, or the text does not fit it.
+        FormatError: If the type is unknown, or does not match the text.
     """
     try:
         cls = _CLASSES[MediaMetadataType(metadata_type)]

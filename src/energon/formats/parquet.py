@@ -1,20 +1,20 @@
-"""The ends of Parquet files, a table of them, and the card that divides them into splits.
+"""The footers of Parquet files, a table of them, and the card that divides files into splits.
 
-A Parquet file ends with a footer that says where everything lies, the four bytes of its size, and
-`PAR1`. Reading a thousand of them takes a thousand reads, so `.nv-meta/parquet.footers` holds all
-those of a folder:
+A Parquet file ends with a footer that locates everything in it, the four bytes of the footer's
+size, and `PAR1`. A thousand files take a thousand reads, so `.nv-meta/parquet.footers` stores the
+footers of a whole folder:
 
 | bytes | content |
 |---|---|
 | 8 | `ENFOOT01` |
 | 8 | H, little-endian |
 | H | JSON: `{"files": [[name, size, version, bytes of the footer, [rows of each row group]], …]}` |
-| … | the footers, as they end the files, behind one another |
+| … | the footers, including size and `PAR1`, one after the other |
 
 The version is the ETag of a remote file, and the time of the last change of a local one.
 
-The card of a dataset on the Hugging Face Hub, `README.md`, says which files make up which split. It
-begins with YAML between two lines `---`, in which `configs` may list configurations:
+The card of a dataset on the Hugging Face Hub, `README.md`, assigns files to splits. It begins with
+YAML between two lines `---`, in which `configs` may list configurations:
 
     configs:
     - config_name: en
@@ -49,14 +49,14 @@ _TABLE = b"ENFOOT01"
 
 @dataclass(frozen=True)
 class ParquetFooter:
-    """What is known about a file without reading its rows.
+    """The metadata of a file.
 
     Args:
-        name: Where it is in its folder.
-        size: Bytes of the file.
+        name: Its path below the folder.
+        size: Size of the file in bytes.
         version: Differs when its content does.
         footer: The end of the file, from the footer on.
-        rows: Rows of each row group.
+        rows: Number of rows of each row group.
     """
 
     name: str
@@ -97,7 +97,7 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
 
 
 def parse_footer(footer: bytes, *, origin: str) -> FileMetaData:
-    """Return what the end of a file says.
+    """Parse the footer of a file.
 
     Raises:
         FormatError: If it is damaged.
@@ -139,7 +139,7 @@ def load_footers(data: Any, *, origin: str) -> list[ParquetFooter]:
     """Return the footers of a table.
 
     Raises:
-        FormatError: If it is none.
+        FormatError: If it is damaged.
     """
     again = "it is damaged, run `energon prepare` again"
     if len(data) < 16 or bytes(data[:8]) != _TABLE:
@@ -164,7 +164,7 @@ CARD = "README.md"
 
 
 class CardConfig(NamedTuple):
-    """A configuration: a dataset among those of a repository."""
+    """A configuration: one of the datasets of a repository."""
 
     name: str
     is_default: bool
@@ -173,10 +173,10 @@ class CardConfig(NamedTuple):
 
 
 def parse_card(text: str, *, origin: str) -> list[CardConfig]:
-    """Return the configurations that a card lists; none if it says nothing of them.
+    """Return the configurations that a card lists, if any.
 
     Raises:
-        FormatError: If its YAML is damaged, or says something else of them.
+        FormatError: If its YAML is damaged, or lists them in another form.
     """
     head, _, rest = text.partition("---")
     front, mark, _ = rest.partition("\n---")

@@ -1,18 +1,17 @@
-"""Points in a compressed file from which it can be unpacked without what comes before.
+"""Points in a compressed file from which it can be decompressed without the preceding data.
 
-A gzip file is one stream from end to end: what a byte means depends on the 32 KiB before it, and
-its blocks begin at any bit. A point is therefore the beginning of a block, in bits, together with
-those 32 KiB. zlib unpacks from there if these are its dictionary, and if the bits in front of the
-block are taken by blocks of ours that stand for nothing. Files of zstd can be entered where a
-frame begins, and nowhere else.
+A gzip file is one stream from end to end: decompressing a byte needs the 32 KiB before it, and
+blocks start at any bit. So a point is the start of a block, in bits, together with those 32 KiB.
+zlib decompresses from there if they are its dictionary, and if the bits in front of the block are
+filled with empty blocks. A zstd file can only be entered at the start of a frame.
 
 | bytes of `x.gz.points` | content |
 |---|---|
 | 8 | `ENSEEK01` |
-| … | the 32 KiB before each point, packed by zlib; nothing where a stream begins |
-| 8 N | the bit of the file at which each point is, little-endian like all numbers |
-| 8 N | the byte of the content that comes there |
-| 8 (N + 1) | where in this file the 32 KiB of each point begin, and the end |
+| … | the 32 KiB before each point, packed by zlib; nothing at the start of a stream |
+| 8 N | position of each point in the file, in bits, little-endian like all numbers |
+| 8 N | position of each point in the content, in bytes |
+| 8 (N + 1) | start in this file of the 32 KiB of each point, and the end of the last |
 | 32 | 1 for gzip or 2 for zstd, bytes of the file, bytes of its content, N |
 """
 
@@ -31,14 +30,14 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError, needs_extra
 
 SPACING_BYTES = 4 << 20
-"""Content between two points, if there is a block or frame to enter."""
+"""Content between two points, if a block or frame starts there."""
 MAX_GAP_BYTES = 64 << 20
-"""Most content between two points; files with larger gaps are refused."""
+"""Maximum content between two points; files with larger gaps are refused."""
 WINDOW_BYTES = 32 << 10
 """How far deflate refers back."""
 PIECE_BYTES = 64 << 10
 SEARCHED_BYTES = 8 << 10
-"""Compressed bytes that are searched for blocks at a time."""
+"""Compressed bytes searched for blocks at a time."""
 _MAGIC = b"ENSEEK01"
 _END = struct.Struct("<4Q")
 _GZIP, _ZSTD = 1, 2

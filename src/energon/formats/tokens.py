@@ -1,7 +1,7 @@
-"""Token files: `x.bin` holds the tokens of all documents, `x.idx` says where each begins.
+"""Token files: `x.bin` holds the tokens of all documents, `x.idx` the start of each.
 
 The layout is that of Megatron-LM's indexed datasets (MMIDIDX, version 1). Numbers are
-little-endian and lie behind one another without padding:
+little-endian and follow one another without padding:
 
 | bytes | content of `x.idx` |
 |---|---|
@@ -15,7 +15,7 @@ little-endian and lie behind one another without padding:
 | 8 (D + 1) | the first sequence of each document, and S (int64) |
 | S | the mode of each sequence (int8); only multimodal files have it |
 
-A document is one or more sequences, whose tokens lie behind one another in `x.bin`.
+A document is one or more sequences, whose tokens follow one another in `x.bin`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 
 
 def token_prefix(path: str) -> str:
-    """Return what the names of the two files have in common, given either of them or just that.
+    """Return the common prefix of the two files, given either of them or the prefix.
 
     Example:
         >>> token_prefix("data/wiki.idx"), token_prefix("data/wiki")
@@ -142,7 +142,7 @@ class TokenIndex:
         return self._array("i1", self.num_sequences, self._end(0)) if self.has_modes else None
 
     def sequences(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the first sequences of documents, and those behind the last.
+        """Return the first sequences of documents, and the ones after their last.
 
         Raises:
             FormatError: If the index is invalid there.
@@ -215,7 +215,7 @@ class TokenIndex:
         return self.lengths[first:stop], modes[first:stop]
 
     def forget(self) -> None:
-        """Let go of the pages that were looked at; they are read again when they are needed."""
+        """Release the mapped pages from memory; they are read again on demand."""
         if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED)
 

@@ -29,7 +29,7 @@ _CONTAINERS = ("builtins.dict", "builtins.list", "builtins.tuple")
 
 @dataclass(frozen=True)
 class LitDataIndex:
-    """What an index says.
+    """The content of an index.
 
     Args:
         chunks: Name of the file, number of items and bytes of each chunk.
@@ -55,7 +55,7 @@ class LitDataIndex:
 
 
 def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
-    """Return what an index says.
+    """Parse an index.
 
     Raises:
         FormatError: If it is invalid.
@@ -143,7 +143,7 @@ def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Ite
 
 
 def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
-    """Return what puts the leaves of an item together again."""
+    """Return a function that assembles an item from its leaves."""
     kind = spec["type"]
     if kind is None:
         return next
@@ -165,11 +165,11 @@ def _list(children: list[Any], leaves: Iterator[Any]) -> list[Any]:
 
 
 def litdata_decoder(kind: str, origin: object) -> Callable[[bytes], Any]:
-    """Return what makes a value of the content of a leaf. Media stay encoded as they are.
+    """Return a decoder for a leaf of this format. Media stay encoded.
 
     Raises:
-        MissingExtraError: If only LitData can read it, and is not installed.
-        ConfigError: If LitData does not know it, either.
+        MissingExtraError: If only LitData can read it and is not installed.
+        ConfigError: If LitData does not know it either.
     """
     name, _, more = kind.partition(":")
     if name in _DECODERS:

@@ -82,7 +82,7 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
 
 
 def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], Any]:
-    """Return what makes a value of the content of a column. Images stay encoded as they are.
+    """Return a decoder for a column with this encoding. Images stay encoded.
 
     Raises:
         ConfigError: If the encoding is not known.
@@ -104,7 +104,7 @@ def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], A
 
 
 def _array(content: bytes, *, dtype: str, shape: tuple[int, ...] | None) -> Any:
-    """Return an array; what does not stand in the encoding stands before its values."""
+    """Return an array; whatever the encoding does not specify precedes its values."""
     at = 0
     if not dtype:
         dtype, at = _DTYPES[content[0]], 1

@@ -1,4 +1,4 @@
-"""What is in a chunk: records of fields.
+"""The records in a chunk, and their fields.
 
 A chunk begins with its number of records N and N + 1 offsets, little-endian 32-bit numbers; a
 record with the sizes of its fields, where these differ, followed by their contents.
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from energon.errors import FormatError, TruncatedError, needs_extra
 
 INDEX = "index.json"
-"""The file of a folder that says which chunks there are, and what is in them."""
+"""The file of a folder that lists its chunks and describes their content."""
 HEAD_BYTES = 4
 
 
 def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
-    """Return what was compressed.
+    """Decompress data.
 
     Raises:
-        FormatError: If it is packed in an unknown way, or damaged.
+        FormatError: If the compression is unknown, or the data are damaged.
         MissingExtraError: If zstandard is not installed.
     """
     name = compression.partition(":")[0]
@@ -39,7 +39,7 @@ def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
 
 
 def count_of(head: bytes) -> int:
-    """Return how many records a chunk says it has, in its first bytes."""
+    """Return the number of records from the first bytes of a chunk."""
     return int.from_bytes(head[:HEAD_BYTES], "little")
 
 

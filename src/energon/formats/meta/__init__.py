@@ -1,1 +1,1 @@
-"""What lies in `.nv-meta`: YAML and JSON that describe a dataset and its splits."""
+"""The files in `.nv-meta`: YAML and JSON that describe a dataset and its splits."""

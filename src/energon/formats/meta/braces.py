@@ -23,12 +23,12 @@ _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 def expand_braces(pattern: str) -> list[str]:
     """Return the names that a pattern stands for; a name without braces stands for itself.
 
-    Braces mean what they mean in a shell: `{a,b}` is one of several, `{08..12}` a number with
-    as many digits, `{a..e..2}` every second letter, and all of it nests. `{a}` stands for
-    itself. A backslash takes the meaning of the character after it away.
+    Braces work as in a shell: `{a,b}` lists alternatives, `{08..12}` numbers with as many digits,
+    `{a..e..2}` every second letter, and all of it nests. `{a}` stands for itself. A backslash
+    escapes the next character.
 
     Raises:
-        ConfigError: If braces do not pair, or stand for more names than `BRACE_NAMES` allows.
+        ConfigError: If braces do not pair, or expand to more names than `BRACE_NAMES` allows.
 
     Example:
         >>> expand_braces("{train,val}_{8..10}.tar")[:4]
@@ -183,7 +183,7 @@ def _continues(run: list[str], name: str) -> bool:
 
 
 def _counting_place(first: str, second: str) -> int | None:
-    """Return which number in the names goes up by one while all else is equal, or None."""
+    """Return the index of the only number that differs between names, if it grows by one."""
     if _ESCAPED.search(first) or _ESCAPED.search(second):
         return None
     if _NUMBERS.split(first) != _NUMBERS.split(second):

@@ -1,6 +1,6 @@
 """`.nv-meta/.info.json`: the shards of a dataset and how many samples each has.
 
-The order of the shards counts: their places are the `tar_file_id`s of `index.sqlite`.
+The order of the shards matters: their positions are the `tar_file_id`s of `index.sqlite`.
 Datasets prepared by early releases have `.info.yaml` with the same content.
 """
 
@@ -31,7 +31,7 @@ _ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://|pipe:")
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What was found when a dataset was prepared.
+    """The result of preparing a dataset.
 
     Args:
         shard_counts: Number of samples by path of the shard below the dataset folder.
@@ -60,12 +60,12 @@ def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> D
 
     Args:
         dataset: Its folder.
-        allow: "outside" lets it have shards that are not in its folder.
+        allow: "outside" permits shards outside its folder.
 
     Raises:
         DatasetNotFoundError: If the folder is not a prepared dataset.
         FormatError: If the file is damaged.
-        SecurityError: If it has shards elsewhere, and that is not allowed.
+        SecurityError: If it has shards elsewhere, which is not allowed.
     """
     root = as_path(dataset)
     folder = root / META
@@ -91,12 +91,12 @@ def _parse(text: str, *, origin: str) -> Any:
 def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = ()) -> None:
     """Raise SecurityError unless names of files stay in the folder of their dataset.
 
-    Links may lead anywhere: they are the doing of whoever owns the folder.
+    Symbolic links may lead anywhere: the owner of the folder made them.
 
     Args:
-        names: Relative to the folder.
-        origin: The document that has them.
-        allow: "outside" lets them lead anywhere.
+        names: Paths relative to the folder.
+        origin: The document that contains them.
+        allow: "outside" permits paths out of the folder.
     """
     for name in names:
         if "\0" in name:
@@ -116,7 +116,7 @@ def _leads_out(name: str) -> bool:
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of the standard library, or what has its methods as it is."""
+    """Return a `pathlib.Path`, or an object with its methods unchanged."""
     return path if hasattr(path, "read_text") else Path(path)  # type: ignore[return-value]
 
 

@@ -48,22 +48,22 @@ LineBound = int | str
 
 
 def jsonl_index_path(path: str | os.PathLike[str]) -> str:
-    """Return where the index of a JSONL file is: beside it."""
+    """Return the path of the index of a JSONL file, beside it."""
     return f"{os.fspath(path)}.idx"
 
 
 def jsonl_split_path(path: str | os.PathLike[str]) -> str:
-    """Return where the splits of a JSONL file are: beside it."""
+    """Return the path of the splits of a JSONL file, beside it."""
     return f"{os.fspath(path)}.split.yaml"
 
 
 def jsonl_points_path(path: str | os.PathLike[str]) -> str:
-    """Return where the table of points of a compressed JSONL file is: beside it."""
+    """Return the path of the table of points of a compressed JSONL file, beside it."""
     return f"{os.fspath(path)}.points"
 
 
 def is_packed(path: str | os.PathLike[str]) -> bool:
-    """Return whether a JSONL file is compressed, by its name."""
+    """Return whether a JSONL file is compressed, judging by its name."""
     return os.fspath(path).endswith(PACKED)
 
 
@@ -129,7 +129,7 @@ class JsonlSplit:
 
     Args:
         split_parts: Bounds of each split, by name; None if every split is the whole file.
-        exclude: Keys of samples that are left out.
+        exclude: Keys of excluded samples.
         origin: The file of splits, for messages.
     """
 
@@ -156,7 +156,7 @@ class JsonlSplit:
         return self.split_parts[name]
 
     def unmatched(self, file: str, num_samples: int) -> list[str]:
-        """Return in words which excluded keys no sample of a file has, of so many in it."""
+        """Return in words which excluded keys do not occur in a file with `num_samples` samples."""
         return describe_unmatched_lines(self.exclude, file, num_samples)
 
     def to_yaml(self) -> str:
@@ -204,7 +204,7 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
 
 
 def _samples(blocks: Iterable[bytes], origin: str) -> Iterator[tuple[Ints, int]]:
-    """Yield where samples begin, checking that each is an object, and how far that was looked."""
+    """Yield the starts of samples, checking that each is an object, and how far this got."""
     held: list[bytes] = []
     start = line = 0
     for block in blocks:
@@ -227,7 +227,7 @@ def _samples(blocks: Iterable[bytes], origin: str) -> Iterator[tuple[Ints, int]]
 def _checked(
     data: bytes, view: NDArray[np.uint8], starts: Ints, ends: Ints, line: int, origin: str
 ) -> Ints:
-    """Return the beginnings of those lines that are not blank."""
+    """Return the starts of lines that are not blank."""
     plain = (view[starts] == _OPEN) & (view[np.maximum(ends, 1) - 1] == _CLOSE) & (ends > starts)
     if plain.all():
         return starts

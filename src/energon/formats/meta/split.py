@@ -1,4 +1,4 @@
-"""`.nv-meta/split.yaml`: which shards make up train, val and test, and what is left out.
+"""`.nv-meta/split.yaml`: which shards make up train, val and test, and what is excluded.
 
 Datasets without one are split by the names of their files, or by a ratio.
 """
@@ -21,9 +21,9 @@ from energon.formats.meta.info import META, as_path, check_inside, read_if_prese
 from energon.messages import nearest
 
 VALIDATION = ("val", "validation", "valid", "dev")
-"""Names of splits that mean the same."""
+"""Synonymous names of splits."""
 MAX_PROPOSED = 5
-"""Entries for which the shard is looked for that was meant."""
+"""How many unknown entries get a suggestion."""
 _ENDINGS = (".tar/", ".tgz/")
 
 
@@ -33,11 +33,11 @@ class Split:
 
     Args:
         split_parts: Paths of shards, or patterns with braces, by name of the split.
-        exclude: What is left out: shards by path, samples as `shard/key`; braces allowed.
+        exclude: Excluded shards by path, excluded samples as `shard/key`; braces allowed.
         origin: The file, for messages.
-        sample_ranges: By split and shard, which samples of the shard belong to the split: those
-            from the first number up to, but not including, the second. Of other shards, all do.
-        allow: "outside" lets shards lie outside of the folder of the dataset.
+        sample_ranges: By split and shard, the range of samples that belong to the split, start
+            inclusive and stop exclusive. Shards that are not listed belong to it entirely.
+        allow: "outside" permits shards outside the folder of the dataset.
     """
 
     split_parts: Mapping[str, Sequence[str]]
@@ -51,7 +51,7 @@ class Split:
 
         Raises:
             ConfigError: If there is no such split.
-            SecurityError: If one is outside of the dataset, and that is not allowed.
+            SecurityError: If one is outside the dataset, which is not allowed.
         """
         name = find_split(split_part, self.split_parts)
         if name is None:
@@ -68,7 +68,7 @@ class Split:
         return [shard for shard in listed if shard not in excluded]
 
     def sample_range(self, split_part: str, shard: str, num_samples: int) -> tuple[int, int]:
-        """Return which samples of a shard belong to a split, of all that the shard has.
+        """Return the range of a shard's samples that belong to a split.
 
         Raises:
             ConfigError: If the shard has fewer than the range needs.
@@ -84,7 +84,7 @@ class Split:
 
     @property
     def excluded_samples(self) -> list[tuple[str, str]]:
-        """Pairs of shard and sample key that are left out.
+        """Excluded pairs of shard and sample key.
 
         An entry is such a pair if the name of a shard of any split begins it; keys may contain
         slashes.
@@ -113,7 +113,7 @@ class Split:
 
 
 def find_split(wanted: str, names: Iterable[str]) -> str | None:
-    """Return the split of a name, or the only one of that meaning; None if there is none.
+    """Return the split with a name, or the only one with a synonymous name, or None.
 
     Example:
         >>> find_split("val", ["train", "validation"]), find_split("val", ["dev", "validation"])
@@ -165,7 +165,7 @@ def load_split(
     Args:
         dataset: Its folder.
         name: File below `.nv-meta`; `split.yaml` may also be there as `split.json`.
-        allow: "outside" lets shards lie outside of the folder.
+        allow: "outside" permits shards outside the folder.
 
     Raises:
         ConfigError: If there is no such file, or it has unknown keys.
@@ -234,23 +234,23 @@ SPLIT_WORDS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Names of folders and beginnings of file names that say which split is in them."""
+"""Names of folders, and beginnings of file names, that identify a split."""
 
 RATIO_SPLITS = ("train", "val", "test")
-"""What the numbers of a ratio like "99,1,0" stand for."""
+"""The splits of a ratio such as "99,1,0"."""
 
 _FIRST_WORD = re.compile(r"[A-Za-z]+(?=[-_. ]|$)")
 
 
 def splits_by_name(names: Sequence[str], *, by_file: bool) -> dict[str, list[str]]:
-    """Return the files of each split, if their paths say it of all of them.
+    """Assign files to splits by their paths, if every path names one.
 
     Args:
         names: Paths of files.
-        by_file: Whether names of files count, too, as in `train-00000.parquet`.
+        by_file: Whether file names count too, as in `train-00000.parquet`.
 
     Returns:
-        Names of files by split; one split without a name if the paths do not say it.
+        Names of files by split; a single split "" if some path names none.
 
     Example:
         >>> splits_by_name(["train/a.jpg", "validation/b.jpg"], by_file=False)
@@ -279,10 +279,10 @@ def _split_of(name: str, *, by_file: bool) -> str | None:
 
 
 def parse_shares(ratio: Any, *, origin: str) -> list[float]:
-    """Return the shares of train, val and test that a ratio stands for; they sum to 1.
+    """Return the shares of train, val and test for a ratio; they sum to 1.
 
     Raises:
-        ConfigError: If it is not text like "99,1,0".
+        ConfigError: If it is not text such as "99,1,0".
 
     Example:
         >>> parse_shares("3,1", origin="")
@@ -302,7 +302,7 @@ def parse_shares(ratio: Any, *, origin: str) -> list[float]:
 
 
 def ratio_names(ratio: str | None, *, origin: str) -> list[str]:
-    """Return the splits that get something under a ratio; without a ratio, all is train."""
+    """Return the splits with a share in a ratio; without a ratio, everything is train."""
     if ratio is None:
         return ["train"]
     shares = zip(RATIO_SPLITS, parse_shares(ratio, origin=origin), strict=False)
@@ -312,13 +312,13 @@ def ratio_names(ratio: str | None, *, origin: str) -> list[str]:
 def ratio_range(
     ratio: str | None, split_part: str, count: int, *, what: str, origin: str
 ) -> tuple[int, int]:
-    """Return which of `count` items belong to a split: the first, and the one behind the last.
+    """Return start and stop of a split among `count` items.
 
     Args:
-        ratio: The shares, like "99,1,0"; None if all are train.
+        ratio: The shares, such as "99,1,0"; None if everything is train.
         split_part: The split.
-        count: How many there are.
-        what: What messages call them.
+        count: Number of items.
+        what: Their name in messages.
         origin: Where the ratio was written, for messages.
 
     Raises:

@@ -1,11 +1,10 @@
-"""YAML with places: read documents so that every later complaint can name file, line and column.
+"""YAML with places: read documents so that every later message can name file, line and column.
 
-What scalars mean is said in `yaml_scalars.py`. Anchors, aliases and merge keys (`<<`) work.
-Refused, because they hide mistakes or do harm: duplicate keys (unless the last one is to count),
-explicit tags, keys that are not scalars, aliases inside of what they refer to, more than one
-document, very deep nesting and aliases that multiply.
+Anchors, aliases and merge keys (`<<`) work. Refused, because they hide mistakes or do harm:
+duplicate keys (unless the last one is to count), explicit tags, keys that are not scalars, aliases
+within what they refer to, more than one document, very deep nesting and aliases that multiply.
 
-PyYAML (libyaml, where it was built with it) parses to events; what they mean is decided here.
+PyYAML (libyaml, if available) parses to events, which are interpreted here.
 
 The dialect is that of Energon's own reader plus what YAML 1.2 adds without contradicting it.
 Plain scalars mean:
@@ -60,7 +59,7 @@ _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]')
 
 
 def scalar(text: str) -> Any:
-    """Return what a plain (unquoted) scalar means."""
+    """Return the value of a plain (unquoted) scalar."""
     if len(text) <= _LONGEST_WORD and (word := text.lower()) in _WORDS:
         return _WORDS[word]
     if _NUMBER.fullmatch(text):
@@ -70,7 +69,7 @@ def scalar(text: str) -> Any:
 
 
 def scalar_text(value: Any) -> str:
-    """Return how `value` is written, in quotes where any dialect would take it for another.
+    """Return `value` as YAML text, quoted if any dialect would read it as another value.
 
     Raises:
         TypeError: If it is not a scalar.
@@ -182,9 +181,9 @@ class Mark(NamedTuple):
 
 
 class MarkedMap(dict[Any, Any]):
-    """A mapping that knows where it was written: where it starts, and `marks[key]` of each key.
+    """A mapping that knows its place: where it starts, and `marks[key]` for each key.
 
-    No mark means that it was not read from a file; then `origin` is its path in a document.
+    Without a mark it was not read from a file, and `origin` is its path in a document.
     """
 
     __slots__ = ("mark", "marks", "origin")
@@ -194,7 +193,7 @@ class MarkedMap(dict[Any, Any]):
 
 
 class Seq(list[Any]):
-    """A sequence that knows where it was written: where it starts, and `marks` of each item."""
+    """A sequence that knows its place: where it starts, and `marks` for each item."""
 
     __slots__ = ("mark", "marks", "origin")
     mark: Mark | None
@@ -210,11 +209,11 @@ def load(text: str | bytes, *, origin: str, repeated_keys: bool = False) -> Any:
     Args:
         text: The document; bytes are UTF-8.
         origin: Name of the file, for messages and `where`.
-        repeated_keys: Whether a key may be there twice: then the last one counts, with a warning.
+        repeated_keys: Whether to accept duplicate keys: the last one counts, with a warning.
 
     Raises:
-        FormatError: If it is not YAML, uses what is refused here, or is beyond the limits; starts
-            with `origin:line:column`.
+        FormatError: If it is not YAML, uses a refused feature, or exceeds the limits; starts with
+            `origin:line:column`.
     """
     check_document(len(text), origin)
     try:
@@ -248,7 +247,7 @@ def where(node: Any, key: Any = None) -> str:
 
 
 def marked_like(content: MarkedMap | Seq, node: MarkedMap | Seq) -> Any:
-    """Return `content` with the marks of `node`, which it is a changed copy of."""
+    """Return `content`, a changed copy of `node`, with the marks of `node`."""
     content.origin, content.mark = node.origin, node.mark
     content.marks = node.marks
     return content
@@ -386,7 +385,7 @@ class _Composer:
         self.refuse(event, f"nested deeper than {self.max_depth} levels; {DOCUMENT_DEPTH.hint}")
 
     def repeated(self, event: Any, key: Any, line: int) -> None:
-        """Refuse a key that was there before, or warn that it counts instead of that one."""
+        """Refuse a duplicate key, or warn that it replaces the first one."""
         if not self.repeated_keys:
             self.refuse(event, f"duplicate key {key!r}, first in line {line}")
         here = _mark(event).line

@@ -11,13 +11,13 @@ One row for each joined sample. All numbers are little-endian.
 | … | JSON, spaces at its end up to a multiple of 8 |
 | … | columns, each beginning at a multiple of 8 |
 
-The JSON has the number of `rows` and `columns`, a list of numpy types, one for each dataset: its
-column has the number of the sample for each row, -1 where there is none. null instead of a type
-means that the number is that of the row, and there is no column.
+The JSON has the number of `rows`, and `columns`, a list of numpy types, one for each dataset: its
+column holds the number of the sample for each row, -1 for none. null instead of a type means that
+the sample has the number of the row, and there is no column.
 
-Samples belong together by hashes of their keys, 128 bits each. Two keys with equal hashes are
-taken for the same key: among 10^12 keys the chance that any two share one is below 10^-14. The
-hash is not made to withstand an adversary, who could write the same key anyway.
+Samples are matched by 128-bit hashes of their keys. Two keys with equal hashes are taken for the
+same key: among 10^12 keys the probability of any collision is below 10^-14. The hash does not
+resist an adversary, who could write the same key anyway.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class JoinIndex:
 
     Args:
         num_rows: How many joined samples there are.
-        columns: For each dataset the number of its sample in each row, -1 for none; None where
-            that is the number of the row.
+        columns: For each dataset the number of its sample in each row, -1 for none; None if
+            samples have the numbers of the rows.
         path: The file that it is mapped from; None if it is in memory only.
     """
 
@@ -65,12 +65,12 @@ class JoinIndex:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is not None:
-            # Workers map the file, too: a copy would have the size of all of it.
+            # Workers map the file too: a copy would be as large as the file.
             return _open, (self.path,)
         return JoinIndex, (self.num_rows, self.columns)
 
     def ordinals(self, column: int, rows: Ints) -> Ints:
-        """Return the samples of a dataset in some rows; -1 where there is none."""
+        """Return the samples of a dataset in some rows; -1 for none."""
         found = self.columns[column]
         return rows if found is None else found[rows].astype(np.int64)
 

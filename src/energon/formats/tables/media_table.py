@@ -1,4 +1,4 @@
-"""The tables of `index.sqlite` that hold media metadata.
+"""The tables of media metadata in `index.sqlite`.
 
 | table | columns |
 |---|---|
@@ -62,7 +62,7 @@ SELECT sample_key FROM samples WHERE tar_file_id = (
 
 
 class MediaJob(NamedTuple):
-    """A shard of a dataset or a file of a folder, as it was when it was looked at."""
+    """A shard of a dataset or a file of a folder, as it was when it was examined."""
 
     name: str
     byte_size: int
@@ -126,14 +126,14 @@ class MediaWriter:
             )
 
     def done(self) -> set[MediaJob]:
-        """Return the jobs that need not be done again."""
+        """Return the jobs that are done."""
         rows = self._connection.execute(
             "SELECT job, byte_size, mtime_ns FROM energon_media WHERE filter = ?", (self._filter,)
         )
         return {MediaJob(*row) for row in rows}
 
     def write(self, jobs: Iterable[tuple[MediaJob, Iterable[tuple[str, MediaMetadata]]]]) -> None:
-        """Store what was found of some jobs, all or nothing."""
+        """Store the results of some jobs in one transaction."""
         connection = self._connection
         connection.execute("BEGIN")
         for job, found in jobs:
@@ -146,7 +146,7 @@ class MediaWriter:
         connection.execute("COMMIT")
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Delete all that is known of some jobs."""
+        """Delete the results of some jobs."""
         connection = self._connection
         connection.execute("BEGIN")
         _forget(connection, jobs)
