@@ -10,7 +10,7 @@ def decode_utf8(data: bytes, *, origin: str) -> str:
 
     Args:
         data: All that is in it.
-        origin: What messages call it.
+        origin: Its name in messages.
 
     Raises:
         FormatError: If it is not UTF-8.

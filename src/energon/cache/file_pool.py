@@ -42,7 +42,7 @@ class FileStoreCachePool(CachePool):
 
     Args:
         parent_cache_dir: Folder on a local disk; None for the system's temporary folder.
-        num_workers: How many files each process fetches at a time.
+        num_workers: Number of files each process fetches at a time.
         max_cache_size_gbytes: Maximum size in GiB, for all workers of the loader together.
         max_cache_count: Maximum number of files.
         method: "raw" stores files as they are; "decoded" stores the values they are decoded to,

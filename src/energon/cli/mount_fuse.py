@@ -68,7 +68,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         """Whether it has ever been."""
 
     def init(self, path: str) -> None:
-        """Note that the kernel has begun to ask."""
+        """Record that the kernel has begun to ask."""
         self.is_mounted = True
         # libfuse 3 goes to the root folder, where relative paths of settings would mean others.
         with contextlib.suppress(OSError):

@@ -179,7 +179,7 @@ def folder_of(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) ->
     are indexed already, and have no content.
 
     Args:
-        path: Where the dataset is.
+        path: Path or address of the dataset.
         exclude: Regular expressions; shards with one of them in their path are left out.
         indexing: What `open_indexing` takes.
     """

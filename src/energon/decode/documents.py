@@ -20,7 +20,7 @@ def decode_json(data: bytes) -> Any:
     """Return the value that a JSON text describes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not valid.
         DecodeError: If it is larger than `DOCUMENT_BYTES` or deeper than `PART_DEPTH`.
     """
     _check_size(data)

@@ -144,7 +144,7 @@ def check_count(value: Any, name: str) -> int:
     """Return a number of pixels.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not valid.
     """
     if not _is_count(value):
         raise ConfigError(f"{name}={value!r}: expected a number of pixels, 1 or more")

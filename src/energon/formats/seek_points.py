@@ -79,7 +79,7 @@ class SeekPoints:
 
         Raises:
             FormatError: If it is no such table, or damaged.
-            ShardChangedError: If it is of another version of the file.
+            ShardChangedError: If it belongs to another version of the file.
         """
         again = f"run `energon prepare {origin}` again"
         if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
@@ -171,7 +171,7 @@ class PointFinder:
         self._tail = b""
 
     def blocks(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield the content of a file, and write the table behind the last of it.
+        """Yield the content of a file, and write the table after the last of it.
 
         Raises:
             FormatError: If it is neither a gzip nor a zstd file, or damaged.

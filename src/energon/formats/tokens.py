@@ -91,7 +91,7 @@ class TokenIndex:
         is checked where it is used.
 
         Raises:
-            FormatError: If it is none.
+            FormatError: If it is not valid.
             TruncatedError: If its end is missing.
             ShardChangedError: If the `.bin` file has fewer bytes than it lists.
         """
@@ -287,7 +287,7 @@ def token_index_bytes(
 
     Args:
         dtype: The type of the tokens.
-        lengths: Tokens of each sequence, which lie behind one another.
+        lengths: Tokens of each sequence, which follow one another.
         documents: The first sequence of each document, and the number of all sequences; None if
             each sequence is a document.
         modes: The mode of each sequence; None for a file without.

@@ -99,17 +99,17 @@ class HostWatch(Protocol):
     """Who wants to know where a host is, see `transport/slots.py`."""
 
     def enter(self, lane: int) -> None:
-        """Note that work on a batch of `lane` begins."""
+        """Record that work on a batch of `lane` begins."""
 
     def row(self, row: int, several: bool) -> None:
-        """Note that user code gets the sample of this row, or several that begin with it."""
+        """Record that user code gets the sample of this row, or several that begin with it."""
 
     @property
     def next_row(self) -> Callable[[int], object]:
         """What notes a row of a single sample, and is fast."""
 
     def leave(self) -> None:
-        """Note that the batch is done."""
+        """Record that the batch is done."""
 
 
 class LaneHost:

@@ -266,7 +266,7 @@ _links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
 
 
 def _note(returned: deque[int], slot: int, _: object) -> None:
-    """Note that nobody looks into `slot` any more; called in whatever thread finds out."""
+    """Record that nobody looks into `slot` any more; called in whatever thread finds out."""
     returned.append(slot)
 
 

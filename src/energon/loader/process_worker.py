@@ -113,7 +113,7 @@ class DeathRecord:
         return float(min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.in_a_row - 2, 30)))
 
     def delivered(self) -> None:
-        """Note that a batch has arrived."""
+        """Record that a batch has arrived."""
         self.in_a_row = self._elsewhere = self._since_skip = self._skipped = 0
 
 

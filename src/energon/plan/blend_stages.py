@@ -129,7 +129,7 @@ class Mixtures:
         Args:
             mix: Shares; kept by the caller for as long as this lives.
             row: First row.
-            stop: Row behind the last; None for no end.
+            stop: Row after the last; None for no end.
             used: Sources that are used up.
         """
         key = (id(mix), row, stop, tuple(used))

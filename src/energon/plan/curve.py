@@ -107,7 +107,7 @@ class Curve:
 
         Args:
             start: First row.
-            stop: Row behind the last; None for no end.
+            stop: Row after the last; None for no end.
             clock: Tells the rows of the points.
         """
         rows = [clock.row(point.position, self.unit) for point in self.points]

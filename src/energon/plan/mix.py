@@ -117,7 +117,7 @@ class Mix:
 
         Args:
             start: First row.
-            stop: Row behind the last; None for no end.
+            stop: Row after the last; None for no end.
             clock: Tells the rows of positions.
             used: Sources that are used up.
         """

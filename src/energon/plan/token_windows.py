@@ -40,13 +40,13 @@ class Pieces(NamedTuple):
     start: Ints
     """The first token of the piece in the document."""
     stop: Ints
-    """The token behind the last."""
+    """The token after the last."""
 
 
 class TokenWindows:
     """Windows over documents laid end to end. Each token comes once, but for overlaps.
 
-    The rest behind the last full window, which is shorter than a step, is left out.
+    The rest after the last full window, which is shorter than a step, is left out.
 
     Args:
         block_tokens: Tokens of each run of `BLOCK_DOCUMENTS` documents, in the order of the corpus.

@@ -140,7 +140,7 @@ def _run(
 
 
 def _count_try(number: int, tries: list[int], error: BaseException) -> None:
-    """Note that a batch failed, and raise the error if trying again is pointless."""
+    """Record that a batch failed, and raise the error if trying again is pointless."""
     cause = error.__cause__ if not isinstance(error, EnergonError) else None
     if isinstance(cause, EnergonError):
         error = cause  # some engines wrap what was raised on the worker

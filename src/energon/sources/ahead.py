@@ -85,7 +85,7 @@ class LookAhead:
         weakref.finalize(self, _end, self._buffer, self._held).atexit = False
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
-        """Note what is read next of each lane, and fetch what is needed soon."""
+        """Record what is read next of each lane, and fetch what is needed soon."""
         known = self._lanes
         if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
             self._forget()
@@ -243,7 +243,7 @@ class LookAhead:
         return self._held_bytes < share and len(self._held) < MAX_SPANS_AHEAD
 
     def _release(self, numbers: Ints) -> None:
-        """Note that a row was read of the span of each number; drop spans that are used up."""
+        """Record that a row was read of the span of each number; drop spans that are used up."""
         for number, rows in zip(*np.unique(numbers, return_counts=True), strict=True):
             needed = self._spans.get(int(number))
             if needed is None:

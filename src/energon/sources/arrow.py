@@ -90,7 +90,7 @@ class ArrowBatches:
         return self._batches[number][0]
 
     def origin(self, number: int) -> str:
-        """Return what messages call a file."""
+        """Return the name of a file for messages."""
         return os.path.join(self.folder, self.names[number])
 
     def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
@@ -137,11 +137,11 @@ class ArrowSource(RowSource):
 
     Args:
         address: The folder.
-        split_part: Which split.
+        split_part: The split to read.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out, or names of files.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If a file is missing.

@@ -84,11 +84,11 @@ class ChunkSource(ItemSource):
 
     Args:
         address: The folder, or one with a folder for each split.
-        split_part: Which split.
-        options: What a document says.
-        parts: Which parts to read, if `options` say none; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out.
+        split_part: The split to read.
+        options: The options in the document.
+        parts: Parts to read unless `options` name them; None for all.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples.
 
     Raises:
         DatasetNotFoundError: If there is no index.
@@ -151,7 +151,7 @@ class ChunkSource(ItemSource):
 
     @abstractmethod
     def _files(self, index: Any, origin: str) -> list[ChunkFile]:
-        """Note what the index says, and return the chunks."""
+        """Record what the index says, and return the chunks."""
 
     @property
     @abstractmethod
@@ -177,7 +177,7 @@ class ChunkSource(ItemSource):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a record, on average."""
+        """Average size of a record in bytes."""
         return sum(file.size for file in self.files) / max(1, int(self.ends[-1]))
 
     @property
@@ -426,7 +426,7 @@ class ChunkKind(RowKind):
     """Folders of chunks.
 
     Args:
-        name: As documents and reports call it.
+        name: Its name in documents and reports.
         noun: What such a dataset is, for messages.
         source: Reads its samples.
     """

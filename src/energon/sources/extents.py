@@ -98,13 +98,13 @@ class Extents(NamedTuple):
     low: Ints
     """Their first bytes that are wanted."""
     high: Ints
-    """The bytes behind the last that are wanted."""
+    """The bytes after the last that are wanted."""
 
 
 def wanted_extents(
     table: PartTable, indices: Ints, parts: Container[str] | None
 ) -> tuple[Ints, Ints]:
-    """Return from where to where to read samples of a shard.
+    """Return the range in which to read samples of a shard.
 
     Args:
         table: Of the shard.

@@ -61,7 +61,7 @@ class JoinedSource:
         members: The sources; the first has a sample for each row.
         index: Which of their samples belong together.
         digest: Names the index; equal for equal content.
-        subsets: Ranges of rows to narrow the join to, see `energon.plan.subset`.
+        subsets: Ranges that narrow the join, see `energon.plan.subset`.
         subflavors: What goes into `__subflavors__` of the samples of each source, besides what
             goes into all.
 
@@ -113,7 +113,7 @@ class JoinedSource:
         return sum(member.mean_sample_bytes for member in self.members)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         content = [
             [member.fingerprint()["index"] for member in self.members],
             self.digest,

@@ -170,9 +170,9 @@ class JsonlSource(NumberedSource):
 
     Args:
         path: The file.
-        split_part: Which split.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out beside what the splits say; `x.jsonl/17` will do, too.
+        split_part: The split to read.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys to exclude in addition to those of the splits; `x.jsonl/17` will do, too.
 
     Raises:
         DatasetNotFoundError: If the file is missing or not indexed.
@@ -204,7 +204,7 @@ class JsonlSource(NumberedSource):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a line, on average."""
+        """Average size of a line in bytes."""
         return float(self.lines.offsets[-1]) / len(self.lines)
 
     @property
@@ -216,7 +216,7 @@ class JsonlSource(NumberedSource):
         return max(1, int(content / self.mean_sample_bytes)), slices
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         content = {
             "lines": [len(self.lines), int(self.lines.offsets[-1])],
             "excluded": self.excluded.tolist(),

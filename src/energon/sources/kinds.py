@@ -50,7 +50,7 @@ class Source(Protocol):
 
     @property
     def path(self) -> AnyPath:
-        """Where the dataset is."""
+        """Path or address of the dataset."""
 
     @property
     def paths(self) -> list[AnyPath]:
@@ -62,13 +62,13 @@ class Source(Protocol):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a sample, on average."""
+        """Average size of a sample in bytes."""
 
     def __len__(self) -> int:
         """Return how many samples there are."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
 
     def read(
         self,
@@ -102,7 +102,7 @@ class Source(Protocol):
 
         Returns:
             Names of the place where the samples are, and for each file there the numbers of the
-            first sample and the one behind the last.
+            first sample and the one after the last.
         """
 
 
@@ -110,9 +110,9 @@ class SingleSource:
     """What all sources of one dataset answer in the same way.
 
     Attributes:
-        path: Where the dataset is.
+        path: Path or address of the dataset.
         start: The first of its samples, and
-        stop: the one behind the last.
+        stop: the one after the last.
     """
 
     path: AnyPath
@@ -141,7 +141,7 @@ class DatasetKind:
     """What can be asked of datasets of one kind. What a kind does not override, it cannot do.
 
     Attributes:
-        name: As it is called in documents and reports.
+        name: Its name in documents and reports.
         noun: What a dataset of the kind is, for messages: "a folder of files".
         joinable: Whether its samples have keys by which they can be joined.
         has_files: Whether it serves files by name, for cookers and as auxiliary data.
@@ -178,7 +178,7 @@ class DatasetKind:
         """Return the names of its splits.
 
         Args:
-            address: Where the dataset is.
+            address: Path or address of the dataset.
             split_config: File below `.nv-meta` that lists them; None for split.yaml.
             allow: What the data may do, see `get_train_dataset`.
         """
@@ -203,7 +203,7 @@ class DatasetKind:
         Args:
             leaf: What a document says: the path, the split, the subset.
             config: What the dataset says itself.
-            exclude: Keys that are left out beside what the splits say.
+            exclude: Keys to exclude in addition to those of the splits.
             parts: Which parts of the samples to read; None reads all.
             pool: Where files are opened that all datasets of a run share; None makes one.
             allow: What the data may do, see `get_train_dataset`.

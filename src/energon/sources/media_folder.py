@@ -58,7 +58,7 @@ _FRESH_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class FolderOptions(RowOptions):
-    """What a document says under `read` of a folder of media files.
+    """The options under `read` in a document for a folder of media files.
 
     Args:
         labels: Whether samples have the parts `label` and `label_name`, the number and the name
@@ -91,7 +91,7 @@ def list_folder(address: str) -> dict[str, ListedFolder]:
 
 
 def note_listing(address: str) -> None:
-    """Note what is in a folder, so that opening it lists only what was changed."""
+    """Record what is in a folder, so that opening it lists only what was changed."""
     if is_remote(address):
         found = _list_remote(address)
     else:
@@ -320,11 +320,11 @@ class MediaFolderSource(ItemSource):
 
     Args:
         address: The folder.
-        split_part: Which split.
-        options: What a document says.
-        parts: Which parts to read, if `options` say none; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out, or names of files.
+        split_part: The split to read.
+        options: The options in the document.
+        parts: Parts to read unless `options` name them; None for all.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         ConfigError: If there is no such split or part.

@@ -20,11 +20,11 @@ class NumberedSource(SingleSource, ABC):
     """The samples of a split, numbered from 0. Items of the whole dataset are numbered through.
 
     Args:
-        path: Where the dataset is.
-        split_part: Which split.
-        bounds: The numbers of the first item of the split, and of the one behind its last.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out.
+        path: Path or address of the dataset.
+        split_part: The split to read.
+        bounds: The numbers of the first item of the split, and of the one after its last.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples.
 
     Raises:
         EmptyDatasetError: If no sample is left.
@@ -74,7 +74,7 @@ class NumberedSource(SingleSource, ABC):
         return [n for place in self._places_of(key) for n in included(self, place)]
 
     def edges(self) -> tuple[int, int]:
-        """Return the numbers of the first item that is a sample, and of the one behind the last."""
+        """Return the numbers of the first item that is a sample, and of the one after the last."""
         low, high = self.numbers(np.array([0, len(self) - 1])).tolist()
         return low, high + 1
 

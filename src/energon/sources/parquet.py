@@ -46,7 +46,7 @@ OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class ParquetOptions(RowOptions):
-    """What a document says under `read` of Parquet files.
+    """The options under `read` in a document for Parquet files.
 
     Args:
         config: Which of the configurations that the card of a dataset of Hugging Face lists;
@@ -123,7 +123,7 @@ class ParquetGroups:
         return found
 
     def origin(self, number: int) -> str:
-        """Return what messages call a file."""
+        """Return the name of a file for messages."""
         return redact(self.files.path(self.footers[number].name))
 
     def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
@@ -241,11 +241,11 @@ class ParquetSource(RowSource):
 
     Args:
         address: See `ParquetFiles`.
-        split_part: Which split.
+        split_part: The split to read.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out, or names of files.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If there are no files.

@@ -33,7 +33,7 @@ from energon.sources.shards import ShardPool
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What a document says under `read` of files with rows.
+    """The options under `read` in a document for files with rows.
 
     Args:
         columns: The columns to read; None for those that the field map names, or else all.
@@ -159,13 +159,13 @@ class ItemSource(NumberedSource):
     """The items of a split of files, each read on its own.
 
     Args:
-        path: Where the dataset is.
-        split_part: Which split.
-        bounds: The numbers of the first item of the split, and of the one behind its last.
+        path: Path or address of the dataset.
+        split_part: The split to read.
+        bounds: The numbers of the first item of the split, and of the one after its last.
         columns: Which parts are read, as a document says it; None leaves it to `parts`.
         parts: The same, as the caller says it; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples.
 
     Raises:
         ConfigError: If there is no such part.
@@ -191,7 +191,7 @@ class ItemSource(NumberedSource):
     @property
     @abstractmethod
     def mean_sample_bytes(self) -> float:
-        """Bytes of a sample, on average."""
+        """Average size of a sample in bytes."""
 
     @property
     @abstractmethod
@@ -223,7 +223,7 @@ class ItemSource(NumberedSource):
         """Return the parts of items, and which files those are whose names do not say it."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         content = {
             "content": self.content(),
             "excluded": self.excluded.tolist(),

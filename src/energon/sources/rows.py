@@ -73,7 +73,7 @@ class RowGroups(Protocol):
         """Return the columns of a file."""
 
     def origin(self, number: int) -> str:
-        """Return what messages call a file."""
+        """Return the name of a file for messages."""
 
     def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         """Return some columns of a group."""
@@ -92,14 +92,14 @@ class RowSource(NumberedSource):
     is the name of the file without its suffix, a slash, and the number of the row in the file.
 
     Args:
-        path: Where the dataset is.
+        path: Path or address of the dataset.
         groups: The rows of the files that the split is in.
-        split_part: Which split.
+        split_part: The split to read.
         by_ratio: Whether a ratio says which of the rows belong to it, or else all do.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out, or names of files.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         FormatError: If a file has other columns than the first.
@@ -149,7 +149,7 @@ class RowSource(NumberedSource):
         return size / float(np.diff(self.groups.ends)[groups[0]])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         content = {
             "files": [[each.name, each.size, list(each.rows)] for each in self.groups.footers],
             "excluded": self.excluded.tolist(),

@@ -337,7 +337,7 @@ class TokenRows:
         return {**{name: values[start:stop] for name, values in self.about.items()}, **columns}
 
     def _values(self, start: int, stop: int) -> dict[str, Any]:
-        """Return the tokens and modes of samples behind one another, and their edges."""
+        """Return the tokens and modes of samples one after the other, and their edges."""
         first, last = self._first[start], self._first[stop]
         ends, arrays, edges = self._ends[first : last + 1], self._arrays, self._edges
         bounds = (ends - ends[0]).tolist()
@@ -353,7 +353,7 @@ class TokenRows:
         }
 
     def _stacked(self, values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        """Return values of samples that lie behind one another, one sample in each row."""
+        """Return values of samples that follow one another, one sample in each row."""
         if self._is_even:
             return values.reshape(stop - start, -1)
         edges = self._ends[self._first[start : stop + 1]]

@@ -34,7 +34,7 @@ Unit = Literal["document", "sequence"]
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What a document says under `read` of token files.
+    """The options under `read` in a document for token files.
 
     Args:
         unit: Whether a sample is a document, or a window over documents laid end to end.
@@ -86,10 +86,10 @@ class TokenSource(NumberedSource):
 
     Args:
         address: See `token_files`.
-        split_part: Which split.
+        split_part: The split to read.
         options: What a sample is, and which splits there are.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
-        exclude: Keys that are left out.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        exclude: Keys of excluded samples.
 
     Raises:
         DatasetNotFoundError: If a file is missing.
@@ -155,7 +155,7 @@ class TokenSource(NumberedSource):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         options = self.options
         content = {
             "files": [[file.name, *file.digest()] for file in self.corpus.files],

@@ -59,9 +59,9 @@ class WebdatasetSource:
 
     Args:
         path: Folder of the prepared dataset.
-        split_part: Which split.
+        split_part: The split to read.
         split_config: File below `.nv-meta` that lists the splits.
-        subsets: Ranges to narrow the split to, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.subset`.
         exclude: What is left out beside what the split says, in its form.
         parts: Which parts of the samples to read; None reads all.
         pool: Where shards are opened; sources that are used together share one. None makes one.
@@ -149,7 +149,7 @@ class WebdatasetSource:
         return [self.path]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a saved state must find unchanged: the samples and their order."""
+        """Return what identifies the samples and their order, which a saved state must match."""
         content = {
             "shards": dict(zip(self.shards, np.diff(self.bounds).tolist(), strict=True)),
             "excluded": self.excluded.tolist(),

@@ -71,7 +71,7 @@ class ApplyIterator(DatasetIterator[Any]):
             return self._produce()
 
     def _next_output(self) -> Any:
-        """Return the next of several outputs, or SKIPPED behind the last one."""
+        """Return the next of several outputs, or SKIPPED after the last one."""
         row, address = self.entered
         if row is not None:
             self.lane.enter_known(row, address, several=self.yields_batches)

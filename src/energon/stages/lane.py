@@ -30,7 +30,7 @@ class LaneReading:
 
     Args:
         plan: The order, if it is not that of the stage which reads.
-        row: The row behind the last one that was ever handed on.
+        row: The row after the last one that was ever handed on.
         known: What that was when the lane was opened.
     """
 
@@ -65,7 +65,7 @@ class Tally:
     succeeded_before: int = 0
 
     def count_failure(self) -> None:
-        """Note that the hook has failed."""
+        """Record that the hook has failed."""
         self.failed += 1
         if self.succeeded != self.succeeded_before:
             self.succeeded_before, self.failed_in_a_row = self.succeeded, 0
@@ -191,7 +191,7 @@ class Present:
         return self.known_call
 
     def count_batch(self) -> None:
-        """Note that the lane has yielded a batch."""
+        """Record that the lane has yielded a batch."""
         if self.batch is not None:
             self.batch += 1
 
@@ -245,7 +245,7 @@ class Lane:
     host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
-        """Note that user code gets the sample of this row, or several that begin with it.
+        """Record that user code gets the sample of this row, or several that begin with it.
 
         Args:
             row: The row.

@@ -107,7 +107,7 @@ class FetchesAhead(Protocol):
     """Fetches what lanes will read that are read together."""
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
-        """Note what is read next of each lane, and that what came before is not needed again."""
+        """Record what is read next of each lane, and that what came before is not needed again."""
 
     def take_counts(self) -> Mapping[str, int]:
         """Return what happened since this was last called, by name, for statistics."""
@@ -219,7 +219,7 @@ class _ReadIterator(DatasetIterator[Any]):
 
     @property
     def stop(self) -> int:
-        """The row behind the last one that was read, if it was not handed on yet."""
+        """The row after the last one that was read, if it was not handed on yet."""
         return self._stop
 
     def __next__(self) -> Any:
@@ -369,7 +369,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return self._row - self._noted_row + self.used_of_turn
 
     def note(self, used_of_turn: int) -> None:
-        """Note where the lane is, and how many rows it has used for the batch that it makes."""
+        """Record where the lane is, and how many rows it has used for the batch that it makes."""
         self.used_of_turn = used_of_turn
         self._noted_row, self._noted_batch = self._row, self.num_batches
 

@@ -43,7 +43,7 @@ def get_train_dataset(
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
-        split_part: Which split.
+        split_part: The split to read.
         worker_config: Who loads it, its lanes and seed.
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether a last, smaller batch is left out (only where data end).

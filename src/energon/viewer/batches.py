@@ -63,7 +63,7 @@ class EncodedRun:
 
     Args:
         path: What it reads.
-        split_part: Which split.
+        split_part: The split to read.
         run: Its order.
         encoder: Class of the task encoder.
         allow: What data may do, see `get_train_dataset`.
@@ -166,7 +166,7 @@ def draw_packing(value: Any) -> Markup:
     """Return the packed sequences in a batch as bars; nothing if it has none.
 
     What `pack_sequences` returns says how much is padding. Of other batches that have
-    `cu_seqlens` and tokens, padding is what lies behind the last sequence, or a last sequence of
+    `cu_seqlens` and tokens, padding is what lies after the last sequence, or a last sequence of
     one value only.
     """
     rows: list[list[int]] = []

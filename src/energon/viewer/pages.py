@@ -105,7 +105,7 @@ def number_of(request: Request, name: str, default: int = 0) -> int:
     """Return a number that a request names.
 
     Raises:
-        HTTPException: If it is none.
+        HTTPException: If it is not valid.
     """
     text = request.query_params.get(name, "").replace(",", "").strip() or str(default)
     if not (text.isascii() and text.isdecimal() and len(text) < 16):

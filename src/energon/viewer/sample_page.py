@@ -242,7 +242,7 @@ def part_response(
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return the first byte that is asked for, and the one behind the last.
+    """Return the first byte that is asked for, and the one after the last.
 
     (0, 0) if there is no such byte, None if all is to be sent: for several ranges, which nobody
     has to answer, and for what is invalid.

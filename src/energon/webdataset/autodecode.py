@@ -290,7 +290,7 @@ class Decoder:
 
         Raises:
             DecodingError: If a field is damaged.
-            SecurityError: If a field is pickled, and that is not allowed.
+            SecurityError: If a field is pickled, which is not allowed.
         """
         if self._version != decoders.version:
             self._plan, self._version = {}, decoders.version

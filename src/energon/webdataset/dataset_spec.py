@@ -116,7 +116,7 @@ class LoadedSpec:
     Args:
         content: What it says.
         folder: What relative addresses start from.
-        origin: What messages call it.
+        origin: Its name in messages.
         allow: "env" lets its addresses read the environment.
         from_afar: Whether it is not on this machine; then they never may.
     """

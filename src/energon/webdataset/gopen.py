@@ -135,7 +135,7 @@ def gopen(
     Raises:
         ConfigError: If nobody opens addresses of that scheme.
         DatasetNotFoundError: If there is nothing at the address.
-        SecurityError: If it is a command, and that is not allowed.
+        SecurityError: If it is a command, which is not allowed.
     """
     allowed = security.resolve(allow)
     if url == "-" and mode in _MODES:

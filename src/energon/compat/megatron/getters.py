@@ -265,7 +265,7 @@ def get_dataset_from_config(
         path: The folder.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-        split_part: Which split.
+        split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
         subflavors: Merged over those of the dataset.
         worker_config: Who loads it.

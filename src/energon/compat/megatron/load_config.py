@@ -54,7 +54,7 @@ def load_config(
 
     Raises:
         ConfigError: If the document is invalid.
-        SecurityError: If it names anything else, and that is not allowed.
+        SecurityError: If it names anything else, which is not allowed.
     """
     document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))
     if not isinstance(document, Mapping):

@@ -96,7 +96,7 @@ class DatasetLoader:
 
         Args:
             training: Whether each pass is shuffled, or samples come in order.
-            split_part: Which split.
+            split_part: The split to read.
             worker_config: Who loads them: then each `dataset` is a pipeline to be built, with
                 `dataset.build()`. None returns the opened leaf, with its samples by number in
                 `dataset.source`.
@@ -216,7 +216,7 @@ def traverse_metadataset(
 
     Args:
         path: The metadataset, or the document as a dict.
-        split_part: Which split.
+        split_part: The split to read.
         allow: "env" lets documents read variables of the environment.
         kwargs: Have no effect.
     """

@@ -32,7 +32,7 @@ class Sharder:
 
         Args:
             start_samples: Number of the first sample.
-            end_samples: Number of the one behind the last.
+            end_samples: Number of the one after the last.
             worker_config: Says how many ranks and workers there are, and which rank this is.
             rotation_offset: Which of the workers is the first to get one sample more.
         """

@@ -93,7 +93,7 @@ def litdata_items(
 
     Args:
         data: The file.
-        origin: What messages call it.
+        origin: Its name in messages.
         compression: Name of the method; None for none.
         level: "chunk" or None if the whole file is compressed, "batch" for frames of items,
             "sample" for items.

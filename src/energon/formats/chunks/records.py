@@ -50,7 +50,7 @@ def record_edges(table: bytes, count: int, size: int, origin: object) -> NDArray
         table: The N + 1 offsets.
         count: How many records there are.
         size: Bytes of the chunk.
-        origin: What messages call it.
+        origin: Its name in messages.
 
     Raises:
         FormatError: If they are invalid.
@@ -83,7 +83,7 @@ def fields(record: bytes | memoryview, sizes: Sequence[int | None], origin: obje
     Args:
         record: The record.
         sizes: Bytes of each field; None for those whose size is in the record.
-        origin: What messages call the chunk.
+        origin: Name of the chunk in messages.
 
     Raises:
         FormatError: If the sizes do not add up to the record.

@@ -107,7 +107,7 @@ def load_jsonl_index(data: Any, *, size: int, origin: str) -> NDArray[np.uint64]
 
     Raises:
         TruncatedError: If the index does not hold whole numbers.
-        ShardChangedError: If it is of another version of the file.
+        ShardChangedError: If it belongs to another version of the file.
         FormatError: If its numbers do not ascend.
     """
     again = f"run `energon prepare {origin}` again"

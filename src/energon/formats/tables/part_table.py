@@ -375,7 +375,7 @@ class PartTable:
 
         Args:
             data: A buffer with the whole file.
-            origin: What messages call it.
+            origin: Its name in messages.
             verify: Whether to check the CRC, which reads all of it.
 
         Raises:

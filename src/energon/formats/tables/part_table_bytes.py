@@ -104,7 +104,7 @@ def decode_part_table(
 
     Args:
         data: A buffer with the whole file.
-        origin: What messages call it.
+        origin: Its name in messages.
         verify: Whether to check the CRC and all numbers, which reads all of it.
 
     Raises:

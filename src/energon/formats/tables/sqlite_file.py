@@ -217,7 +217,7 @@ def _size_of(path: Path) -> int:
 
 
 def name_of(file: SqliteFile) -> str:
-    """Return what messages call a file."""
+    """Return the name of a file for messages."""
     return "index.sqlite" if isinstance(file, bytes) else str(file)
 
 

@@ -65,7 +65,7 @@ class TarParser:
     """A place in an archive that moves from header to header.
 
     Args:
-        origin: What messages call the archive.
+        origin: Name of the archive in messages.
         position: Where the first header begins.
     """
 
@@ -178,7 +178,7 @@ class TarParser:
         return None
 
     def _take_extension(self, payload: bytes) -> None:
-        """Note what an extended header says of the file after it."""
+        """Record what an extended header says of the file after it."""
         end = self.position + len(payload)
         if self._extension == b"L":
             self._name = long_name(payload, self.origin, end)
@@ -216,7 +216,7 @@ _PLAIN_BYTE, _OLD_PLAIN_BYTE, _CONTIGUOUS_BYTE, _FOLDER_BYTE, _EXTENDED_BYTE = b
 
 
 class Run(NamedTuple):
-    """Regular files that lie one behind the other. M members."""
+    """Regular files that lie one after the other. M members."""
 
     names: Bytes
     """(M, 100) name fields, zeros behind each name."""

@@ -4,7 +4,7 @@ Only headers are looked at: small members are parsed out of large blocks, conten
 is skipped.
 
 Archives of small members are read as a whole, in large pieces, into the same memory again and
-again. Where the next header lies far behind the last one, only some kilobytes of it are read.
+again. Where the next header is far beyond the last one, only some kilobytes of it are read.
 
 `<shard>.tar.idx` says where each sample begins: N + 1 little-endian unsigned 64-bit numbers
 without a header, the offset of the first tar header of each sample, and the end of the last
@@ -169,7 +169,7 @@ def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = 
     Args:
         read_into: Fills a buffer with the bytes from an offset on, and returns how many.
         size: Bytes of the archive.
-        origin: What messages call it.
+        origin: Its name in messages.
         strict: Whether an archive without an end marker is an error.
     """
     walk = TarWalk(read_into, size, origin=origin)
@@ -202,7 +202,7 @@ def iter_members(
     Args:
         read: Returns bytes of the archive.
         size: Bytes of the archive.
-        origin: What messages call it.
+        origin: Its name in messages.
         strict: Whether an archive without an end marker is an error; it may have lost members.
 
     Raises:
@@ -228,7 +228,7 @@ class TarWalk:
     Args:
         read_into: Fills a buffer with the bytes from an offset on, and returns how many.
         size: Bytes of the archive.
-        origin: What messages call it.
+        origin: Its name in messages.
     """
 
     def __init__(self, read_into: ReadInto, size: int, *, origin: str) -> None:

@@ -48,7 +48,7 @@ class SampleParser:
     """The samples of one archive, or of several that were joined with `cat`.
 
     Args:
-        origin: What messages call the archive.
+        origin: Name of the archive in messages.
         about: What every sample has after its `__key__`, like `__url__`.
         select: Says by name, after renaming, which members are wanted; None wants all.
         rename: Renames members; None keeps their names.

@@ -147,7 +147,7 @@ class ByteSink(Protocol):
 
 
 class ArchiveWriter:
-    """Writes the members of one archive, one behind the other.
+    """Writes the members of one archive, one after the other.
 
     Args:
         sink: Takes the bytes.

@@ -70,7 +70,7 @@ class Monitor:
         self._silent = self._silence = 0
 
     def look(self, watched: Watched, now: float) -> None:
-        """Note where the loader is, and log what the trainer waits for if that is due."""
+        """Record where the loader is, and log what the trainer waits for if that is due."""
         mark = _mark(watched, now, self.waited)
         every = watched.options.verdict_seconds
         if self._first is None:

@@ -147,7 +147,7 @@ class Profiler:
             self.look()
 
     def look(self) -> None:
-        """Note what each host does, and that it has done so since the last look."""
+        """Record what each host does, and that it has done so since the last look."""
         now = time.perf_counter()
         microseconds = int((now - self._looked_at) * 1e6)
         self._looked_at = now

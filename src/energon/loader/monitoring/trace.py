@@ -152,7 +152,7 @@ class TrainerTrace:
         return -(-self._start // workers), -(-self._stop // workers)
 
     def rebuilt(self, start: float, stop: float) -> None:
-        """Note that the trainer has rebuilt what a process has sent: a batch, or some small ones.
+        """Record that the trainer has rebuilt what a process has sent: a batch, or some small ones.
 
         That is a part of its wait, which it is written with.
         """
@@ -160,7 +160,7 @@ class TrainerTrace:
             self._rebuilt.append(TracedSpan(REBUILD, start, stop, {}))
 
     def waited(self, start: float, stop: float) -> None:
-        """Note that the trainer has waited for a batch."""
+        """Record that the trainer has waited for a batch."""
         number, self._next = self._next, self._next + 1
         if self._start <= number < self._stop:
             wait = TracedSpan("wait for a batch", start, stop, {"batch": number})
@@ -217,7 +217,7 @@ class HostTrace:
         self._host: TracedHost | None = None
 
     def begin(self, host: TracedHost) -> None:
-        """Note that a batch is begun."""
+        """Record that a batch is begun."""
         now = time.perf_counter()
         if self._handed_over_at is not None:
             self._track.write(list(self._within(self._handed_over_at, now, TRANSFER)))
@@ -233,7 +233,7 @@ class HostTrace:
             self._looker.start()
 
     def end(self, lane: int) -> None:
-        """Note that the batch is made."""
+        """Record that the batch is made."""
         number, self._made = self._made, self._made + 1
         if self._host is None:
             return

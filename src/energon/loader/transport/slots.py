@@ -221,16 +221,16 @@ class SlotPool:
         return slot
 
     def sent(self, slot: Slot) -> None:
-        """Note that `slot` is on its way."""
+        """Record that `slot` is on its way."""
         self._sent.add(slot.index)
         self._needed = max(slot.position, self._needed * _DECAY)
 
     def leased(self, index: int) -> None:
-        """Note that the parent has received slot `index` and keeps it for now."""
+        """Record that the parent has received slot `index` and keeps it for now."""
         self._sent.discard(index)
 
     def freed(self, index: int) -> None:
-        """Note that the parent is done with slot `index`."""
+        """Record that the parent is done with slot `index`."""
         self._sent.discard(index)
         self._free.append(self._slots[index])
 
@@ -274,17 +274,17 @@ class Heartbeat:
         return descriptor
 
     def enter(self, lane: int) -> None:
-        """Note that work on a batch of `lane` begins."""
+        """Record that work on a batch of `lane` begins."""
         self._cells[_LANE] = lane
         self._cells[_BEATS] += 1
 
     def row(self, row: int, several: bool) -> None:
-        """Note that user code gets the sample of this row, or several that begin with it."""
+        """Record that user code gets the sample of this row, or several that begin with it."""
         self._cells[_ROW] = SEVERAL - row if several else row
         self._cells[_BEATS] += 1
 
     def leave(self) -> None:
-        """Note that the batch is done."""
+        """Record that the batch is done."""
         self._cells[_ROW] = NOWHERE
 
     @property

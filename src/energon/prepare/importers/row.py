@@ -102,7 +102,7 @@ class RowRules:
         Args:
             row: Values by column.
             number: Which row it is, from 0.
-            origin: What messages call the table.
+            origin: Name of the table in messages.
 
         Raises:
             ConfigError: If a column is missing or cannot become a part.

@@ -26,7 +26,7 @@ class RangeSums:
         offsets: Where the ranges begin, ascending.
         sizes: How long they are.
         reader: Reads the object.
-        origin: What messages call it.
+        origin: Its name in messages.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class KeyColumn:
     """The keys of a dataset of a join.
 
     Args:
-        name: What messages call it.
+        name: Its name in messages.
         num_samples: How many samples it has.
         blocks: Each opens a shard and returns its samples.
         key_of: Returns the key of a sample, for messages.

@@ -116,7 +116,7 @@ class RemoteCheck:
         return self._scanned[name], PartTable.open(self._saved(name))
 
     def indexed_again(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """Note that shards have another index now, so that none of them is read again.
+        """Record that shards have another index now, so that none of them is read again.
 
         Args:
             stale: Those whose index was wrong.

@@ -3,7 +3,7 @@
 The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
 tokenized on its own, in any process, and its tokens go to a file of their own in
 `x.tokens-partial`, so what an interrupted run has done is not done again. At the end they are
-laid behind one another, in the order of the data, whoever was done first.
+laid one after the other, in the order of the data, whoever was done first.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
 
 
 def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> Written:
-    """Lay the tokens of all parts behind one another, and write their index."""
+    """Lay the tokens of all parts one after the other, and write their index."""
     found = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
     lengths = np.concatenate(found) if found else np.zeros(0, np.int32)
     if not len(lengths):

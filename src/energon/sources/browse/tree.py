@@ -203,7 +203,7 @@ class ShardOrdinals(NamedTuple):
     start: int
     """Ordinal of the first."""
     stop: int
-    """The ordinal behind the last."""
+    """The ordinal after the last."""
 
 
 class Contents:

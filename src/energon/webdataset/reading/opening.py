@@ -46,7 +46,7 @@ class Unpacked:
         stream: The compressed bytes after `head`.
         head: The first of them.
         make: Makes a decompressor.
-        origin: What messages call the stream.
+        origin: Name of the stream in messages.
     """
 
     def __init__(self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str) -> None:

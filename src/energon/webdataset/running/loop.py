@@ -476,7 +476,7 @@ class WorkerNotes:
         weakref.finalize(self, _remove, self.folder, os.getpid())
 
     def write(self, place: Place, note: dict[str, Any]) -> None:
-        """Note where a worker continues."""
+        """Record where a worker continues."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         write_atomic(self._path(place), json.dumps(note))
 

@@ -138,7 +138,7 @@ def parse_slice(text: str | None) -> slice:
     """Return the slice that "start:stop:step" stands for; one number stands for one item.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not valid.
     """
     if not text:
         return slice(None)

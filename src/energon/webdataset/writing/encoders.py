@@ -94,7 +94,7 @@ def make_encoder(spec: Any) -> Encoder | None:
     """Return what an `encoder` argument stands for; None if it is a function of whole samples.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not valid.
     """
     if spec is True:
         return _encode_registered
@@ -145,7 +145,7 @@ def to_image(value: Any, field: str = "image") -> Any:
     Args:
         value: A Pillow image, an array of uint8 or of floats from 0 to 1, or such a tensor, which
             may have its channels first.
-        field: What messages call it.
+        field: Its name in messages.
 
     Raises:
         ConfigError: If floats are outside of 0 to 1.

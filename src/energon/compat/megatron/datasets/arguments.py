@@ -99,7 +99,7 @@ class DatasetSubset:
 
     Args:
         range: Shares from 0 to 1 at which it begins and ends; None for all.
-        absolute_range: Number of its first sample and of the one behind its last, None for the
+        absolute_range: Number of its first sample and of the one after its last, None for the
             end; None for all.
         subsets: Instead of these, the ranges of several levels, the innermost first.
     """
@@ -120,7 +120,7 @@ class DatasetSubset:
         object.__setattr__(self, "subsets", tuple(found))
 
     def compute_subset(self, total_samples: int) -> tuple[int, int]:
-        """Return the number of the first of so many samples, and of the one behind the last."""
+        """Return the number of the first of so many samples, and of the one after the last."""
         return resolve_range(total_samples, self.subsets)
 
     def config(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class JoinedWebdatasetFactory(LeafDataset):
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of joined samples, as (first, behind the last) or in percent.
+        subset: A range of joined samples, as (first, after the last) or in percent.
         join_index: Has no effect: the index is built when it is needed, and kept in the cache
             folder of the user.
 
@@ -142,7 +142,7 @@ class JsonlFactory(LeafDataset):
 
     Args:
         path: The file, indexed by `energon prepare`.
-        split_part: Which split.
+        split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
         worker_config: Who loads it.
         subflavors: What the samples carry in `__subflavors__`.
@@ -150,7 +150,7 @@ class JsonlFactory(LeafDataset):
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of samples, as (first, behind the last) or in percent.
+        subset: A range of samples, as (first, after the last) or in percent.
 
     Raises:
         ConfigError: If the arguments are invalid.

@@ -344,7 +344,7 @@ class WebdatasetMeta:
 
         Args:
             path: Its folder.
-            split_part: Which split.
+            split_part: The split to read.
             split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
 
         Raises:

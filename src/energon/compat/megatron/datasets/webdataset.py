@@ -48,13 +48,13 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     Args:
         path: Its folder.
-        split_part: Which split.
+        split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
         worker_config: Who loads it.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of samples, as (first, behind the last) or in percent.
+        subset: A range of samples, as (first, after the last) or in percent.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         part_filter: The names of the parts to read, or a function that says for a name whether
             it is read; None for all that are needed.
