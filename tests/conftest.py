@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Generator
 from multiprocessing import forkserver
 
 import pytest
@@ -78,6 +80,17 @@ def s3(request):
 def store(request):
     """A folder of a store in memory, and in CI also of a bucket, as `Place`."""
     yield from open_place(request.param, request)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without looking for garbage: what they are made of stays until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # and is not looked at again
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

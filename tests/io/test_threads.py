@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from energon.io.threads import WaitingThreads
+from tests.waiting import wait_until
 
 
 def test_runs_everything_with_so_many_threads_at_most():
@@ -42,6 +43,17 @@ def test_what_was_cancelled_in_time_is_not_run():
     first.result()
     threads.submit(int).result()
     assert not ran
+
+
+def test_threads_end_with_who_gave_them_work_when_it_is_done():
+    threads = WaitingThreads(2, "of nobody")
+    go = threading.Event()
+    waiting = [threads.submit(go.wait) for _ in range(3)]
+    del threads
+    assert sum(thread.name.startswith("of nobody") for thread in threading.enumerate()) == 2
+    go.set()
+    assert all(future.result() for future in waiting)
+    wait_until(lambda: not any(t.name.startswith("of nobody") for t in threading.enumerate()))
 
 
 def test_a_program_ends_although_a_thread_waits():

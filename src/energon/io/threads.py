@@ -68,7 +68,10 @@ class WaitingThreads:
                 if self._threads < self._count:
                     self._threads += 1
                     threading.Thread(
-                        target=self._work, name=f"{self._name}-{self._threads}", daemon=True
+                        target=_work,
+                        args=(self._jobs, self._idle),
+                        name=f"{self._name}-{self._threads}",
+                        daemon=True,
                     ).start()
         return future
 
@@ -78,14 +81,21 @@ class WaitingThreads:
             for _ in range(self._threads):
                 self._jobs.put(None)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, function, arguments = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-            # An idle thread must not hold on to what it read last.
-            del job, future, function, arguments
-            self._idle.release()
+    def __del__(self) -> None:
+        # Nobody else has it any more; its lock may be held for ever in a child that was forked.
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+
+def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:
+    """Do one job after the other; the thread holds what it waits for, and not who gives it."""
+    while (job := jobs.get()) is not None:
+        future, function, arguments = job
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+        # An idle thread must not hold on to what it read last.
+        del job, future, function, arguments
+        idle.release()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import islice
 
@@ -18,6 +19,7 @@ from energon.loader.monitoring.trace import append
 from tests.datasets import make_crude
 from tests.loader.monitoring.test_verdict import Dying, Encoder
 from tests.small_disks import fill, small_disk
+from tests.waiting import wait_until
 
 BATCHES = 16
 HOOK_SECONDS = 0.006
@@ -179,6 +181,14 @@ def test_a_loader_that_is_closed_and_used_again_leaves_the_trace_alone(root, tmp
         loader.close()
     _, spans = events_in(path)
     assert len([each for each in spans if each["name"] == "wait for a batch"]) == 3
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "workers": "thread"}])
+def test_nothing_looks_at_a_loader_that_is_closed_before_its_trace_is_full(root, tmp_path, workers):
+    with loader_of(root, Encoder(), trace=tmp_path / "out.json", **workers) as loader:
+        next(iter(loader))
+        assert "energon trace" in [thread.name for thread in threading.enumerate()]
+    wait_until(lambda: "energon trace" not in [each.name for each in threading.enumerate()])
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(root, tmp_path, caplog):

@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -214,7 +215,8 @@ class HostTrace:
         self._handed_over_at: float | None = None
         self._looks: list[tuple[float, Spent]] = []
         self._looker: threading.Thread | None = None
-        self._host: TracedHost | None = None
+        # A host that is closed is gone, and with it whoever looks at it.
+        self._host: weakref.ref[TracedHost] | None = None
 
     def begin(self, host: TracedHost) -> None:
         """Record that a batch is begun."""
@@ -225,7 +227,7 @@ class HostTrace:
         if not self._start <= self._made < self._stop:
             self._host = None
             return
-        self._host, self._began = host, now
+        self._host, self._began = weakref.ref(host), now
         if self._datasets is None:
             self._datasets = _dataset_names(host.pipeline)
         if self._looker is None or not self._looker.is_alive():
@@ -266,7 +268,7 @@ class HostTrace:
 
     def _look(self) -> None:
         """Look at the host while it makes batches of the window."""
-        while (host := self._host) is not None:
+        while (watched := self._host) is not None and (host := watched()) is not None:
             spent = profiler().spent_by(host)
             if spent is not None:
                 self._looks.append((time.perf_counter(), spent))
