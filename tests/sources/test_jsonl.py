@@ -289,7 +289,8 @@ def test_options_that_mean_nothing_for_jsonl_files_are_refused(path, command):
     names = ", ".join(option for option in given if option.startswith("--"))
     for name in names.split(", "):
         assert name in done.output
-    assert "is a JSONL file, for which" in done.output
+    assert "is a JSONL file; --" in done.output
+    assert "do not apply, leave them out" in done.output
     assert run(command, path, "--workers", "2", "--no-progress", "--reindex").exit_code == 0
 
 
