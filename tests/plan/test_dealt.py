@@ -45,8 +45,16 @@ def global_batches(plan, count, stripe):
     return batches
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("streams", "lanes"), [(1, 24), (2, 24), (3, 24), (4, 4), (5, 120)])
+@pytest.mark.parametrize(
+    ("kind", "streams", "lanes"),
+    some(
+        [
+            (kind, *numbers)
+            for kind in KINDS
+            for numbers in [(1, 24), (2, 24), (3, 24), (4, 4), (5, 120)]
+        ]
+    ),
+)
 def test_the_batches_are_those_of_the_streams_however_many_lanes_there_are(kind, streams, lanes):
     recipe = recipe_of(kind, streams)
     count = 300 if IN_CI else 150

@@ -82,7 +82,7 @@ class WaitingThreads:
                 self._jobs.put(None)
 
     def __del__(self) -> None:
-        # Nobody else has it any more; its lock may be held for ever in a child that was forked.
+        # Nobody else has it any more; in a forked child its lock may stay held.
         for _ in range(self._threads):
             self._jobs.put(None)
 
