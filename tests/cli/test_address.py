@@ -106,7 +106,7 @@ def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):
 def test_what_cannot_be_checked_is_another_exit_code_than_what_is_wrong(address, command):
     done = run(command, address)
     assert done.exit_code == 2
-    assert f"{address} is not a prepared dataset" in done.output
+    assert f"{address} has no .nv-meta/.info.json" in done.output
     done = run(command, address, "--engine", "dask")
     assert "shards in stores are read by this machine" in done.output
 

@@ -11,7 +11,7 @@ import pytest
 
 from energon.cli.main import main
 from tests.commands import run
-from tests.datasets import jpeg, make_crude
+from tests.datasets import jpeg, make_crude, write_shard
 
 NAMES = {
     "split_part": "--split",
@@ -231,3 +231,55 @@ def test_shells_complete_commands(words, expected):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert f"plain,{expected}" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("words", "meant"), [("perpare", "prepare"), ("tar cerate", "create")])
+def test_misspelled_commands_are_corrected(words, meant):
+    done = run(*words.split(), "x")
+    assert done.exit_code == 2
+    assert f"Did you mean '{meant}'?" in done.output
+
+
+@pytest.mark.parametrize("command", ["verify", "repair", "index"])
+def test_commands_for_shards_say_what_else_is_there(tmp_path, command):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    write_shard(tmp_path / "shards/0.tar", [("a", {"txt": b"x"})])
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").write_bytes(jpeg(0))
+    (tmp_path / "empty").mkdir()
+    for name, said in {
+        "t.csv": "is a table; `energon pack",
+        "shards": f"run `energon prepare {tmp_path}/shards`",
+        "shards/0.tar": f"is a shard; `energon prepare {tmp_path}/shards`",
+        "photos": f"`energon lint {tmp_path}/photos` decodes its samples",
+        "empty": "holds no files",
+        "shrads": "did you mean 'shards'?",
+    }.items():
+        done = run(command, tmp_path / name)
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+
+
+def test_places_without_states_and_logs_end_with_2(tmp_path):
+    for command in ("checkpoint info", "analyze-debug"):
+        done = run(*command.split(), tmp_path)
+        assert done.exit_code == 2
+        assert f"{tmp_path}: there are no .json" in done.output
+
+
+def test_lint_ends_with_2_without_its_list_and_names_files_once(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    assert run("lint", root, "--exclude-from", tmp_path / "nowhere").exit_code == 2
+    said = run("lint", root, "--dataset-config", "nowhere.yaml")
+    assert said.output.startswith(f"{root}/.nv-meta/nowhere.yaml is missing")
+
+
+def test_a_quiet_preparation_shows_nothing_but_its_result(tmp_path):
+    write_shard(tmp_path / "in/0.tar", [("a", {"txt": b"x"})])
+    assert run("prepare", tmp_path / "in", "-q", "--split-ratio", "1").output == ""
+
+
+def test_no_folder_is_left_where_shards_to_transform_are_missing(tmp_path):
+    said = run("tar", "proc", tmp_path / "no.tar", "-o", tmp_path / "out", "--function", "m:f")
+    assert said.exit_code == 2
+    assert not (tmp_path / "out").exists()

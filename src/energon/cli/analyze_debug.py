@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon.cli.command_group import echo, echo_json
-from energon.errors import FormatError
+from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.messages import counted
 
@@ -62,6 +62,8 @@ def command(
     files = [
         file for log in logs for file in (sorted(log.glob("*.jsonl")) if log.is_dir() else [log])
     ]
+    if not files:
+        raise ConfigError(f"{', '.join(map(str, logs))}: there are no .jsonl files")
     if not as_json:
         echo(f"Analyzing {counted(len(files), 'log')}")
     found = (line for log in files for line in _read(log) if line.get("m") in modes)

@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 
 from energon.errors import ConfigError, EnergonError
-from energon.messages import escape_line
+from energon.messages import escape_line, nearest
 
 
 def echo(line: str, *, err: bool = False) -> None:
@@ -175,6 +175,16 @@ class LazyGroup(click.Group):
         home, _, attribute = self._homes[cmd_name].partition(":")
         command: click.Command = getattr(import_module(home), attribute)
         return add_verbosity(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not (name in self._summaries or name.startswith("-") or ctx.resilient_parsing):
+            close = nearest(name, self._summaries)
+            hint = f" Did you mean {close!r}?" if close else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

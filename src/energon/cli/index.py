@@ -21,6 +21,7 @@ from typing import Any
 from energon.cli.options import (
     ADDRESS,
     allow_option,
+    explaining,
     folder_of,
     indexing_options,
     open_indexing,
@@ -92,7 +93,7 @@ def command(
     if upkeep is not None:
         prepare_file(context, path, upkeep, as_json=as_json)
         return
-    with folder_of(path, **indexing) as folder:
+    with explaining(path), folder_of(path, **indexing) as folder:
         if folder != path:
             indexing["reindex"] = False  # all has been read again, to fill the folder
         with open_indexing(sqlite=not no_sqlite, **indexing) as how:

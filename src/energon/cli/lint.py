@@ -11,7 +11,8 @@ import click
 
 from energon.cli.command_group import NotCheckedError, echo
 from energon.cli.options import allow_option, open_indexing, reading_options
-from energon.errors import EnergonError
+from energon.errors import ConfigError, EnergonError
+from energon.io.epath import any_path
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def command(
     from energon.inspect import lint
 
     splits += tuple(split_parts.split(",")) if split_parts else ()
+    if exclude_from is not None and not any_path(exclude_from).exists():
+        raise ConfigError(f"--exclude-from {exclude_from}: no such file or folder")
     if parallel is not None:
         indexing["num_workers"] = parallel
     try:

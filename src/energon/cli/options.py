@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.epath import AnyPath, EPath, any_path
 
 if TYPE_CHECKING:
@@ -145,6 +145,29 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
         raise ConfigError(f"{what}; {' and '.join(given)} {verb} not apply, leave {it} out")
 
 
+@contextmanager
+def explaining(path: AnyPath) -> Iterator[None]:
+    """Say what lies at a path, where the block finds no prepared dataset of shards.
+
+    Raises:
+        DatasetNotFoundError: As the block did, with advice.
+        ConfigError: If it is a dataset that has no index of shards.
+    """
+    from energon.metadataset.kind import dataset_kind
+
+    try:
+        yield
+    except DatasetNotFoundError as error:
+        address = os.fspath(path)
+        kind = dataset_kind(address)
+        if kind == "webdataset":
+            raise
+        raise ConfigError(
+            f"{redact(address)} is a dataset without shards ({kind}), so there is no index of "
+            f"them to look after; `energon lint {redact(address)}` decodes its samples"
+        ) from error
+
+
 class AddressType(click.ParamType):  # type: ignore[type-arg]
     """A path of the standard library, or an `EPath` for a URL."""
 
@@ -203,6 +226,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _PLACE = (
     click.option(
         *("--workers", "--num-workers", "num_workers"),
+        type=click.IntRange(1),
         default=16,
         help="Processes that read shards.",
     ),

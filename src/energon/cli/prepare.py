@@ -203,7 +203,8 @@ class _Preparation:
         ask = self.may_ask and sys.stdin.isatty()
         piped = self.may_ask and answers_from_a_pipe(self.options)
         shards = without_shards(find_shards(folder), self.exclude)
-        echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
+        if not is_quiet():
+            echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
         if (folder / META / ".info.json").exists() and not self.overwrite:
             if not ask and not (piped and says_yes()):
                 raise ConfigError(

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
-from energon.cli.options import ADDRESS, allow_option, check_engine, indexing_options, open_indexing
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    check_engine,
+    explaining,
+    indexing_options,
+    open_indexing,
+)
 from energon.cli.verify import show_report
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
@@ -57,7 +64,7 @@ def command(
       energon repair s3://bucket/coco
     """
     try:
-        with open_indexing(doing="verifying shards", **indexing) as how:
+        with explaining(path), open_indexing(doing="verifying shards", **indexing) as how:
             done = _repair(
                 path,
                 depth="content" if content else "headers",

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
-from energon.cli.options import ADDRESS, allow_option, check_engine, open_indexing, reading_options
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    check_engine,
+    explaining,
+    open_indexing,
+    reading_options,
+)
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 from energon.messages import counted
@@ -65,7 +72,7 @@ def command(
         raise click.UsageError("choose one of --quick and --content")
     depth: Any = "quick" if quick else "content" if content else "headers"
     try:
-        with open_indexing(doing="verifying shards", **indexing) as how:
+        with open_indexing(doing="verifying shards", **indexing) as how, explaining(path):
             report = _verify(path, depth, how)
         if quarantine is not None:
             write_lost(quarantine, report)

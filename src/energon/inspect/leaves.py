@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from energon.errors import ConfigError, EnergonError
 from energon.io.address import is_remote, local_path, redact
+from energon.messages import nearest
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, LeafList
@@ -62,8 +63,11 @@ def find_leaves(
     names = split_names(address, found.kind, split_config, allow)
     for name in splits or names:
         if name not in names:
+            close = nearest(name, names)
+            did_you_mean = f"; did you mean {close!r}?" if close else ""
             raise ConfigError(
-                f"{redact(address)}: there is no split {name!r}, only {', '.join(names) or 'none'}"
+                f"{redact(address)}: there is no split {name!r}, only "
+                f"{', '.join(map(repr, names)) or 'none'}{did_you_mean}"
             )
         try:
             mix = resolve(

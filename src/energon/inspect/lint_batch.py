@@ -325,7 +325,9 @@ class Group:
     def line(self, noun: str = "sample") -> str:
         """Return it as a line of text; `noun` says what findings are about."""
         if self.count == 1:
-            return f"{'/'.join([self.dataset, *self.places])}: {self.reason}"
+            place = "/".join([self.dataset, *self.places])
+            # Some reasons begin with the file that they are about.
+            return self.reason if self.reason.startswith(place) else f"{place}: {self.reason}"
         shown = ", ".join(self.places)
         return f"{self.dataset}: {counted(self.count, noun)}: {self.reason} (first: {shown})"
 

@@ -190,7 +190,8 @@ def _files(path: AnyPath) -> list[AnyPath]:
             f"-m torch.distributed.checkpoint.format_utils dcp_to_torch {path} state.pt`"
         )
     if not files:
-        raise StateError(f"{path}: there are no .json or .pt files")
+        error = FileNotFoundError(path)
+        raise StateError(f"{path}: there are no .json or .pt files") from error
     return files
 
 

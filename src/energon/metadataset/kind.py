@@ -348,7 +348,7 @@ def advice(path: str) -> str:
         root = split_address(path).root
         return f"has files ({kinds}); the hub may have Parquet copies of them: {root}{CONVERTED}"
     if tables and 2 * tables > len(names):
-        return f"has tables ({kinds}); {pack} makes a sample of each row. {_READABLE}"
+        return f"has tables ({kinds}); {pack} makes a sample of each row; {_READABLE}"
     if kinds:
         return f"has files ({kinds}) and no shards; {pack} makes a dataset of them"
     return f"has no .nv-meta/.info.json; {_READABLE}"

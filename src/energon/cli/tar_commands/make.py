@@ -167,7 +167,7 @@ def proc_command(
     """
     import os
 
-    from energon.errors import ConfigError
+    from energon.errors import ConfigError, DatasetNotFoundError
     from energon.io.address import address_name, is_remote, join_address
     from energon.prepare.engines import Engine
     from energon.webdataset.tools.process import Change, map_shards
@@ -176,8 +176,6 @@ def proc_command(
     if sum(each is not None for each in (shell_command, multi, function)) != 1:
         raise ConfigError("pass one of --command, --multi and --function")
     urls = expand_inputs(inputs)
-    if not is_remote(output):
-        os.makedirs(output, exist_ok=True)
     change = Change(
         command=shell_command or multi,
         function=function,
@@ -189,6 +187,12 @@ def proc_command(
         allow=allow,
     )
     targets = [join_address(output, address_name(url)) for url in urls]
+    files = [url for url in urls if ":" not in url and url != "-"]
+    missing = next((file for file in files if not os.path.exists(file)), None)
+    if missing is not None:
+        raise DatasetNotFoundError(f"{missing}: no such file")
+    if not is_remote(output):
+        os.makedirs(output, exist_ok=True)
     with options.progress_bar(progress, "processing", "shards") as advance:
         made = map_shards(
             change,

@@ -78,9 +78,11 @@ def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> D
             return info
     if root.is_file():
         raise DatasetNotFoundError(f"{root}: is a file; expected the folder of a prepared dataset")
-    problem = "is not a prepared dataset" if root.is_dir() else "does not exist"
+    if not root.is_dir():
+        raise DatasetNotFoundError(f"{root} does not exist; expected a folder of tar shards")
     raise DatasetNotFoundError(
-        f"{root} {problem}: there is no {META}/.info.json; run `energon prepare {root}`"
+        f"{root} is not a prepared dataset: there is no {META}/.info.json; run `energon prepare "
+        f"{root}`"
     )
 
 
