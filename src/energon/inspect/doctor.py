@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -17,7 +18,11 @@ from typing import Any, Literal
 from energon.errors import ConfigError
 from energon.inspect.machine_checks import Symptom, surroundings
 from energon.loader.getters import get_loader
+from energon.loader.loader import BasicDataLoader
+from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import READ
+from energon.loader.monitoring.verdict import remedy_for
+from energon.loader.options import LoaderOptions
 from energon.messages import counted
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import DatasetIterator, State
@@ -37,6 +42,10 @@ SCALES = 0.8
 SEEN = 0.01
 """What takes less of the time than this is seen too seldom to be measured."""
 SINGLE_READS = 20
+FEWEST_BATCHES, MOST_PERIODS = 10, 4
+"""Fewer batches say little of a rate, so for them a measurement takes so many times as long."""
+READ_BYTES, MAX_READ_ROWS = 8 << 20, 1024
+"""Reading alone takes as many samples at a time as are so large together, and so many at most."""
 
 MakeDataset = Callable[[WorkerConfig], SavableDataset]
 
@@ -142,6 +151,7 @@ def diagnose(
     """
     cpus = usable_cpus(cgroup)
     numbers = sorted({0, 1, 2, max(1, int(cpus))} if workers is None else {0, *workers})
+    keep_heap(LoaderOptions().kept_heap_bytes)  # as loaders do, with which reading is compared
     here = make(_config(0))
     is_remote = any(source.is_remote for source in here.reader.sources)
     latency = _read_latency(here)
@@ -185,7 +195,8 @@ def _config(num_workers: int) -> WorkerConfig:
 
 def _read_alone(dataset: SavableDataset, recipe: PlanRecipe, seconds: float) -> float:
     """Return how many samples a second are read in an order, with nothing done to them."""
-    plan, rows, step = recipe(1), 0, 64
+    step = max(1, min(MAX_READ_ROWS, int(READ_BYTES / max(1, _mean_bytes(dataset)))))
+    plan, rows = recipe(1), 0
     begun = time.perf_counter()
     while time.perf_counter() - begun < seconds:
         planned = plan.rows(0, rows, step)
@@ -294,12 +305,15 @@ def _measure(
     with get_loader(
         dataset, workers=kind, prefetch_factor=prefetch, verdict_seconds=None
     ) as loader:
-        batches = iter(loader)
+        batches = _without_end(loader)
         begun = time.perf_counter()
         next(batches, None)
         first = time.perf_counter() - begun
-        while time.perf_counter() - begun < first + seconds and next(batches, None) is not None:
-            pass
+        count, until = 0, begun + first + seconds
+        while (now := time.perf_counter()) < until or count < FEWEST_BATCHES:
+            if now > until + MOST_PERIODS * seconds or next(batches, None) is None:
+                break
+            count += 1
         run = loader.stats()["run"]
     stages = {
         name: {
@@ -312,6 +326,21 @@ def _measure(
     return Measured(number, kind, run["samples_per_second"], first, prefetch), stages
 
 
+def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
+    """Yield batches in one loop for each pass over the data, as training programs should."""
+    try:
+        length = len(loader)
+    except TypeError:  # of pipelines that do not know
+        yield from loader
+        return
+    found = True
+    while found:
+        found = False
+        for batch in islice(loader, length):
+            found = True
+            yield batch
+
+
 def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     best, (cold, cached) = diagnosis.best, diagnosis.read_per_second
     inline = next(each for each in diagnosis.measured if not each.workers)
@@ -320,7 +349,7 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
         alone = diagnosis.stage_per_second.get(stage, 0.0)
         yield (
             f"one process spends {share:.0%} of its time in {stage}, which alone would let it do "
-            f"{alone:,.0f} samples/s"
+            f"{alone:,.0f} samples/s{_faster(stage, diagnosis)}"
         )
     if diagnosis.is_remote:
         if next(iter(diagnosis.stages), "") == READ:
@@ -339,7 +368,11 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
         )
     if cached:
         share = best.samples_per_second / cached
-        yield f"the best settings reach {share:.0%} of what reading alone does from the cache"
+        yield (
+            f"the best settings reach {share:.0%} of what reading alone does from the cache"
+            if share < 1
+            else "the best settings are as fast as reading alone from the cache of the system"
+        )
     yield from _slice_advice(diagnosis)
     sent = diagnosis.transfer_per_second
     sending_bounds = sent is not None and sent < GAIN * inline.samples_per_second
@@ -353,13 +386,25 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _worker_advice(diagnosis, inline)
     elif sending_bounds:
         yield "use num_workers=0, where nothing is sent"
-    elif max(each.workers for each in diagnosis.measured) >= diagnosis.cpus:
-        yield (
-            "num_workers=0 is as fast as workers: batches cost as much to send as to make, or the "
-            f"CPUs ({diagnosis.cpus:g}) are busy with something else"
-        )
     else:
-        yield "num_workers=0 is as fast as workers: batches cost as much to send as to make"
+        yield _why_not_faster(diagnosis)
+
+
+def _why_not_faster(diagnosis: Diagnosis) -> str:
+    """Return why workers are not faster than none."""
+    why = "batches cost as much to send as to make"
+    if all(each.kind == "thread" for each in diagnosis.measured if each.workers):
+        why = "threads take turns where hooks run Python code (--kind process measures processes)"
+    if max(each.workers for each in diagnosis.measured) >= diagnosis.cpus:
+        why += f", or the CPUs ({diagnosis.cpus:g}) are busy with something else"
+    return f"num_workers=0 is as fast as workers: {why}"
+
+
+def _faster(stage: str, diagnosis: Diagnosis) -> str:
+    """Return what makes a stage faster; "" for local reading, of which more is measured."""
+    if stage == READ and not diagnosis.is_remote:
+        return ""
+    return f"; to make that faster, {remedy_for(stage, is_remote=diagnosis.is_remote)}"
 
 
 def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:

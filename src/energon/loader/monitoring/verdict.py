@@ -140,6 +140,18 @@ def needed_workers(figures: Mapping[str, Any]) -> int | None:
     return max(1, math.ceil(SLACK * float(figures["busy_seconds"]) / works))
 
 
+def remedy_for(stage: str, *, is_remote: bool) -> str:
+    """Return what makes a stage take less time.
+
+    Args:
+        stage: Its name.
+        is_remote: Whether data come from a store.
+    """
+    if stage == READ and is_remote:
+        return _READ_REMOTE
+    return _REMEDIES.get(stage, f"move work out of {stage}")
+
+
 def _troubles(case: _Case) -> Iterator[str]:
     """Yield what is broken: it has to be mended before anything else is worth a change."""
     figures = case.figures
@@ -254,9 +266,7 @@ def _remedy(case: _Case) -> str:
     """Say how many workers would do, or what would take less time."""
     figures, setup = case.figures, case.setup
     is_remote = any(each.get("requests") for each in figures["stores"].values())
-    remedy = _REMEDIES.get(case.stage, f"move work out of {case.stage}")
-    if case.stage == READ and is_remote:
-        remedy = _READ_REMOTE
+    remedy = remedy_for(case.stage, is_remote=is_remote)
     needed = needed_workers(figures)
     if needed is None:
         return f"the trainer does hardly anything else, so it waits for any loader; {remedy}"
