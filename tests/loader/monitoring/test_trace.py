@@ -191,6 +191,14 @@ def test_nothing_looks_at_a_loader_that_is_closed_before_its_trace_is_full(root,
     wait_until(lambda: "energon trace" not in [each.name for each in threading.enumerate()])
 
 
+def test_a_trainer_that_pauses_within_the_window_costs_no_memory(root, tmp_path):
+    path = tmp_path / "out.json"
+    with loader_of(root, Encoder(), num_workers=1, workers="thread", trace=path) as loader:
+        next(iter(loader))
+        time.sleep(0.5)
+        assert len(loader._workers[0]._trace._looks) < 20
+
+
 def test_a_full_disk_ends_the_trace_and_not_the_run(root, tmp_path, caplog):
     with small_disk(tmp_path / "disk", 64) as disk:
         path = disk / "out.json"

@@ -271,7 +271,12 @@ class HostTrace:
         while (watched := self._host) is not None and (host := watched()) is not None:
             spent = profiler().spent_by(host)
             if spent is not None:
-                self._looks.append((time.perf_counter(), spent))
+                now, looks = time.perf_counter(), self._looks
+                # The last of equal looks tells as much as all of them, and a pause may be long.
+                if looks and looks[-1][1] == spent:
+                    looks[-1] = now, spent
+                else:
+                    looks.append((now, spent))
             del host
             time.sleep(PERIOD_SECONDS)
 
