@@ -150,8 +150,8 @@ def page(
         "",
         f"## The index of a join of two datasets of {JOINED:,} samples",
         "",
-        "`energon prepare join.yaml`, the whole command. Keys lie in another order in 50 and 32 "
-        "shards.",
+        "`energon prepare join.yaml`, the whole command. Keys are in different orders, in 50 and "
+        "32 shards.",
         "",
         "| | seconds | CPU, s | peak memory, MB |",
         "|---|---|---|---|",

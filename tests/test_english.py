@@ -46,6 +46,20 @@ BANNED = {
     r"\b(anyhow|of one's own)\b": "anyway, of your own",
     r"\b(has|have|having) (a|no) say\b": "affects, does not affect",
     r"\b(thereby|thereof|thereupon|therewith|likewise|hereby)\b": "so, of it, also",
+    r"\blies? (in|beside|behind|between|beyond)\b": "is in, is next to, comes after",
+    r"\bhand(s|ed|ing)? on\b": "passes on",
+    r"\bgiven out\b": "yielded",
+    r"\b(is|are|was|were) not there\b": "is missing, does not exist",
+    r"\b(is|are|was|were) there already\b": "already exists",
+    r"\b(that|which) (is|are) there\b": "that exists, existing",
+    r"\b(is|are) wanted\b": "is needed, is requested",
+    r"\bafresh\b": "again, from the start",
+    r"^\W*So many\b": "This many, at most",
+    r"\bby now\b": "now, meanwhile",
+    r"\b(an?|the|some) [a-z]+ of (yours|theirs)\b": "your own …",
+    r"\bneighbour": "neighbor",
+    r"\bwhat (is|are|was) there\b": "existing, the content",
+    r"\bsay(s)? with --": "pass --",
 }
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changes/*.md", "docs/*.md"]
 PROGRAMS = ["src/**/*.py", "examples/**/*.py"]

@@ -208,7 +208,8 @@ def _prose(docstring: str) -> Iterator[str]:
         if is_code or (section == "" and block.startswith("    ")):
             yield "```\n" + inspect.cleandoc("\n".join(["", *lines])) + "\n```\n"
         elif section in ("Args", "Attributes", "Raises"):
-            yield "\n".join(_entries(lines)) + "\n"
+            entries = (each for each in _entries(lines) if not each.startswith("- `legacy`"))
+            yield "\n".join(entries) + "\n"
         else:
             yield " ".join(line.strip() for line in lines) + "\n"
 

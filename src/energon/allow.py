@@ -15,10 +15,10 @@ from energon.messages import nearest
 VARIABLE = "ENERGON_ALLOW"
 CAPABILITIES = {
     "code": "import modules, call functions and run files that a document names",
-    "pickle": "unpickle parts of samples, which runs any code that they hold",
-    "shell": "run addresses that are commands (pipe:…)",
-    "env": "read variables of the environment into a document (${NAME})",
-    "outside": "read shards and documents that a dataset names outside of its folder",
+    "pickle": "unpickle parts of samples, which runs any code that they contain",
+    "shell": "run addresses that are shell commands (pipe:…)",
+    "env": "read environment variables into a document (${NAME})",
+    "outside": "read shards and documents outside the folder of their dataset",
 }
 """What can be allowed, and what it lets data do."""
 
@@ -43,10 +43,8 @@ def check_allow(allow: Collection[str]) -> None:
     for name in sorted({allow} if isinstance(allow, str) else allow):
         if name not in CAPABILITIES:
             near = nearest(name, CAPABILITIES)
-            hint = f"did you mean {near!r}?" if near else "expected one of those"
-            raise ConfigError(
-                f"allow={name!r}: what can be allowed is {', '.join(CAPABILITIES)}; {hint}"
-            )
+            hint = f"did you mean {near!r}?" if near else "expected one of them"
+            raise ConfigError(f"allow={name!r} is not one of {', '.join(CAPABILITIES)}; {hint}")
 
 
 def allowed_by_environment() -> set[str]:

@@ -39,7 +39,7 @@ from energon.messages import escape_text
 
 
 class EnergonError(Exception):
-    """Base of all errors that energon raises on purpose.
+    """Base of all errors that energon raises deliberately.
 
     Messages name what is in data, so what terminals would obey is escaped in them.
     """
@@ -57,7 +57,7 @@ class UnknownArgumentError(ConfigError, TypeError):
 
 
 class EmptyDatasetError(ConfigError):
-    """A dataset, split or subset holds no samples."""
+    """A dataset, split or subset has no samples."""
 
 
 class MissingExtraError(ConfigError, ImportError):
@@ -65,7 +65,7 @@ class MissingExtraError(ConfigError, ImportError):
 
 
 class FormatError(EnergonError, ValueError):
-    """Bytes on disk are not what their format says."""
+    """A file violates its format."""
 
 
 class TruncatedError(FormatError, EOFError):
@@ -100,15 +100,15 @@ class StorageError(EnergonError, OSError):
 
 
 class StorageAccessError(StorageError, PermissionError):
-    """A store refuses the credentials that it was given, or wants some."""
+    """A store refuses the credentials, or requires some."""
 
 
 class StorageTimeoutError(StorageError, TimeoutError):
-    """A store did not answer in time, in spite of all retries."""
+    """A store did not answer in time, despite all retries."""
 
 
 class RangesNotSupportedError(StorageError):
-    """The server serves whole objects only, not ranges of them."""
+    """The server only serves whole objects, not ranges."""
 
 
 class ObjectChangedError(StorageError):
@@ -124,7 +124,7 @@ class SecurityError(EnergonError, PermissionError, ValueError):
 
 
 class StateError(EnergonError, ValueError):
-    """A saved state does not fit the loader that it is given to."""
+    """A saved state does not match the loader that restores it."""
 
 
 class SampleError(EnergonError, ValueError):
@@ -163,7 +163,7 @@ class NoSuchFileError(SampleError, FileNotFoundError, KeyError):
 
 
 class FatalSampleError(SampleError):
-    """A failure that ends the run, whatever is tolerated."""
+    """A failure that ends the run, whatever the tolerance."""
 
 
 class WorkerError(EnergonError, RuntimeError):

@@ -80,7 +80,7 @@ class Limit:
     @property
     def hint(self) -> str:
         """The end of a message that says how to go beyond."""
-        return f"if the data are to be trusted, set {self.variable} to a larger number"
+        return f"if you trust the data, set {self.variable} to a larger number"
 
     def exceeded(self, what: str) -> DecodeError:
         """Return the error for more than that; `what` says how much there is of what."""
@@ -90,13 +90,13 @@ class Limit:
 DOCUMENT_BYTES = Limit("DOCUMENT_BYTES", 256 << 20, "bytes of a YAML or JSON document")
 DOCUMENT_DEPTH = Limit("DOCUMENT_DEPTH", 100, "levels of nesting in a YAML or JSON document")
 ALIASED_VALUES = Limit(
-    "ALIASED_VALUES", 200_000, "values that all YAML aliases of a document stand for"
+    "ALIASED_VALUES", 200_000, "values that all YAML aliases of a document expand to"
 )
 EXPANDED_CHARACTERS = Limit(
-    "EXPANDED_CHARACTERS", 64 << 20, "characters that all `${…}` of a document stand for"
+    "EXPANDED_CHARACTERS", 64 << 20, "characters that all `${…}` of a document expand to"
 )
 EXPANDED_VALUES = Limit(
-    "EXPANDED_VALUES", 200_000, "values that all `${…}` of a document stand for"
+    "EXPANDED_VALUES", 200_000, "values that all `${…}` of a document expand to"
 )
 LISTED_SHARDS = Limit(
     "LISTED_SHARDS", 1_000_000, "shards that a document of web datasets lists, or draws an epoch"
@@ -111,7 +111,7 @@ RESUMED_OUTPUTS = Limit(
     "RESUMED_OUTPUTS", 10_000_000, "outputs that a generator repeats to reach a saved state"
 )
 BRACE_NAMES = Limit(
-    "BRACE_NAMES", 1_000_000, "names that the patterns with braces of a document stand for"
+    "BRACE_NAMES", 1_000_000, "names that the brace patterns of a document expand to"
 )
 
 TAR_HEADER_BYTES = Limit(

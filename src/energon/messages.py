@@ -120,7 +120,7 @@ def counted(number: int, one: str, many: str | None = None, *, grouped: bool = F
 MAX_CHARACTERS = 100
 """Of a name that are compared: documents of strangers may have names of megabytes."""
 MAX_COMPARED = 10_000
-"""Names that are looked at."""
+"""Names that are checked."""
 MAX_CANDIDATES = 10
 """Names that are compared letter by letter, which takes the cube of their length."""
 
@@ -183,7 +183,7 @@ def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> No
 
 
 def warn_every(seconds: float, logger: logging.Logger, what: str, message: str, *args: Any) -> bool:
-    """Log a warning at most every so many seconds, all workers together; return whether it was.
+    """Log a warning at most once in this many seconds, all workers together; return whether it was.
 
     Args:
         seconds: How long to keep silent after the last time.

@@ -30,7 +30,7 @@ COMMON_LANES = 24
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """Where this process stands in the training job, and how it loads.
+    """The place of this process in the training job, and how it loads data.
 
     Args:
         rank: Data-parallel rank of this process.
@@ -51,10 +51,10 @@ class WorkerConfig:
             those for validation, too. `energon analyze-debug` counts them.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
-        restore_error_handler: Has no effect: after a restore failures are handled as ever.
+        restore_error_handler: Has no effect: failures after a restore are handled as usual.
 
     Raises:
-        ConfigError: If the numbers do not fit together.
+        ConfigError: If the numbers are inconsistent.
 
     Example:
         >>> config = WorkerConfig(rank=1, world_size=4, num_workers=2, lanes=8)
@@ -105,7 +105,7 @@ class WorkerConfig:
 
     @property
     def default_lanes(self) -> int:
-        """The number of lanes of a new run, unless its pipeline wants one for each worker."""
+        """The number of lanes of a new run, unless its pipeline needs one per worker."""
         return self.lanes or lcm(self.total_workers, COMMON_LANES)
 
     def rank_lanes(self, lanes: int, *, hint: str = "") -> range:
@@ -131,11 +131,11 @@ class WorkerConfig:
         return rank
 
     def should_log(self, level: int) -> bool:
-        """Return whether what belongs to `level` is written, see `worker_log_level`."""
+        """Return whether messages of `level` are written, see `worker_log_level`."""
         return self.worker_log_level >= level
 
     def config(self) -> dict[str, Any]:
-        """Return what decides who loads what, as plain data."""
+        """Return the settings that determine what each rank loads, as plain data."""
         return {
             "rank": self.rank,
             "world_size": self.world_size,

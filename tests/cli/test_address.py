@@ -73,7 +73,9 @@ def test_media_metadata_are_made_along_with_the_index(s3, tmp_path):
     write_shard(tmp_path / "ds/0.tar", [(f"{n}", {"jpg": jpeg(n)}) for n in range(3)])
     address = upload(tmp_path / "ds", s3.address)
     media = "--media-metadata-by-extension"
-    assert "go with neither" in run("prepare", address, *PREPARE, media, "--no-sqlite").output
+    assert (
+        "stored in index.sqlite" in run("prepare", address, *PREPARE, media, "--no-sqlite").output
+    )
     assert list_files(f"{address}/.nv-meta") == []
     done = run("prepare", address, *PREPARE, media)
     assert done.exit_code == 0, done.output

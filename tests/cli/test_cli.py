@@ -79,7 +79,7 @@ def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
     ("arguments", "message"),
     [
         (["--split-ratio", "x"], "split ratio 'x'"),
-        ([], "--split-ratio or --split-parts"),
+        ([], "--split-ratio, --split-parts"),
         (["--split-ratio", "1", "--field-map", "{"], "expected JSON"),
         (["--split-ratio", "1", "--field-map", "[]"], "expected {"),
     ],

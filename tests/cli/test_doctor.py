@@ -73,7 +73,7 @@ def test_transfer_slices_and_prefetch_are_measured(root):
     assert all(rate > 0 for rate in found.slices.values())
     assert found.read_latency_seconds > 0
     assert found.read_bytes_per_second > 0
-    assert any("sending batches bounds worker processes" in line for line in found.advice)
+    assert any("sending batches limits worker processes" in line for line in found.advice)
     assert "use num_workers=0, where nothing is sent" in found.advice
 
 

@@ -18,8 +18,8 @@ from tests.datasets import write_shard
 from tests.servers.proxy import Fault
 from tests.sources.distant import upload
 
-GOES_ON = "interrupted; what is done is kept, the same command continues from there"
-NOTHING_LEFT = "interrupted; nothing that is incomplete was left"
+GOES_ON = "interrupted; completed work is kept, and the same command continues from there"
+NOTHING_LEFT = "interrupted; no incomplete files were left"
 
 
 @pytest.fixture

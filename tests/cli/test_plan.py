@@ -32,7 +32,7 @@ def test_shows_what_a_run_reads(path):
     output = invoke(path, "--batch-size", "5", "--world-size", "2", "--batches", "100")
     assert "500 samples in 100 batches of 5, 50 steps of 2 ranks" in output
     assert "The data continue after that." in output
-    assert "b/train#2 is used up with batch" in output
+    assert "b/train#2 is exhausted in batch" in output
     assert "b/train and b/train#2 have 20 samples in common." in output
     (line,) = [line for line in output.splitlines() if line.startswith("a/train ")]
     assert "▅" in line

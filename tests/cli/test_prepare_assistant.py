@@ -69,7 +69,7 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     assert piped(root, "y\n1,0,0\ny\n11\n").returncode == 0
     assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
     short = piped(root, "y\n1,0,0\ny\n")
-    assert "the answers in the pipe end before the number of a sample type" in short.stderr
+    assert "standard input ends before the number of a sample type" in short.stderr
     (root / ".nv-meta/dataset.yaml").unlink()
     # Options ask nothing, so what is piped is left to others.
     assert piped(root, "x\n", "--split-ratio", "1,0,0", "--force-overwrite").returncode == 0

@@ -186,7 +186,7 @@ def test_damaged_shards_are_errors_unless_some_are_tolerated(tmp_path):
     pattern = f"{tmp_path}/shard-*.tar"
     refused = run("cat", pattern, "-o", tmp_path / "x.tar")
     assert refused.exit_code == 1
-    assert "cut off" in refused.output
+    assert "truncated" in refused.output
     assert not (tmp_path / "x.tar").exists()
     ok("cat", pattern, "--max-errors", 1, "-o", tmp_path / "x.tar")
     assert "000007.json" in names(tmp_path / "x.tar")
@@ -347,7 +347,7 @@ def test_verify_finds_what_is_wrong(tmp_path):
         "readers use for themselves",
         "'1' has 'cls' twice",
         "field 'cls' of sample '1' cannot be decoded",
-        "cut off",
+        "truncated",
     ):
         assert words in text, (words, text)
 
@@ -445,7 +445,7 @@ def test_an_interrupted_command_leaves_no_part_of_a_shard(tmp_path, output):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said.split() == b"interrupted; nothing that is incomplete was left".split()
+    assert said.split() == b"interrupted; no incomplete files were left".split()
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -462,7 +462,7 @@ def test_interrupted_workers_leave_no_part_of_a_shard_and_no_traceback(tmp_path)
     wait_until(lambda: len(list(marks.iterdir())) == workers)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate()
-    assert said.split() == b"interrupted; nothing that is incomplete was left".split()
+    assert said.split() == b"interrupted; no incomplete files were left".split()
     assert list(out.iterdir()) == []
 
 

@@ -114,7 +114,7 @@ def test_a_shell_expands_to_the_same(pattern):
     ids=lambda pattern: pattern[:12],
 )
 def test_patterns_that_stand_for_too_much_are_refused_before_they_are_expanded(pattern):
-    with pytest.raises(ConfigError, match=r"^pattern '.{1,80}': (stands for more than|a number)"):
+    with pytest.raises(ConfigError, match=r"^pattern '.{1,80}': (expands to more than|a number)"):
         expand_braces(pattern)
 
 

@@ -142,7 +142,7 @@ def test_refuses_aliases_that_multiply():
     lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     for level in range(1, 9):
         lines.append(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
-    assert "aliases stand for more than" in error("\n".join(lines))
+    assert "aliases expand to more than" in error("\n".join(lines))
     merged = ["m0: &m0 {a: 1, b: 2, c: 3}"]
     for level in range(1, 30):
         merged.append(f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 10)}]}}")

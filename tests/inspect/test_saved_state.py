@@ -228,7 +228,7 @@ def test_left_out_samples_come_in_no_epoch_and_all_others_as_before(blend, tmp_p
         del before[key]
     assert before <= after
     info = run("checkpoint", "info", tmp_path / "edited").output
-    assert "rows left out, because they killed workers or by an edit" in info
+    assert "rows skipped, because they killed workers or by an edit" in info
 
 
 def with_option(name, values):
@@ -322,7 +322,7 @@ def test_steps_of_a_run_with_changed_lanes_are_skipped_exactly(blend, tmp_path, 
     done = edit(state, tmp_path / "edited", "--skip-steps", 13)
     if state.name == "lanes":
         assert done.exit_code == 1
-        assert "was given other lanes and has not taken a step since" in done.output
+        assert "was changed, and the run has not taken a step since" in done.output
         return
     assert done.exit_code == 0, done.output
     after = resume(blend, tmp_path / "edited", 17, shuffle_buffer_size=None)
@@ -365,6 +365,6 @@ def test_positions_behind_a_change_of_lanes_are_refused(blend, tmp_path, changed
     state, _ = changed_lanes
     done = edit(state, tmp_path / "edited", "--position", "b/train=3")
     assert done.exit_code == 1
-    assert "was given other lanes after" in done.output
+    assert "number of lanes was changed after" in done.output
     assert "cannot be set back behind that exactly" in done.output
     assert not (tmp_path / "edited").exists()

@@ -167,7 +167,7 @@ def test_a_fork_of_the_program_leaves_the_workers_alone():
                 for _ in range(1000):
                     next(batches)
             except Exception as error:
-                sys.exit(0 if "build a loader of its own" in str(error) else 9)
+                sys.exit(0 if "create a separate loader" in str(error) else 9)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for _ in range(100):
             next(batches)

@@ -186,7 +186,7 @@ def test_names_whatever_is_wrong_at_once(tmp_path):
         "5: splits.train.blend[0].weight is -1, expected at least 0",
         "6: ${rot} is neither in `vars` nor in the environment, did you mean 'root'?",
         "6: ${nowhere} is neither in `vars`",
-        "7: unknown key 'temperature' in splits.train.blend[2]; it stands beside `blend`",
+        "7: unknown key 'temperature' in splits.train.blend[2]; it belongs next to `blend`",
         "8: a temperature is for weights that come from sizes",
         "9: tokens only count for `weight: auto`",
         f"9: {tmp_path}/gone does not exist",

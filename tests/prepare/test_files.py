@@ -98,7 +98,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(mount, tmp_path):
                 filler.write(bytes(4096))
             except OSError:
                 break
-    with pytest.raises(StorageError, match="No space left on device; make room"):
+    with pytest.raises(StorageError, match="No space left on device; free some space"):
         prepare_dataset(root, **ALL)
     assert (root / ".nv-meta/.info.json").read_text() == before
     assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []

@@ -345,11 +345,11 @@ def test_the_command_tells_what_it_did(place):
 def test_the_command_wants_one_filter(folder):
     result = run("prepare-media", folder)
     assert result.exit_code == 2
-    assert "say which files" in result.output
+    assert "choose the media files" in result.output
     result = run(
         "prepare-media", folder, "--media-metadata-by-header", "--media-metadata-by-glob", "*"
     )
-    assert "exclude one another" in result.output
+    assert "cannot be combined" in result.output
     assert (
         "no such folder" in run("prepare-media", folder / "x", "--media-metadata-by-header").output
     )

@@ -171,7 +171,7 @@ def test_what_is_about_a_folder_is_left_out_and_said(tmp_path):
     said = packs(tmp_path / "in", tmp_path / "out")
     assert list(samples_of(tmp_path / "out")) == ["a", "b"]
     for name in ("README.md", "Thumbs.db", "notes.odt", "x"):
-        assert f"left out: {name}: no sample" in said
+        assert f"left out: {name}: not a sample" in said
 
 
 def test_samples_that_differ_in_their_parts_are_counted(tmp_path):

@@ -268,7 +268,7 @@ def _chunks(data: bytes) -> bytes:
 
 _named("chunks")(_chunked(lambda data: _chunks(data) + b"0\r\n\r\n"))
 _named("chunks without an end")(_chunked(_chunks))
-_named("chunks that are cut off")(_chunked(lambda data: _chunks(data)[:-50]))
+_named("chunks that are truncated")(_chunked(lambda data: _chunks(data)[:-50]))
 _named("chunks of garbage")(_chunked(lambda data: b"many\r\n" + data))
 _named("chunks below zero")(_chunked(lambda data: b"-5\r\n" + data))
 _named("chunks beyond all numbers")(_chunked(lambda data: b"%x\r\n" % (1 << 66) + data))

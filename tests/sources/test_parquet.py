@@ -371,7 +371,7 @@ def footer_at(data):
     ("change", "error", "problem"),
     [
         (lambda data: b"", TruncatedError, "0 bytes that end with b''"),
-        (lambda data: data[:-20], TruncatedError, "cut off, or not a Parquet file"),
+        (lambda data: data[:-20], TruncatedError, "truncated, or not a Parquet file"),
         (lambda data: b"PK" * 50, TruncatedError, "not a Parquet file"),
         (lambda data: data[:-4] + b"PARE", FormatError, "is encrypted"),
         (lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1", FormatError, "its footer has"),
@@ -393,10 +393,10 @@ def test_a_damaged_file_is_reported(folder, change, error, problem):
 
 def test_a_huge_row_group_is_refused(folder, monkeypatch):
     monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "100")
-    with pytest.raises(FormatError, match="row group 0 has .* bytes, more than 100; if the data"):
+    with pytest.raises(FormatError, match="row group 0 has .* bytes, more than 100; if you trust"):
         ParquetSource(folder).read(np.array([0]))
     monkeypatch.setenv("ENERGON_LIMIT_PARQUET_FOOTER_BYTES", "100")
-    with pytest.raises(FormatError, match="its footer has .* bytes, more than 100; if the data"):
+    with pytest.raises(FormatError, match="its footer has .* bytes, more than 100; if you trust"):
         ParquetSource(folder)
 
 

@@ -125,7 +125,7 @@ def test_samples_that_are_not_selected_are_left_out_and_counted():
     lane = Lane(0, 1)
     dataset = packed(numbers(20), size=10, select=lambda samples: [samples[:4], []])
     assert list(dataset.open(lane)) == [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert lane.counts == Counter({"samples": 8, "left out by packing": 12})
+    assert lane.counts == Counter({"samples": 8, "dropped by packing": 12})
 
 
 def test_counts_are_the_same_with_and_without_a_restore():
@@ -175,7 +175,7 @@ def test_a_window_whose_selection_fails_is_left_out_and_counted(caplog):
     packs = list(packed(numbers(30), select=select).open(lane))
     assert [pack[0] for pack in packs] == [0, 20]
     counts, failures, _ = split_reasons(lane.counts)
-    assert counts == {"samples": 20, "failed": 1, "left out by packing": 10}
+    assert counts == {"samples": 20, "failed": 1, "dropped by packing": 10}
     assert failures[0]["samples"][0]["message"] == "cannot decide"
     assert "cannot decide" in caplog.text
 

@@ -107,7 +107,7 @@ def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
     with loader:
         batches = list(loader)
     assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
-    assert "lane 0 row 7 killed 3 workers and is left out" in caplog.text
+    assert "lane 0 row 7 killed 3 workers and is skipped" in caplog.text
     first = caplog.records[0].getMessage()
     assert f"sample 's7' of {root} (number 7; 001.tar at byte" in first
 

@@ -361,7 +361,7 @@ def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(
     records = [record.getMessage() for record in caplog.records if record.name == "energon"]
     first = [text for text in records if "the first cause" in text]
     assert ["Traceback" in text for text in first] == [True] + [False] * 11
-    assert first[-2].startswith("left out 100 samples because encode_sample failed in this way")
-    assert first[-1].startswith("left out 1,000 samples because encode_sample failed in this way")
+    assert first[-2].startswith("skipped 100 samples because encode_sample failed in this way")
+    assert first[-1].startswith("skipped 1,000 samples because encode_sample failed in this way")
     (other,) = (text for text in records if "the other cause" in text)
     assert "Traceback" in other

@@ -155,7 +155,7 @@ def test_a_last_smaller_batch_may_be_dropped(root, drop_last, sizes):
 
 
 def test_a_blend_by_weights_has_no_end(pair):
-    with pytest.raises(ConfigError, match="a blend by weights has no end"):
+    with pytest.raises(ConfigError, match="a weighted blend has no end"):
         train(document(*pair), Keys(), repeat=False)
 
 

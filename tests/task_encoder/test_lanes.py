@@ -380,7 +380,7 @@ def test_ranks_that_do_not_divide_the_lanes_go_on_by_themselves_if_that_costs_no
     run = Job(folder / "a")
     first = run.take(10)
     job = Job(folder / "a", world_size=world_size).restored(run.save())
-    assert "no sample comes again or is left out" in caplog.text
+    assert "no sample is repeated or missed" in caplog.text
     seen = Counter(key for batch in first + job.take(70) for key in batch)
     assert max(seen.values()) - min(seen.values()) <= 1 + world_size * BATCH // 130 + 1
     drawn = [key for batch in first for key in batch]

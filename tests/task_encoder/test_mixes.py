@@ -304,7 +304,7 @@ class SkipSome(Keys):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"repeat": False}, "a blend by weights has no end"),
+        ({"repeat": False}, "a weighted blend has no end"),
         ({"blend_unit": "batch", "batch_size": None}, "there is no batch_size"),
         ({"blend_unit": "batch", "shuffle_buffer_size": 5}, "drop shuffle_buffer_size"),
         ({"blend_unit": "batch", "packing_buffer_size": 5, "encoder": Packs()}, "packing decides"),

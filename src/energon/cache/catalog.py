@@ -152,7 +152,7 @@ class Catalog:
             inode: Inode of the damaged file; None if there was no file.
         """
         with self._transaction():
-            # If it is being rewritten, it has a writer or is another file by now.
+            # If it is being rewritten, it has a writer or is another file.
             written = self._connection.execute(_ABOUT, (key,)).fetchone() is not None
             if written and _inode(self.path(key)) in (None, inode):
                 self._drop(key)

@@ -52,7 +52,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @click.option(
     "--lanes",
     type=click.IntRange(1),
-    help="Give the run so many lanes, a multiple of the number of ranks. Without it, the run keeps "
+    help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps "
     "its lanes and continues exactly.",
 )
 def redist(
@@ -131,7 +131,7 @@ class _Named(click.ParamType):  # type: ignore[type-arg]
     metavar="NAME=SAMPLES",
     multiple=True,
     type=_Named(int),
-    help="Continue a dataset of the blend after so many samples, counted over all epochs; may be "
+    help="Continue a dataset of the blend after this many samples, counted over all epochs; may be "
     "repeated.",
 )
 @click.option(
@@ -139,17 +139,19 @@ class _Named(click.ParamType):  # type: ignore[type-arg]
     "keys",
     metavar="KEY",
     multiple=True,
-    help="Leave out the samples with this key; may be repeated.",
+    help="Skip the samples with this key; may be repeated.",
 )
 @click.option(
     "--epochs",
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Number of epochs for which --leave-out holds.",
+    help="Number of epochs to which --leave-out applies.",
 )
-@click.option("--path", metavar="PATH", help="With --leave-out: where the data are now.")
-@click.option("--world-size", type=click.IntRange(1), help="Ranks, if the state does not say.")
+@click.option("--path", metavar="PATH", help="With --leave-out: the current location of the data.")
+@click.option(
+    "--world-size", type=click.IntRange(1), help="Number of ranks, if it is not in the state."
+)
 def edit(
     files: tuple[AnyPath, ...],
     folder: AnyPath,
@@ -228,4 +230,4 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     yield from _positions(state)
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
-        yield f"{counted(skipped, 'row')} left out, because they killed workers or by an edit"
+        yield f"{counted(skipped, 'row')} skipped, because they killed workers or by an edit"

@@ -140,9 +140,9 @@ class InterruptedCommandError(click.ClickException):
 
     def __init__(self, command: str | None) -> None:
         super().__init__(
-            "interrupted; what is done is kept, the same command continues from there"
+            "interrupted; completed work is kept, and the same command continues from there"
             if command in GO_ON
-            else "interrupted; nothing that is incomplete was left"
+            else "interrupted; no incomplete files were left"
         )
 
     def show(self, file: IO[Any] | None = None) -> None:

@@ -36,7 +36,7 @@ from energon.cli.options import allow_option
     "--at-least",
     type=float,
     metavar="NUMBER",
-    help="Exit with 1 if no settings reach so many samples per second.",
+    help="Exit with 1 if no settings reach this many samples per second.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @allow_option
@@ -49,7 +49,7 @@ def command(
     at_least: float | None,
     as_json: bool,
 ) -> None:
-    """Measure what bounds loading on this machine, and say which settings to change.
+    """Measure what limits loading on this machine, and suggest settings to change.
 
     PATH is a dataset or metadataset, whose samples are decoded. MODULE:FUNCTION is a function that
     takes a WorkerConfig and returns what get_train_dataset returns, with a task encoder of yours.

@@ -30,7 +30,7 @@ MAX_SHOWN = 50
     show_default="all",
     help="Only this split; may be repeated.",
 )
-@click.option("--split-parts", hidden=True, help="Splits, separated by commas: as it once was.")
+@click.option("--split-parts", hidden=True, help="Splits, separated by commas.")
 @click.option("--parallel", type=click.IntRange(1), hidden=True, help="Another --workers.")
 @click.option(
     "--max-samples",
@@ -55,7 +55,7 @@ MAX_SHOWN = 50
 @click.option(
     "--exclude-from",
     metavar="PLACE",
-    help="Leave out what quarantine files list: a folder of them, or the file of the only dataset.",
+    help="Exclude what quarantine files list: a folder of them, or the file of a single dataset.",
 )
 @click.option(
     "--quarantine",
@@ -97,7 +97,7 @@ def command(
     if parallel is not None:
         indexing["num_workers"] = parallel
     try:
-        with open_indexing(doing="looking at samples", **indexing) as how:
+        with open_indexing(doing="checking samples", **indexing) as how:
             report = lint.lint_dataset(
                 path,
                 splits=splits,

@@ -14,9 +14,9 @@ from energon.version import __version__
 COMMANDS = {
     "analyze-debug": "Count the samples in the logs of runs.",
     "checkpoint": "Inspect saved loader states, and redistribute them to other ranks.",
-    "doctor": "Measure what bounds loading here, and say what to change.",
+    "doctor": "Measure what limits loading here, and what to change.",
     "index": "Bring the index of a prepared dataset up to date.",
-    "info": "Show what a dataset holds.",
+    "info": "Show what a dataset contains.",
     "lint": "Decode samples, and report those that fail.",
     "mount": "Mount a dataset as a folder of files.",
     "pack": "Turn files, tables or other datasets into a dataset.",

@@ -71,11 +71,11 @@ def command(
 def _check_mountpoint(mountpoint: Path) -> None:
     """Raise ConfigError unless there is an empty folder that nothing is mounted on."""
     if not mountpoint.is_dir():
-        raise ConfigError(f"{mountpoint}: there is no such folder to mount on; make an empty one")
+        raise ConfigError(f"{mountpoint}: no such folder; create an empty one to mount on")
     if mountpoint.is_mount():
         raise ConfigError(f"{mountpoint}: something is mounted there; `umount {mountpoint}` first")
     if any(mountpoint.iterdir()):
-        raise ConfigError(f"{mountpoint}: is not empty; what is in it would be hidden")
+        raise ConfigError(f"{mountpoint}: is not empty; its contents would be hidden")
 
 
 def _check_shows(root: BrowsedFolder, path: str) -> None:
@@ -85,8 +85,7 @@ def _check_shows(root: BrowsedFolder, path: str) -> None:
     found = first_file(root)
     if found is None:
         raise ConfigError(
-            f"{path}: has no samples, so nothing would be shown; `energon info {path}` says what "
-            "is there"
+            f"{path}: has no samples, so nothing would be shown; see `energon info {path}`"
         )
     found.open().close()
 

@@ -189,7 +189,7 @@ def check_engine(path: EPath, engine: Engine) -> None:
     """
     if engine.name != "local":
         raise ConfigError(
-            f"{path}: shards in stores are read by this machine, several at a time; leave out "
+            f"{path}: shards in stores are read by this machine, several at a time; drop "
             f"--engine {engine.name}"
         )
 
@@ -228,14 +228,17 @@ _PLACE = (
         *("--workers", "--num-workers", "num_workers"),
         type=click.IntRange(1),
         default=16,
-        help="Processes that read shards.",
+        help="Number of processes that read shards.",
     ),
     click.option(
         "--engine",
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
-        help="Where shards are read: processes of this machine, or a cluster that sees the files.",
+        help=(
+            "Where shards are read: processes of this machine, or a cluster with access to the "
+            "files."
+        ),
     ),
     click.option(
         "--address",

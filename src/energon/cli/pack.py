@@ -47,7 +47,7 @@ _TOKENIZING = (
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
-        help="With --to tokens: processes of this machine, or a cluster that sees the files.",
+        help="With --to tokens: processes of this machine, or a cluster with access to the files.",
     ),
     click.option(
         "--address",
@@ -67,9 +67,9 @@ _OPTIONS = (
         type=click.Choice(
             ["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
         ),
-        help="What SOURCE is; detected automatically.",
+        help="Kind of SOURCE, if it is not detected correctly.",
     ),
-    click.option("--as-files", is_flag=True, help="Make each file a sample of its own."),
+    click.option("--as-files", is_flag=True, help="Make each file a separate sample."),
     click.option(
         "--label-from",
         type=click.Choice(["folder"]),
@@ -120,8 +120,11 @@ _OPTIONS = (
     click.option(
         "--split-ratio",
         metavar="RATIO",
-        help="Draw splits by ratio: 8,1,1 or train:9,holdout:1. Else those that SOURCE has, or "
-        "all is train.",
+        help=(
+            "Divide samples by ratio: 8,1,1 or train:9,holdout:1. Without it, the splits of "
+            "SOURCE, "
+            "or all train."
+        ),
     ),
     click.option(
         "--stratify",
@@ -138,7 +141,7 @@ _OPTIONS = (
     ),
     click.option("--sample-type", metavar="CLASS", default="CrudeWebdataset", show_default=True),
     click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
-    click.option("--overwrite", is_flag=True, help="Delete the shards that TARGET has."),
+    click.option("--overwrite", is_flag=True, help="Delete existing shards in TARGET."),
     click.option("--no-checksum", is_flag=True, help="Do not store checksums of contents."),
     click.option(
         "--no-sqlite",
@@ -156,7 +159,7 @@ _OPTIONS = (
     click.option(
         "--tokenizer",
         metavar="MODULE:FUNCTION",
-        help="With --to tokens: the function that makes tokens of a text.",
+        help="With --to tokens: the function that converts a text to tokens.",
     ),
     click.option(
         "--text-column",
@@ -166,13 +169,16 @@ _OPTIONS = (
         help="With --to tokens: the column with the texts.",
     ),
     click.option(
-        "--end-token", type=int, metavar="TOKEN", help="With --to tokens: ends each document."
+        "--end-token",
+        type=int,
+        metavar="TOKEN",
+        help="With --to tokens: the token that ends each document.",
     ),
     click.option(
         "--vocabulary-size",
         type=click.IntRange(1),
         metavar="NUMBER",
-        help="With --to tokens: how many there are; fewer than 65,500 take two bytes each.",
+        help="With --to tokens: number of different tokens; below 65,500, each takes two bytes.",
     ),
     *_TOKENIZING,
     click.option(
@@ -327,7 +333,9 @@ def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) 
     from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 
     if not isinstance(target, Path):
-        raise ConfigError(f"{target}: token files are written on this machine; upload them then")
+        raise ConfigError(
+            f"{target}: token files are written on this machine; upload them afterwards"
+        )
     if options.tokenizer is None:
         raise ConfigError("--to tokens needs a --tokenizer, like my_tokens:encode")
     how = TokenizeOptions(

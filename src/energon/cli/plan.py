@@ -43,7 +43,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
     show_default="world size times workers",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
-@click.option("--batches", type=click.IntRange(1), help="Of all ranks; one pass if left out.")
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    help="Number of batches of all ranks; one pass if not given.",
+)
 @click.option("--max-samples-per-sequence", type=click.IntRange(1))
 @click.option("--parallel-shard-iters", type=click.IntRange(1))
 @click.option("--shuffle-buffer-size", type=click.IntRange(0))
@@ -60,7 +64,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
     metavar="FILE",
     multiple=True,
     type=ADDRESS,
-    help="A state or checkpoint of the run, from which everything is taken; may be repeated for "
+    help="State or checkpoint of the run, which has all settings; may be repeated for "
     "files of ranks.",
 )
 @click.option(
@@ -119,7 +123,7 @@ def command(
         _show(run, key, step, batches, plot, as_json)
         return
     if exclude_from is not None:
-        raise click.UsageError("--exclude-from goes with --state")
+        raise click.UsageError("--exclude-from requires --state")
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
@@ -151,7 +155,7 @@ def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPat
     from energon.loader.state_files import read_states
 
     given = context.params
-    refuse_options(context, "--state knows the settings of its run", _OF_ANY_RUN)
+    refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
     source = context.get_parameter_source("world_size")
     state = read_states(states)
     read_from = ReadFrom.of(
@@ -166,7 +170,7 @@ def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPat
     if saved.shifted:
         echo(
             f"Hooks have skipped {counted(saved.shifted, 'sample', grouped=True)} by then, so "
-            "samples come earlier than shown here, by as many as their lane had lost before.",
+            "samples come earlier than shown here, by the number that their lane had lost.",
             err=True,
         )
     return saved.run
@@ -267,7 +271,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     used_up = [
-        f"{name} is used up with batch {leaf['used_up_with_batch']:,}."
+        f"{name} is exhausted in batch {leaf['used_up_with_batch']:,}."
         for name, leaf in about["leaves"].items()
         if "used_up_with_batch" in leaf
     ]

@@ -160,7 +160,7 @@ class _Preparation:
         source: What the user named.
         options: What is to be decided.
         exclude: Regular expressions for shards that are left out.
-        media: Which files' metadata are wanted, if any.
+        media: Which files' metadata are needed, if any.
         sqlite: Whether index.sqlite is written.
         fix_duplicates: Whether shards with duplicate keys are rewritten.
         index_only: Whether only the known shards are indexed again.
@@ -237,11 +237,11 @@ def _kind(path: AnyPath) -> DatasetKind | None:
 def _media(
     by_extension: bool, by_header: bool, by_glob: str | None, without_sqlite: bool
 ) -> MediaFilter | None:
-    """Return which files' metadata are wanted, if any."""
+    """Return which files' metadata are needed, if any."""
     media = media_filter(by_extension, by_header, by_glob)
     if media is not None and without_sqlite:
         raise ConfigError(
-            "media metadata are kept in index.sqlite, and go with neither --no-sqlite nor "
+            "media metadata are stored in index.sqlite, so drop --no-sqlite and "
             "--tar-index-only; see `energon prepare-media`"
         )
     return media

@@ -44,13 +44,13 @@ _OPTIONS = (
         type=click.Choice(["auto", "shard", "sample"]),
         default="auto",
         show_default=True,
-        help="What is dealt by ratio. auto: shards, but samples if there are too few shards.",
+        help="What to divide by ratio. auto: shards, or samples if there are too few shards.",
     ),
     click.option(
         "--shuffle-tars",
         "shuffle",
         is_flag=True,
-        help="Shuffle shards before dealing them by ratio.",
+        help="Shuffle shards before dividing them by ratio.",
     ),
     click.option(
         "--exclude-from",
@@ -66,10 +66,10 @@ _OPTIONS = (
     click.option(
         "--sample-loader",
         is_flag=True,
-        help="Code makes the samples: .nv-meta/sample_loader.py, of which a template is written.",
+        help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
     ),
     click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME"),
-    click.option("--skip-dataset-yaml", is_flag=True, help="Do not describe the samples."),
+    click.option("--skip-dataset-yaml", is_flag=True, help="Do not write dataset.yaml."),
     click.option("-y", "--yes", "write", is_flag=True, help="Write without confirmation."),
 )
 
@@ -257,7 +257,7 @@ def _answer(what: str, *, optional: bool = False) -> str:
     answer = line.strip()
     if not line or (not answer and not optional):
         raise ConfigError(
-            f"the answers in the pipe end before {what}; say how to split with --split-ratio or "
+            f"standard input ends before {what}; choose the splits with --split-ratio or "
             "--split-parts or --split-by-folder, to skip the prompts"
         )
     return answer
@@ -276,7 +276,7 @@ def _usual(choices: Choices) -> Choices:
 
     if choices.split is None:
         raise ConfigError(
-            "say how to split with --split-ratio or --split-parts or --split-by-folder"
+            "choose the splits with --split-ratio, --split-parts or --split-by-folder"
         )
     if choices.describe and choices.sample_type is None:
         return replace(choices, sample_type=CRUDE)
@@ -301,7 +301,7 @@ def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
 
 
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
-    """Return the code that makes samples: what is there, or a template."""
+    """Return the code that makes samples: the existing file, or a template."""
     from energon.formats.meta.info import META
     from energon.prepare.assistant.fields import first_samples, loader_template
     from energon.prepare.dataset import CRUDE, LOADER_FILE

@@ -1,4 +1,4 @@
-"""`energon prepare-media`, and the options that say which files are looked at."""
+"""`energon prepare-media`, and the options that say which files are checked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
         chosen.append("GLOB")
     if len(chosen) > 1:
         raise ConfigError(
-            "--media-metadata-by-extension, -by-header and -by-glob exclude one another"
+            "--media-metadata-by-extension, -by-header and -by-glob cannot be combined"
         )
     return MediaFilter(chosen[0], by_glob) if chosen else None
 

@@ -51,7 +51,7 @@ KITTY_PIECE = 4096
 @click.option(
     "--split-parts",
     metavar="NAME,…",
-    help="Go through the samples of these splits, one after the other, until you say no.",
+    help="Show the samples of these splits one by one, with a prompt after each.",
 )
 @click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
 @click.option(
@@ -79,7 +79,9 @@ KITTY_PIECE = 4096
     help="With --step: a state or checkpoint of the run; may be repeated for files of ranks.",
 )
 @click.option("--step", type=click.IntRange(0), help="The samples of a step of the run of --state.")
-@click.option("--world-size", type=click.IntRange(1), help="With --state: how many ranks it had.")
+@click.option(
+    "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
+)
 @click.option("--html", metavar="FILE", help="Write the samples as one page of HTML.")
 @click.option("--save", metavar="FOLDER", help="Write that page as index.html, and the images.")
 @click.option(
@@ -121,7 +123,7 @@ def command(
     if sum([bool(keys), where is not None, step is not None]) > 1:
         raise click.UsageError("pass one of --key, --where and --step")
     if bool(states) != (step is not None):
-        raise click.UsageError("--state and --step go together")
+        raise click.UsageError("--state and --step require each other")
     state: State | None = None
     if states:
         from energon.inspect.planned_run import ReadFrom

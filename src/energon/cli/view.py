@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     help="Show the steps of the run that has this state or checkpoint; may be repeated for files "
     "of ranks.",
 )
-@click.option("--world-size", type=click.IntRange(1), help="With --state: how many ranks it had.")
+@click.option(
+    "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
+)
 @click.option(
     *("--split", "--split-part", "split_part"),
     metavar="NAME",
@@ -138,7 +140,7 @@ def command(
             warm_up(app)
             address = _address(host, listening.getsockname()[1], token)
             places = ", ".join(place.address for place in shown.paths)
-            echo(f"{address} shows {places}; Ctrl-C ends it")
+            echo(f"{address} shows {places}; press Ctrl-C to stop")
             if open_browser:
                 webbrowser.open(address)
             _serve(app, listening)
@@ -176,7 +178,7 @@ def _encoder(given: str | None) -> type[Any] | None:
 
 
 def load_named(option: str, given: str) -> Any:
-    """Return what `module:name` names, in a module that may lie in the working directory."""
+    """Return what `module:name` names, in a module that may be in the working directory."""
     module, _, name = given.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

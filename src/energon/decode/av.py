@@ -363,9 +363,7 @@ class AVDecoder:
 
     def _warn(self, low: float, high: float, unit: str) -> None:
         if not self.suppress_warnings:
-            logger.warning(
-                "a clip from %s to %s %s lies beyond the end of the file", low, high, unit
-            )
+            logger.warning("a clip from %s to %s %s is beyond the end of the file", low, high, unit)
 
 
 def _checked(value: str, known: tuple[str, ...], name: str) -> str:

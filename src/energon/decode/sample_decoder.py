@@ -263,7 +263,8 @@ class SampleDecoder:
         if not is_allowed("pickle", self.allow):
             raise refusal(
                 "pickle",
-                f"a .{extension} part is pickled, and unpickling runs any code that it holds; set "
+                f"a .{extension} part is pickled, and unpickling runs any code that it contains; "
+                "set "
                 "decoder = None to get its bytes",
             )
         if extension == "pth":

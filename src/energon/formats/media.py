@@ -197,7 +197,7 @@ class MediaMetadataBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMetadata(MediaMetadataBase):
-    """An image: pixels, Pillow's name of the file format, and of the channels.
+    """Metadata of an image: size in pixels, and Pillow's names of the file format and the channels.
 
     Example:
         >>> ImageMetadata(width=32, height=24, format="PNG", mode="RGB").to_dict()

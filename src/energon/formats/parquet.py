@@ -9,7 +9,7 @@ footers of a whole folder:
 | 8 | `ENFOOT01` |
 | 8 | H, little-endian |
 | H | JSON: `{"files": [[name, size, version, bytes of the footer, [rows of each row group]], …]}` |
-| … | the footers, including size and `PAR1`, one after the other |
+| … | the footers, including size and `PAR1`, one after another |
 
 The version is the ETag of a remote file, and the time of the last change of a local one.
 
@@ -80,8 +80,8 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
     """
     if size < len(MAGIC) + TAIL_BYTES or tail[-4:] not in (MAGIC, b"PARE"):
         raise TruncatedError(
-            f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {MAGIC!r}; it is cut "
-            "off, or not a Parquet file"
+            f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {MAGIC!r}; it is "
+            "truncated, or not a Parquet file"
         )
     if tail[-4:] != MAGIC:
         raise FormatError(f"{origin}: is encrypted, which is not supported; write it in plain")
@@ -152,7 +152,7 @@ def load_footers(data: Any, *, origin: str) -> list[ParquetFooter]:
         for name, size, version, length, rows in json.loads(bytes(data[16:at]))["files"]:
             footer = bytes(data[at : at + length])
             if len(footer) != length or length < TAIL_BYTES or min(rows, default=0) < 0:
-                raise ValueError(f"the footer of {name} is not there")
+                raise ValueError(f"the footer of {name} is missing")
             files.append(ParquetFooter(str(name), int(size), str(version), footer, tuple(rows)))
             at += length
     except (ValueError, TypeError, KeyError, RecursionError) as error:

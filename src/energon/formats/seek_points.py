@@ -154,7 +154,7 @@ class SeekPoints:
 class PointFinder:
     """Unpacks a file once from beginning to end, and writes its table of points.
 
-    At each point unpacking starts afresh, so that the checksums of the file prove the points too.
+    At each point decompression starts over, so that the checksums of the file prove the points too.
 
     Args:
         out: Where to write the table; None writes none.
@@ -200,8 +200,8 @@ class PointFinder:
             ) from error
         except EOFError:
             raise TruncatedError(
-                f"{self._origin}: ends within its content at byte {file.tell()}; the file is cut "
-                "off, restore it"
+                f"{self._origin}: ends within its content at byte {file.tell()}; the file is "
+                "truncated, restore it"
             ) from None
         self._write(np.array([*self._bits, *self._starts, *self._edges], "<u8").tobytes())
         self._write(_END.pack(kind, file.tell(), self._unpacked, len(self._bits)))
@@ -321,7 +321,7 @@ _FED_BYTES = 8 << 10
 def _more(file: BinaryIO) -> bytes:
     data = file.read(PIECE_BYTES)
     if not data:
-        raise EOFError("it is cut off")
+        raise EOFError("it is truncated")
     return data
 
 

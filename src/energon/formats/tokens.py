@@ -87,7 +87,7 @@ class TokenIndex:
     def parse(cls, data: Any, *, num_bytes: int, origin: str) -> TokenIndex:
         """Return the index that `data` hold.
 
-        Reads its head and its end, so that it takes no longer for a long one. What lies between
+        Reads its head and its end, so that it takes no longer for a long one. What is between
         is checked where it is used.
 
         Raises:

@@ -354,7 +354,7 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.is_remote:
         if next(iter(diagnosis.stages), "") == READ:
             yield (
-                "the store bounds the run: more workers make more requests at a time; larger "
+                "the store limits the run: more workers make more requests at a time; larger "
                 "shards and slices make fewer, and ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was "
                 "read on local disk"
             )
@@ -363,7 +363,7 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
         diagnosis.disk_bytes != 0 and cold * GAIN < cached and best.samples_per_second > cold / GAIN
     ):
         yield (
-            f"storage bounds the run: it gives {cold:,.0f} samples/s at first, and the cache of "
+            f"storage limits the run: it gives {cold:,.0f} samples/s at first, and the cache of "
             f"the system {cached:,.0f}; read larger slices, or copy the data to a faster disk"
         )
     if cached:
@@ -378,7 +378,7 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     sending_bounds = sent is not None and sent < GAIN * inline.samples_per_second
     if sending_bounds:
         yield (
-            f"sending batches bounds worker processes: one sends {sent:,.0f} samples/s at most, "
+            f"sending batches limits worker processes: one sends {sent:,.0f} samples/s at most, "
             f"num_workers=0 makes {inline.samples_per_second:,.0f}; send less (uint8 instead of "
             "floats, arrays instead of objects)"
         )
@@ -445,7 +445,7 @@ def _slice_advice(diagnosis: Diagnosis) -> Iterator[str]:
 def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
     """Yield a diagnosis as text."""
     cold, cached = diagnosis.read_per_second
-    yield f"CPUs that may be used: {diagnosis.cpus:g}"
+    yield f"available CPUs: {diagnosis.cpus:g}"
     how = " without reading ahead" if diagnosis.is_remote else ""
     yield f"reading alone{how}: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
     yield (

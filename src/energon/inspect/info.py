@@ -156,7 +156,7 @@ def _medium(name: str, found: Mapping[str, Any]) -> str:
 def describe_mix(mix: LeafList) -> dict[str, Any]:
     """Return what a split of a metadataset is made of.
 
-    `samples` is None where that depends on the index of a join which is not there yet.
+    `samples` is None where that depends on the index of a join which does not exist yet.
     """
     pool = ShardPool()
     leaves = [_described_leaf(leaf, mix, pool) for leaf in mix.leaves]

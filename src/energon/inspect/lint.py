@@ -113,7 +113,7 @@ class LintReport:
     """What came out of decoding samples.
 
     Args:
-        path: What was looked at.
+        path: What was checked.
         kind: What lies there.
         num_samples: How many samples, by split.
         findings: What is wrong.

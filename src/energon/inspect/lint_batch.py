@@ -57,7 +57,7 @@ class BatchReport:
 
     Args:
         first: Number of the first sample.
-        num_samples: How many were looked at.
+        num_samples: How many were checked.
         findings: What is wrong.
         unchecked: Extensions of parts that are only decoded if the user allows it, and how many
             parts there are.
@@ -101,7 +101,7 @@ def spread(count: int, most: int | None) -> Sequence[int]:
 
 
 def mean_bytes(source: Source) -> float:
-    """Return about how large a sample is, or 0 if the shards that could tell are not there."""
+    """Return about how large a sample is, or 0 if the shards that could tell are missing."""
     try:
         return source.mean_sample_bytes
     except EnergonError:

@@ -210,9 +210,9 @@ def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
 MAX_COUNTED_STREAMS = 32
 """Of more streams than this, some stand for all."""
 QUALITY_ROWS = 1 << 18
-"""Rows that are looked at for how well they are mixed."""
+"""Rows that are checked for how well they are mixed."""
 MAX_QUALITY_LANES = 1024
-"""Lanes of which they are, neighbours in the order of batches."""
+"""Lanes of which they are, neighbors in the order of batches."""
 MIN_QUALITY_SAMPLES = 30
 
 Floats = NDArray[np.float64]

@@ -73,8 +73,9 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
         turn -= run.first_turn
         if turn < 0:
             raise ConfigError(
-                f"the run had other lanes before step {run.first_turn * run.lanes // world_size}; "
-                "pass a state that was saved before it was given these"
+                "the run had a different number of lanes before step "
+                f"{run.first_turn * run.lanes // world_size}; "
+                "pass a state that was saved before that change"
             )
         rows = run.plan.rows(lane, turn * run.batch_size, run.batch_size)
         triples = zip(*(column.tolist() for column in rows), strict=True)

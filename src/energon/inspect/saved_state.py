@@ -72,7 +72,7 @@ def _batches(state: State) -> int:
 
 
 def place_in_words(state: State, name: str, drawn: int) -> str:
-    """Return which epoch of a dataset so many samples are, and where in it."""
+    """Return which epoch of a dataset this many samples are, and where in it."""
     about = state["fingerprint"]["leaves"].get(name)
     if about is None:
         return "not read"
@@ -128,7 +128,8 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
     begun = [p for p in positions.values() if p.saved_state() is not None]
     if not begun and about.get("eras"):
         raise StateError(
-            "the run was given other lanes and has not taken a step since: run a step, or skip "
+            "the number of lanes was changed, and the run has not taken a step since: run a "
+            "step, or skip "
             "steps before `energon checkpoint redist`"
         )
     if not begun:
@@ -238,7 +239,7 @@ def _moves(
         _entry(mix, name, recipe.source_names)
         if position < done.get(name, 0):
             raise StateError(
-                f"{name}: the run was given other lanes after {done[name]:,} of its samples, and "
+                f"{name}: the number of lanes was changed after {done[name]:,} of its samples, and "
                 "cannot be set back behind that exactly"
             )
         was_drawn = round(drawn.get(name, 0))

@@ -78,7 +78,8 @@ class RemoteObject:
         if stop > self.info.size:
             raise TruncatedError(
                 f"{self.store.place(self.info.key)}: has {self.info.size} bytes, expected those "
-                f"up to {stop}; the object is cut off or changed since it was indexed, restore it "
+                f"up to {stop}; the object is truncated or changed since it was indexed, restore "
+                "it "
                 "or run `energon prepare` again"
             )
         return self._copy.read(start, stop)
@@ -320,7 +321,7 @@ def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[in
 
 
 def _fetch(object_: RemoteObject, start: Ints, stop: Ints) -> list[bytes]:
-    """Request ranges of an object: neighbours together, long ones in pieces."""
+    """Request ranges of an object: neighbors together, long ones in pieces."""
     merged = merge_ranges(start, stop)
     pieces = [
         Span(object_, low, high).pieces()

@@ -240,8 +240,8 @@ class Store:
                 version = version or (info.version if self.gives_ranges else None)
         if 0 <= size < start:
             raise TruncatedError(
-                f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is cut "
-                "off or changed"
+                f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is "
+                "truncated or changed"
             )
         # Only real progress gives a server more time.
         position, mark, failures = start, start, 0
@@ -375,7 +375,7 @@ class Store:
         if size < stop:
             raise TruncatedError(
                 f"{self.place(key)}: ends at byte {size}, expected {stop - start} bytes from byte "
-                f"{start}; the object is cut off or changed since it was indexed, restore it or "
+                f"{start}; the object is truncated or changed since it was indexed, restore it or "
                 "run `energon prepare` again"
             )
         raise StorageError(

@@ -77,7 +77,7 @@ class CachedPipeline:
         return self.pipeline.default_streams if isinstance(self.pipeline, Continues) else None
 
     def state_after(self, batches: int) -> State | None:
-        """Return the state of a lane after so many batches; None if that is not known."""
+        """Return the state of a lane after this many batches; None if that is not known."""
         if not isinstance(self.pipeline, CountsRows):
             return None
         return self.pipeline.state_after(batches)
@@ -157,25 +157,25 @@ def get_savable_loader(
     """Return a loader over `dataset` whose position can be saved.
 
     Args:
-        dataset: What `get_train_dataset` and its like return.
-        worker_config: Only accepted if it is that of `dataset`.
+        dataset: The result of `get_train_dataset` or another dataset getter.
+        worker_config: Accepted only if it is the one of `dataset`.
         checkpoint_every_sec: Has no effect: every batch carries the state after it.
         checkpoint_every_min_n_samples: Has no effect, see `checkpoint_every_sec`.
         n_checkpoints: Has no effect, see `checkpoint_every_sec`.
         gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
         prefetch_factor: See `LoaderOptions`, as all arguments below.
-        cache_pool: What cookers that ask for a cache get, see `FileStoreCachePool`; None caches
+        cache_pool: The cache for cookers that request one, see `FileStoreCachePool`; None caches
             nothing.
-        watchdog_timeout_seconds: How long a worker may be silent before it is replaced.
+        watchdog_timeout_seconds: How long a worker may make no progress before it is replaced.
         watchdog_initial_timeout_seconds: The same until its first sample.
         fail_on_timeout: Raise instead of replacing a worker that hangs.
-        restart_patience_seconds: How long a worker that is killed again and again is replaced.
+        restart_patience_seconds: How long to replace workers that die without making a batch.
         start_method: How worker processes start.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
-        verdict_seconds: How often at most the log says what the trainer waits for.
-        trace: A file, as "trace.json", that shows in Perfetto what workers and trainer do.
-        trace_batches: For how many batches, or from which up to which, as (100, 200).
+        verdict_seconds: Minimum time between log messages on what the trainer waits for.
+        trace: A file for Perfetto, like "trace.json", of what workers and trainer do.
+        trace_batches: How many batches to trace, or the range of batches, as (100, 200).
 
     Example:
         >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset

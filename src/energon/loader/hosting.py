@@ -184,8 +184,8 @@ class LaneHost:
                 raise
             raise WorkerError(
                 f"{describe_exit(error)} was raised by {_raiser(error)}, {self._place(lane)}; code "
-                "that runs in a loader cannot end the program. Raise SkipSample in a hook to leave "
-                "a sample out, or an error of your own"
+                "that runs in a loader cannot end the program. Raise SkipSample in a hook to "
+                "skip a sample, or raise your own error"
             ) from error
         if self._watch is not None:
             self._watch.leave()

@@ -120,14 +120,14 @@ class RankStream:
 class BasicDataLoader:
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
-    Every `for` loop continues where the one before stopped, whether by `break` or at the end of a
+    Every `for` loop continues where the previous one stopped, whether by `break` or at the end of a
     virtual epoch; when the data has ended, the next loop starts at the first batch. Loops over
-    a validation pipeline always start at the first batch. Workers start with the first batch
-    and live until the loader is closed or forgotten.
+    a validation pipeline always start at the first batch. Workers start with the first batch and
+    run until the loader is closed or deleted.
 
     Args:
-        dataset: What `get_train_dataset` and its like return.
-        worker_config: Only accepted if it is that of `dataset`.
+        dataset: The result of `get_train_dataset` or another dataset getter.
+        worker_config: Accepted only if it is the one of `dataset`.
         options: How lanes are hosted.
 
     Example:
@@ -227,7 +227,7 @@ class BasicDataLoader:
             return -1
 
     def stats(self, *, flat: bool = False) -> dict[str, Any]:
-        """Return what happened since this loader was made, and what that took, as JSON.
+        """Return what happened since this loader was created, and how long it took, as JSON.
 
         At the top are counts by name: batches, samples, failures, deaths of workers. Figures for
         the `run` (from the first batch on) and for the `last_minute` are samples and bytes a
@@ -246,7 +246,7 @@ class BasicDataLoader:
         return self._monitor.verdict(self._watched())
 
     def progress(self, console: Console | None = None) -> Iterator[Any]:
-        """Yield the batches, and show in the terminal or notebook meanwhile where the run is.
+        """Yield the batches, and show the progress of the run in the terminal or notebook.
 
         Samples a second, the share of the time that the trainer waits, samples that were skipped
         or failed, and how many epochs of each dataset were drawn. Where the output is a file,
@@ -300,11 +300,11 @@ class BasicDataLoader:
         )
 
     def can_restore_sample(self) -> bool:
-        """Return whether `restore_sample` has a pipeline that can."""
+        """Return whether the pipeline supports `restore_sample`."""
         return isinstance(self.dataset, RestoresSamples)
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """Make a batch, or a sample within one, again in this process.
+        """Recreate a batch, or a sample within one, in this process.
 
         Args:
             restore_key: Its `__restore_key__`.
@@ -393,7 +393,7 @@ class BasicDataLoader:
                 log,
                 f"idle workers {wanted} {lanes}",
                 "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
-                "hosts. Take fewer workers, or give the run more lanes with "
+                "hosts. Use fewer workers, or give the run more lanes with "
                 "WorkerConfig(lanes=...)",
                 wanted - number,
                 wanted,
@@ -503,7 +503,7 @@ def _warn_of_endless_loop(length: int) -> None:
 
 
 def _close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:
-    """Close `workers` and forget them; they stop at the same time, not one after the other."""
+    """Close `workers` and forget them; they stop at the same time, not one after another."""
     for worker in workers:
         worker.stop()
     while workers:

@@ -64,7 +64,7 @@ class Watchdog:
         self.__init__(**state)  # type: ignore[misc]
 
     def call(self, function: Callable[[], T], seconds: float | None) -> T:
-        """Return what a function returns, which may take so many seconds; None for no limit.
+        """Return what a function returns, which may take this many seconds; None for no limit.
 
         Raises:
             WorkerTimeoutError: If it hung, and `on_timeout` raised.
@@ -74,7 +74,7 @@ class Watchdog:
         self._watched, self._seconds = threading.get_ident(), seconds
         self._raised, self.was_used = None, True
         # No lock is taken, for batches that take no longer than that. First the deadline is set
-        # or cleared, then the clock is looked at, which does the same the other way round.
+        # or cleared, then the clock is checked, which does the same the other way round.
         self.deadline = deadline = time.monotonic() + seconds
         if deadline < _clock.looks_at or self._known_to is not _clock.watchdogs:
             self._known_to = _clock.watchdogs
@@ -136,7 +136,7 @@ class _Clock:
     def _wait(self) -> None:
         while True:
             with self.changed:
-                # Before the deadlines are looked at: whoever sets one from now on calls `start`.
+                # Before the deadlines are checked: whoever sets one from now on calls `start`.
                 self.looks_at, self.is_looking = math.inf, True
                 now = time.monotonic()
                 for watchdog in list(self.watchdogs):

@@ -108,7 +108,7 @@ class CountsRows(Protocol):
     """A pipeline that can also say where a lane is after a number of batches."""
 
     def state_after(self, batches: int) -> State | None:
-        """Return the state of any lane after so many batches; None if that is not known.
+        """Return the state of any lane after this many batches; None if that is not known.
 
         It is known where all batches take equally many rows, as long as nothing is skipped.
         """

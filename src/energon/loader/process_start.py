@@ -159,8 +159,8 @@ class _Server:
             except OSError as error:
                 self._is_sound = False
                 raise ForkServerError(
-                    f"the process that starts workers has ended ({error}); see its last words on "
-                    "stderr, or use start_method='spawn'",
+                    f"the process that starts workers has ended ({error}); see its last output "
+                    "on stderr, or use start_method='spawn'",
                     self._exit_code(),
                 ) from error
             except BaseException:

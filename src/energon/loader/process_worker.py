@@ -265,7 +265,7 @@ class ProcessWorker:
         if self._owner != os.getpid():
             raise WorkerError(
                 f"this loader belongs to process {self._owner}, this is its fork {os.getpid()}; "
-                "build a loader of its own in each process"
+                "create a separate loader in each process"
             )
 
     def _receive(self) -> None:
@@ -347,14 +347,14 @@ class ProcessWorker:
             raise WorkerError(
                 f"{text}{where}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
                 f"{deaths.seconds:.0f} s without a batch in between, and the patience "
-                f"(restart_patience_seconds={self._options.restart_patience_seconds:g}) is at its "
-                "end; find out who kills it: `dmesg` tells whether memory has run out, then use "
-                "fewer workers or a smaller prefetch_factor"
+                f"(restart_patience_seconds={self._options.restart_patience_seconds:g}) has run "
+                "out; `dmesg` shows whether the machine ran out of memory: if so, use fewer "
+                "workers or a smaller prefetch_factor"
             )
         if verdict is Verdict.GIVE_UP:
             raise WorkerError(
                 f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to "
-                "see it in the training process"
+                "reproduce it in the training process"
             )
         if verdict is Verdict.SKIP and address is not None:
             self._skip(address)
@@ -369,8 +369,8 @@ class ProcessWorker:
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
         log.error(
-            "lane %d row %d killed %d workers and is left out from now on%s; list it under "
-            "`exclude` in split.yaml, as SHARD/KEY, so that later epochs leave it out, too",
+            "lane %d row %d killed %d workers and is skipped from now on%s; to exclude it from "
+            "later epochs, too, list it under `exclude` in split.yaml, as SHARD/KEY",
             lane,
             row,
             self._options.max_deaths,

@@ -35,10 +35,10 @@ class Relaned(NamedTuple):
         """Return what it has, and what that cost, in words."""
         lanes = counted(self.state["lanes"], "lane")
         if not (self.again or self.left_out):
-            return f"{lanes}; no sample comes again or is left out"
+            return f"{lanes}; no sample is repeated or missed"
         return (
-            f"{lanes}; of the epochs in progress, up to {counted(self.again, 'sample')} may come "
-            f"again and up to {self.left_out:,} may be left out; all later epochs are exact"
+            f"{lanes}; of the epochs in progress, up to {counted(self.again, 'sample')} may be "
+            f"repeated and up to {self.left_out:,} may be missed; all later epochs are exact"
         )
 
 

@@ -102,7 +102,8 @@ def _distributed(config: WorkerConfig) -> Any:
 class SavableDataLoader(BasicDataLoader):
     """A `BasicDataLoader` with a state.
 
-    Saving counts exactly what the trainer has received and waits for nothing. States are JSON.
+    A saved state counts exactly what the trainer has received; saving does not wait for workers.
+    States are JSON.
     They can be restored on a fresh loader of any world size that divides their number of
     lanes, and of any number of workers, in-line, threads or processes; with `relane=True` on
     any other world size, too.
@@ -121,7 +122,7 @@ class SavableDataLoader(BasicDataLoader):
     """
 
     def save_state_rank(self) -> State:
-        """Return where the lanes of this rank are."""
+        """Return the positions of the lanes of this rank."""
         config, covers = self.worker_config, None
         if config.world_size > 1:
             alone = self._tells_all_lanes()
@@ -155,7 +156,7 @@ class SavableDataLoader(BasicDataLoader):
         strict: bool | Collection[str] = True,
         relane: bool = False,
     ) -> None:
-        """Go to where `state` was saved; it has to cover the lanes of this rank.
+        """Continue from `state`, which has to cover the lanes of this rank.
 
         Args:
             state: State of this rank, of all ranks, or a list of rank states. None, where there
@@ -173,7 +174,7 @@ class SavableDataLoader(BasicDataLoader):
     def save_state_global(
         self, global_dst_rank: int = 0, *, dst_rank: int | None = None
     ) -> State | None:
-        """Return where the lanes of all ranks are, or None if this is not `global_dst_rank`.
+        """Return the positions of the lanes of all ranks, or None if this is not `global_dst_rank`.
 
         All ranks of the data-parallel group have to call this after the same number of steps.
 
@@ -198,7 +199,7 @@ class SavableDataLoader(BasicDataLoader):
         strict: bool | Collection[str] = True,
         relane: bool = False,
     ) -> None:
-        """Go to where a global state was saved.
+        """Continue from a global state.
 
         Args:
             state: A global state, or a list of rank states that together cover all lanes.
@@ -264,7 +265,7 @@ class SavableDataLoader(BasicDataLoader):
         strict: bool | Collection[str] = True,
         relane: bool = False,
     ) -> None:
-        """Go to where a state was saved that covers the lanes of this rank, of whatever kind.
+        """Continue from a state of any kind that covers the lanes of this rank.
 
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
         these from all ranks. Arguments are those of `restore_state_global`.
@@ -311,7 +312,7 @@ class SavableDataLoader(BasicDataLoader):
     def _fitted(self, state: State, *, relane: bool) -> State:
         """Return a state whose lanes can be dealt to the ranks of this run.
 
-        It gets others if they cannot, and that is wanted or costs nothing.
+        It gets others if they cannot, and that is needed or costs nothing.
         """
         config, lanes = self.worker_config, state["lanes"]
         if (config.lanes or lanes) == lanes and lanes % config.world_size == 0:
@@ -323,7 +324,7 @@ class SavableDataLoader(BasicDataLoader):
         except StateError as error:
             if relane:
                 raise
-            config.rank_lanes(lanes, hint=f"nor can it be given others ({error})")
+            config.rank_lanes(lanes, hint=f"nor can the number of lanes be changed ({error})")
             raise
         if not relane and (relaned.again or relaned.left_out):
             config.rank_lanes(
@@ -363,8 +364,8 @@ class SavableDataLoader(BasicDataLoader):
         workers = self.worker_config.num_workers
         if lanes < workers:
             log.warning(
-                "the state has %s for each rank, so %d of %d workers have nothing to do; give the "
-                "run other lanes once, with WorkerConfig(lanes=...) and relane=True",
+                "the state has %s for each rank, so %d of %d workers have nothing to do; change "
+                "the number of lanes once, with WorkerConfig(lanes=...) and relane=True",
                 counted(lanes, "lane"),
                 workers - lanes,
                 workers,

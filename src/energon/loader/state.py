@@ -144,7 +144,9 @@ def merge_states(state: State | Sequence[State] | None) -> State:
         states = list(state) if isinstance(state, list | tuple) else []
     if not states:
         found = _shown(state)
-        raise StateError(f"found {found}, no state; pass a global state or all rank states")
+        raise StateError(
+            f"found {found}, expected a state; pass a global state or the states of all ranks"
+        )
     states = [unflatten(each) for each in states]
     try:
         for number, each in enumerate(states):
@@ -298,7 +300,8 @@ def check_fingerprint(
             "the state was saved by another run:\n  "
             + "\n  ".join(refused)
             + "\nRestore it with the configuration and data it was saved with, or continue from "
-            f"the same rows with what differs: strict={sorted(set(names))}, or False for anything"
+            f"the same rows despite the differences: strict={sorted(set(names))}, or "
+            "strict=False for all"
         )
     return waived
 

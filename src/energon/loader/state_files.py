@@ -75,7 +75,10 @@ def redistribute(state: State, world_size: int) -> list[State]:
     """
     lanes = state["lanes"]
     other = lcm(world_size, COMMON_LANES)
-    hint = f"or give the run other lanes, for instance --lanes {other}, and keep the position"
+    hint = (
+        f"or change the number of lanes, for instance with --lanes {other}, which keeps the "
+        "position"
+    )
     check_lanes(lanes, world_size, hint=hint)
     check_steps(state, state)
     run = state["fingerprint"].get(RUN)
@@ -105,7 +108,7 @@ def write_states(
 
     Args:
         states: Of rank 0, 1, …
-        folder: Is made if it is not there.
+        folder: Is made if it is missing.
         like: The files, or folders of files, that the states came from. Where their names end
             in the number of the rank, the new files are called and written like them: programs
             that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
@@ -204,12 +207,12 @@ def _read(file: AnyPath) -> Any:
         try:
             return parse_json(data, origin=str(file))
         except FormatError as error:
-            raise StateError(f"{error}; the JSON is damaged, or of something else") from error
+            raise StateError(f"{error}; the JSON is damaged, or not a state") from error
     return _read_torch(data, file)
 
 
 def _read_torch(data: bytes, file: AnyPath) -> Any:
-    with needs_extra("torch", f"{file} is not JSON, and reading what torch has saved needs it"):
+    with needs_extra("torch", f"{file} is not JSON, and files of torch.save need torch"):
         import torch
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -216,7 +216,7 @@ class _Worker:
             raise _Reopened
 
     def _poll(self) -> None:
-        """Read the messages of the parent that are there."""
+        """Read the messages of the parent that exist."""
         while is_readable(self._channel, 0):
             self._wait()
 

@@ -44,14 +44,14 @@ _WANTED = {
 _BELONGS = {
     **dict.fromkeys(
         ("schedule_unit", "stopping_strategy", "temperature", "unit"),
-        "stands beside `blend`, for all of its entries",
+        "belongs next to `blend`, for all of its entries",
     ),
-    "joiner": "stands beside `join`",
+    "joiner": "belongs next to `join`",
     "max_epochs": "is for entries of a `blend`",
     "nonmatch": "is for members of a `join`",
     "repetitions": "is for entries of a `blend_epochized`; those of a `blend` have a weight",
     "tokens": "is for entries of a `blend`",
-    "vars": "stands beside `splits`, at the top of the document",
+    "vars": "belongs next to `splits`, at the top of the document",
     "weight": "is for entries of a `blend`; those of a `blend_epochized` have repetitions",
 }
 """Where keys belong that are often misplaced."""

@@ -67,8 +67,8 @@ def check_line(trees: Sequence[Tree], word: str, place: str) -> None:
     """Raise ConfigError if a line contains a blend by weights, which has no end."""
     for blend in _blends(trees):
         raise ConfigError(
-            f"{blend.place}: blend below the {word} of {place}; a blend by weights has no length, "
-            "so it cannot be repeated or laid end to end. Nest them the other way round, or use "
+            f"{blend.place}: blend below the {word} of {place}; a weighted blend has no length, "
+            "so it cannot be repeated or concatenated. Nest them the other way round, or use "
             "blend_epochized"
         )
 

@@ -152,7 +152,7 @@ class _Scope:
             if self.values < 0 or self.characters < 0:
                 limit = EXPANDED_VALUES if self.values < 0 else EXPANDED_CHARACTERS
                 raise ConfigError(
-                    f"{self.place}: the references of this document stand for more than "
+                    f"{self.place}: the references of this document expand to more than "
                     f"{limit.value:,} {limit.meaning.split()[0]}; {limit.hint}"
                 )
 
@@ -179,8 +179,8 @@ class _Scope:
         hint = f", did you mean {close!r}?" if close else "."
         return self.complain(
             match,
-            f"is neither in `vars` nor in the environment{hint} ${{{name}:-default}} is "
-            "for what need not be set",
+            f"is neither in `vars` nor in the environment{hint} ${{{name}:-default}} gives it a "
+            "default",
         )
 
     def variable(self, name: str) -> Any:

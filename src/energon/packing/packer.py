@@ -53,7 +53,7 @@ def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
 def fill_exactly(
     lengths: Lengths, room: Sequence[int], *, balance: bool = False, oldest_first: bool = False
 ) -> Bins:
-    """Fill one bin after the other with the items that leave the least room in it.
+    """Fill one bin after another with the items that leave the least room in it.
 
     A bin starts with the largest remaining item. In one dimension, the rest is the subset of the
     remaining items whose sum comes closest to the room, found by dynamic programming over sums; in
@@ -172,7 +172,7 @@ def _largest_first(lengths: Lengths, room: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the hook `select_samples_to_pack` may return instead of a list of groups.
+    """A result of the hook `select_samples_to_pack`, instead of a list of groups.
 
     Args:
         groups: The samples of each pack.

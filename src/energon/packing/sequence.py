@@ -20,7 +20,7 @@ class PackedSequence:
     """Several sequences in one, as variable-length attention expects them.
 
     Args:
-        values: The sequences one after the other, then padding.
+        values: The sequences one after another, then padding.
         cu_seqlens: Start of each sequence and end of the last: int32, (num_sequences + 1,).
             Padding is a sequence of its own, the last one.
         position_ids: Position of each value within its sequence: int64, (num_values,).
@@ -103,7 +103,7 @@ def position_ids(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def merge_cu_seqlens(packs: Sequence[Any]) -> Any:
-    """Return the `cu_seqlens` of packs concatenated one after the other, as in a batch.
+    """Return the `cu_seqlens` of packs concatenated one after another, as in a batch.
 
     Example:
         >>> merge_cu_seqlens([cu_seqlens([3, 1]), cu_seqlens([2, 2])])

@@ -7,7 +7,7 @@ number of the draw, and everything else is the order of the source.
 
 Shares change at rows: those that a schedule names, those at which the run was restored with
 another mix, and those at which a lane has made its last draw of a source that is used up. A
-*stage* lies between two changes. Counts at the beginning of a stage are the base of what
+*stage* is between two changes. Counts at the beginning of a stage are the base of what
 follows (`blend_stages.py`), so the draws of a source continue without a gap and its epochs stay
 exact.
 

@@ -248,7 +248,7 @@ class BlendStages:
     """The stages of all lanes, each found when it is first asked for.
 
     Args:
-        mixes: Shares over sources, one after the other.
+        mixes: Shares over sources, one after another.
         changes: For each lane, the row at which each mix but the first began.
         lines: The sources.
         gone: Names of the sources -1, -2, …, which are no longer there.

@@ -71,7 +71,7 @@ class Line:
         return np.diff(self._bounds) / self.length
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which pass and at which position a sample lies in an epoch of its leaf.
+        """Return in which pass and at which position a sample is in an epoch of its leaf.
 
         None if a fraction of the leaf is all that comes then, and it is not among that.
         """

@@ -111,7 +111,7 @@ class PlanRecipe:
 
     @property
     def counts_batches(self) -> bool:
-        """Whether weights change after so many batches."""
+        """Whether weights change after this many batches."""
         return self.kind == "blend" and "batches" in self.blend_mix.units
 
     def __call__(self, lanes: int) -> Plan:

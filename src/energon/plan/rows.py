@@ -14,7 +14,7 @@ from energon.plan.permutation import permute, unpermuted
 from energon.plan.seeds import U64, combine, derive_seed
 
 COUNTED_ROWS = 4096
-"""So many rows before the present one are counted one by one; of what they are part of, a lane or
+"""This many rows before the present one are counted one by one; of what they are part of, a lane or
 a window has its share of all others."""
 
 

@@ -90,7 +90,7 @@ class TokenWindows:
         first = np.searchsorted(self._ends, begin, side="right") - 1
         last = np.searchsorted(self._ends, begin + self.length, side="left") - 1
         window, number = _expand(first, last)
-        # The documents of all blocks that windows lie in, one block behind the other.
+        # The documents of all blocks that windows are in, one block behind the other.
         blocks = np.unique(number)
         found = [self._block(each) for each in blocks.tolist()]
         documents = np.concatenate([each for each, _ in found])

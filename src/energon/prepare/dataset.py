@@ -168,7 +168,7 @@ def prepare_dataset(
         sample_loader: Instead of it, the code that makes samples: the text of `sample_loader.py`,
             which readers run if they are allowed to.
         dataset_yaml_name: Name of the description below `.nv-meta`.
-        num_workers: Processes that read shards.
+        num_workers: Number of processes that read shards.
         progress: Called with the number of shards that are done, and of all.
         indexing: All else about indexing; None for what `num_workers` and `progress` say.
 

@@ -83,12 +83,12 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
 
 
 def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> None:
-    """Write files that are there as a whole or not at all.
+    """Write files that exist as a whole or not at all.
 
     Args:
         files: Paths and contents.
         durable: Whether they are on disk when this returns. If not, a power failure may leave
-            files that are cut off, until `flush_files` was called.
+            files that are truncated, until `flush_files` was called.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
@@ -193,15 +193,16 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
         hint = {
-            errno.ENOSPC: "; make room and run it again, what is done is kept",
-            errno.EDQUOT: "; make room and run it again, what is done is kept",
+            errno.ENOSPC: "; free some space and run it again; completed work is kept",
+            errno.EDQUOT: "; free some space and run it again; completed work is kept",
         }.get(error.errno or 0, "")
         raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:
     return StorageAccessError(
-        f"{path}: {error.strerror}; the index of a shard lies beside it, so its folder has to be "
+        f"{path}: {error.strerror}; the index of a shard is written next to it, so its folder "
+        "has to be "
         "writable: change that, or prepare a folder with links to the shards"
     )
 
@@ -284,7 +285,7 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
             if not is_unsupported(error):
                 raise
             log.warning(
-                "%s: this file system has no locks; see to it that only one process at a time "
+                "%s: this file system has no locks; make sure that only one process at a time "
                 "prepares the dataset",
                 dataset,
             )

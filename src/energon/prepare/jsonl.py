@@ -84,7 +84,7 @@ def prepare_jsonl(
     Raises:
         DatasetNotFoundError: If there is no such file.
         ConfigError: If it is compressed so that lines cannot be read one by one, or what is
-            excluded is not there.
+            excluded is missing.
         FormatError: If a line is not a JSON object, or it is damaged.
     """
     file = Path(local_path(path))

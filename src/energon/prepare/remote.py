@@ -104,7 +104,7 @@ class Mirror:
                 raise StorageError(
                     f"{redact(self.address)}: this machine has no room for what is made of it "
                     f"({error.strerror}: {self.folder.parent}); set ENERGON_STORAGE_CACHE_DIR to a "
-                    "folder with more, and run it again: what is done is kept"
+                    "folder with more, and run it again; completed work is kept"
                 ) from error
             finally:
                 if self._temporary is not None:

@@ -64,7 +64,7 @@ def joint_key(kind: str, items: Iterable[Any]) -> RestoreKey | None:
 
 
 def flat(key: Iterable[Any]) -> tuple[int | str, ...]:
-    """Return the numbers and words of a key, one after the other."""
+    """Return the numbers and words of a key, one after another."""
     parts: list[int | str] = []
     for part in key:
         if isinstance(part, tuple | list):

@@ -1,7 +1,7 @@
 """Fetch what lanes will read, before they do.
 
 The order is known, so requests are planned as reads of local files are: rows of the plan become
-byte ranges, neighbours among them become spans, and spans are fetched in the order in which
+byte ranges, neighbors among them become spans, and spans are fetched in the order in which
 they are needed first, as many as fit into memory. A span that is begun is complete: planning
 looks beyond its rows by a window, within which every sample of a slice comes. Lanes that are
 read together are planned together, since they read the same slices.
@@ -35,7 +35,7 @@ MAX_STEP_ROWS = 2048
 """Rows planned at a time, beyond the window: few at first, so that the first batch comes soon."""
 MAX_ROWS_AHEAD = 32_768
 BATCHES_AHEAD = 64
-"""So many batches are fetched ahead at most, and in any case the next two blocks that are read."""
+"""At most this many batches are fetched ahead, and in any case the next two blocks to be read."""
 KEPT_SHARE = 0.5
 """Datasets that fit into this share of the memory are fetched once, and kept for all epochs."""
 MAX_WINDOW_ROWS = 16_384
@@ -52,7 +52,7 @@ class LookAhead:
 
     Args:
         sources: One for each leaf; those on this machine are left out.
-        window_rows: Within so many rows of a stream, all samples of a slice come.
+        window_rows: Within this many rows of a stream, all samples of a slice come.
         lanes_of_stream: How many lanes read the same slices, all workers together.
         settings: Says how much memory all lanes of this process have together.
     """
@@ -177,7 +177,7 @@ class LookAhead:
         self._pending = pending.picked(~done)
 
     def _keep(self, file: RemoteFile, low: Ints, high: Ints) -> bool:
-        """Fetch ranges of a file for good; return whether there is memory for them."""
+        """Fetch ranges of a file permanently; return whether there is memory for them."""
         most = int(KEPT_SHARE * self._budget)
         return all(
             self._buffer.keep(file.object, start, stop, most=most)
@@ -203,7 +203,7 @@ class LookAhead:
             due: Which of them are due.
             urgency: How soon each is needed.
             places: Their places in `number`,
-            number: which gets the number of the span that each lies in.
+            number: which gets the number of the span that each is in.
         """
         if not due.any():
             return

@@ -1,7 +1,7 @@
 """Read the rows of folders that `save_to_disk` of Hugging Face `datasets` wrote.
 
 `state.json` lists Arrow files, which are mapped into memory: nothing is decoded, and only the
-rows that are asked for are looked at. With `dataset_dict.json`, there is such a folder for each
+rows that are asked for are checked. With `dataset_dict.json`, there is such a folder for each
 split.
 """
 
@@ -94,7 +94,7 @@ class ArrowBatches:
         return os.path.join(self.folder, self.names[number])
 
     def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
-        """Return some columns of a record batch, as they lie in the file."""
+        """Return some columns of a record batch, as they are in the file."""
         import pyarrow as pa
 
         number = int(self.file[group])

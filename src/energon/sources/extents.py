@@ -64,7 +64,7 @@ def read_spans(
     """Read samples that lie at `low` to `high`, ascending, with few calls.
 
     Returns:
-        The buffer that each sample lies in, and where in the file that begins.
+        The buffer that each sample is in, and where in the file that begins.
     """
     edges = span_edges(low, high)
     begin = low[edges]
@@ -96,9 +96,9 @@ class Extents(NamedTuple):
     places: Ints
     """Which of the samples that were asked for."""
     low: Ints
-    """Their first bytes that are wanted."""
+    """Their first bytes that are needed."""
     high: Ints
-    """The bytes after the last that are wanted."""
+    """The bytes after the last that are needed."""
 
 
 def wanted_extents(

@@ -78,7 +78,7 @@ class FolderOptions(RowOptions):
 def list_folder(address: str) -> dict[str, ListedFolder]:
     """Return what is in a folder, and in all folders below it, by their paths.
 
-    What `energon prepare` has noted is looked at again on this machine where a folder was changed
+    What `energon prepare` has noted is checked again on this machine where a folder was changed
     since, and trusted in stores.
 
     Raises:
@@ -169,7 +169,7 @@ class MediaFiles:
 
     Raises:
         DatasetNotFoundError: If there is no such folder, or no sample in it.
-        FormatError: If a table is invalid, or names a file that is not there.
+        FormatError: If a table is invalid, or names a file that is missing.
         ConfigError: If samples are in no folder that could be their class.
     """
 

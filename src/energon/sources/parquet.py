@@ -294,7 +294,7 @@ class ParquetSource(RowSource):
         number = int(np.argmax(np.diff(self.groups.ends)))
         file = int(self.groups.file[number])
         group = self.groups.metadata(file).row_group(number - int(self.groups.first[file]))
-        # A slice that is not laid out with row groups lies in two of them.
+        # A slice that is not laid out with row groups is in two of them.
         most = HELD_BYTES // max(1, 2 * group.total_byte_size)
         return max(1, rows), max(1, min(MAX_SLICES, most))
 

@@ -52,7 +52,7 @@ class LeafReader:
         sources: One for each leaf of the plan.
         subflavors: What goes into `__subflavors__`, for each leaf.
         window_rows: Within how many rows of a stream all samples of a slice come, for reading
-            ahead of what lies in distant stores.
+            ahead of what is in distant stores.
     """
 
     sources: tuple[Source, ...]

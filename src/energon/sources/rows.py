@@ -367,7 +367,7 @@ class _LateRows:
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
-        # Each is let go of when it is handed on, and so is its row group with the last of it.
+        # Each is let go of when it is passed on, and so is its row group with the last of it.
         samples, paths = self.samples[start:stop][::-1], self.paths[start:stop][::-1]
         self.samples[start:stop] = [None] * len(samples)  # type: ignore[list-item]
         return (_made(samples.pop(), paths.pop()) for _ in range(len(samples)))

@@ -101,7 +101,7 @@ def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def join_rows(
     parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[Sequence[bytes]]
 ) -> list[CrudeSample]:
-    """Return samples of parts that are there already, a column in `contents` for each name."""
+    """Return samples of parts that already exist, a column in `contents` for each name."""
     columns = tuple(f"c{index}" for index in range(len(parts)))
     rows: list[CrudeSample] = _row_builder(parts, columns, columns)(*meta, *contents)
     return rows

@@ -76,7 +76,7 @@ def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) ->
 
 
 def _scan(file: RemoteFile) -> PartTable:
-    """Return a table made of the headers of a shard, and check it by the index that is there."""
+    """Return a table made of the headers of a shard, and check it by the index that exists."""
     try:
         index = _beside(file, ".idx")
         indexed = int(parse_tar_index(read_bytes(index), origin=redact(index))[-1])
@@ -267,4 +267,4 @@ def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
 
 
 def _again(dataset: AnyPath) -> str:
-    return f"if that is wanted, run `energon index {dataset}`, or else restore the file"
+    return f"if the change is intended, run `energon index {dataset}`, otherwise restore the file"

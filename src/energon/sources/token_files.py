@@ -30,7 +30,7 @@ from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 
 SUMMED_DOCUMENTS = 128 * BLOCK_DOCUMENTS
-"""Documents whose lengths are looked at together: an index of gigabytes never lies in memory."""
+"""Documents whose lengths are checked together: an index of gigabytes never is in memory."""
 
 
 class TokenFile:
@@ -70,7 +70,7 @@ class TokenFile:
 
     @cached_property
     def mapped(self) -> NDArray[Any]:
-        """All tokens of a local file, which lie in memory as far as they are looked at."""
+        """All tokens of a local file, which are in memory as far as they are checked."""
         dtype = self.index.dtype
         data = map_file(Path(self.prefix + DATA))
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
@@ -90,17 +90,17 @@ class TokenFile:
             self.index.forget()
 
     def check(self) -> None:
-        """Raise FormatError or ShardChangedError if a document does not lie in the file."""
+        """Raise FormatError or ShardChangedError if a document is outside the file."""
         for low in range(0, self.index.num_documents, SUMMED_DOCUMENTS):
             self.index.places(np.arange(low, min(low + SUMMED_DOCUMENTS, self.index.num_documents)))
             self.index.forget()
 
     def arrays(self, low: Ints, high: Ints) -> tuple[list[NDArray[Any]] | None, Ints, Ints]:
-        """Read runs of tokens, which lie in the file from byte `low` to `high`.
+        """Read runs of tokens, which are in the file from byte `low` to `high`.
 
         Returns:
             An array for each run, and where in it the tokens begin and end. None stands for
-            `mapped`: then nothing is read but what is looked at.
+            `mapped`: then nothing is read but what is checked.
         """
         file, size = self.file, self.index.dtype.itemsize
         order = np.argsort(low, kind="stable")
@@ -139,7 +139,7 @@ class TokenFile:
 
 
 _DENSE = 32
-"""How many times the bytes of runs may lie between them to be fetched along."""
+"""How many times the bytes of runs may be between them to be fetched along."""
 _FETCHED_SPANS = 1024
 
 
@@ -170,7 +170,7 @@ def token_files(address: str) -> list[str]:
 
 
 class TokenRuns(NamedTuple):
-    """Runs of tokens that lie in one place, in the order of the samples that they make up."""
+    """Runs of tokens that are in one place, in the order of the samples that they make up."""
 
     window: Ints
     """The sample, as its place among those that were asked for."""
@@ -337,7 +337,7 @@ class TokenRows:
         return {**{name: values[start:stop] for name, values in self.about.items()}, **columns}
 
     def _values(self, start: int, stop: int) -> dict[str, Any]:
-        """Return the tokens and modes of samples one after the other, and their edges."""
+        """Return the tokens and modes of samples one after another, and their edges."""
         first, last = self._first[start], self._first[stop]
         ends, arrays, edges = self._ends[first : last + 1], self._arrays, self._edges
         bounds = (ends - ends[0]).tolist()

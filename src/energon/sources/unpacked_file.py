@@ -15,7 +15,7 @@ from energon.formats.seek_points import SeekPoints
 from energon.io.range_file import RangeFile
 
 HELD_BYTES = 256 << 20
-"""Content that is kept: what lies between two points is unpacked once for the slices in it."""
+"""Content that is kept: what is between two points is unpacked once for the slices in it."""
 MAX_SLICES = 16
 
 
@@ -77,7 +77,7 @@ class UnpackedFile:
     def preferred_slices(self) -> tuple[float, int]:
         """Bytes that are best read together, and how many such slices may be open at a time."""
         content = self.points.unpacked_size / len(self.points)
-        # A slice is not laid out with points, so it lies between three of them.
+        # A slice is not laid out with points, so it is between three of them.
         return content, int(max(1, min(MAX_SLICES, HELD_BYTES // (2 * content + 1))))
 
     def _unpack(self, numbers: set[int]) -> None:

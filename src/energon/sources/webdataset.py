@@ -42,7 +42,7 @@ from energon.stages.read import LateRows, RowsAtOnce
 logger = logging.getLogger("energon")
 
 MAX_LATE_BYTES = 2 << 20
-"""Of so many bytes that were read together, parts are cut when they are needed. More than that
+"""Of this many bytes that were read together, parts are cut when they are needed. More than that
 are cut at once, while the processor has them in its cache."""
 MEAN_SIZE_SHARDS = 8
 MAX_PROBED_SHARDS = 10_000

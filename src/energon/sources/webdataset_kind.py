@@ -135,7 +135,7 @@ KIND = WebdatasetKind()
 def _parts(
     root: AnyPath, names: Sequence[str], there: Collection[int], unreadable: list[str]
 ) -> PartStatistics:
-    """Return the statistics of those shards that are there; say which cannot be read, and why."""
+    """Return the statistics of those shards that exist; say which cannot be read, and why."""
     from energon.sources.files.locate import local_copy
     from energon.sources.part_statistics import PartStatistics, index_statistics
 

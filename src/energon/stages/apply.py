@@ -144,7 +144,7 @@ class ApplyIterator(DatasetIterator[Any]):
 
         Args:
             argument: What the first hook gets.
-            runners: Run the hooks, one after the other.
+            runners: Run the hooks, one after another.
             address: Seeds their random numbers.
             key: Returns the restore key of `argument`, when a hook is a generator: its outputs
                 get it with a number.
@@ -235,7 +235,7 @@ def apply_again(
 
     Args:
         argument: What the first hook gets.
-        hooks: Applied one after the other.
+        hooks: Applied one after another.
         lane: Where they are run.
         address: Seeds their random numbers, as it did the first time.
         key: The restore key of `argument`.

@@ -36,13 +36,13 @@ UNTRIED_TOLERANCE = 10
 """After so many failures a hook that has never succeeded is taken to be wrong, not the data."""
 
 SHOWN_REPEATS = 10
-"""So many failures of one cause are logged one by one; after that, only how many there are."""
+"""This many failures of one cause are logged one by one; after that, only how many there are."""
 
 SHOWN_SAMPLES = 3
-"""So many samples are named for each reason why some were left out."""
+"""This many samples are named for each reason why some were left out."""
 
 MAX_REASONS = 64
-"""So many reasons are told apart, in a worker and for a hook."""
+"""This many reasons are told apart, in a worker and for a hook."""
 
 RATED_CALLS = 1000
 """Before so many calls a share of failures means little."""
@@ -139,7 +139,7 @@ class HookRunner:
     """A hook in one lane: knows how often it failed in a row, and in the worker at all.
 
     Whoever walks over many arguments calls `function` itself, adds to `tally` and `record`
-    afterwards how often it succeeded, and hands on what did not: to `settle`, `fail` and `exit`.
+    afterwards how often it succeeded, and passes on what did not: to `settle`, `fail` and `exit`.
     """
 
     def __init__(self, hook: Hook, lane: Lane) -> None:
@@ -216,7 +216,7 @@ class HookRunner:
         return FatalSampleError(
             f"{self.hook.title} {what} None for {describe_sources(self._sources(argument))}; is "
             "there a `return` missing? Return what the next hook gets, or raise SkipSample to "
-            "leave the sample out"
+            "skip the sample"
         )
 
     def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
@@ -294,7 +294,7 @@ class HookRunner:
             log_exception(error, argument, sources, brief=count > 1)
         elif _is_power_of_ten(count):
             logger.warning(
-                "left out %s because %s failed in this way: %s: %s (last: %s)",
+                "skipped %s because %s failed in this way: %s: %s (last: %s)",
                 counted(count, "sample", grouped=True),
                 self.hook.name,
                 type(error).__name__,
@@ -308,7 +308,7 @@ class HookRunner:
             raise FatalSampleError(
                 f"{self.hook.name} raised {describe_exit(error)} on "
                 f"{describe_sources(self._sources(argument))}; a hook cannot end the program. "
-                "Raise SkipSample to leave the sample out, or an error of your own"
+                "Raise SkipSample to skip the sample, or raise your own error"
             ) from error
 
     def _sources(self, argument: Any) -> tuple[Any, ...]:
@@ -444,7 +444,7 @@ def _code_of(handler: Any) -> Any:
 
 
 def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
-    """Log that a sample failed and is left out: where it came from, and the traceback.
+    """Log that a sample failed and is skipped, with its origin and the traceback.
 
     Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
     it is if the message should be `brief`.
@@ -457,7 +457,7 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
     """
     brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
-        "left out a sample: %s: %s (%s)%s",
+        "skipped a sample: %s: %s (%s)%s",
         type(e).__name__,
         e,
         describe_sources(sources),
@@ -466,7 +466,7 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
 
 
 def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:
-    """End the run at the first sample that fails; an error handler to be strict with.
+    """End the run at the first sample that fails: a strict error handler.
 
     Example:
         >>> from energon import WorkerConfig

@@ -30,7 +30,7 @@ class LaneReading:
 
     Args:
         plan: The order, if it is not that of the stage which reads.
-        row: The row after the last one that was ever handed on.
+        row: The row after the last one that was ever passed on.
         known: What that was when the lane was opened.
     """
 
@@ -123,7 +123,7 @@ class Walk:
 
     @property
     def taken(self) -> int:
-        """How many samples were handed on."""
+        """How many samples were passed on."""
         return len(self.keys) - length_hint(self.rest)
 
     def tell(self, present: Present) -> None:

@@ -27,7 +27,7 @@ logger = logging.getLogger("energon")
 
 @dataclass(frozen=True)
 class MapDataset(Dataset[Any]):
-    """Apply hooks to each item, one after the other; any may skip, fail or yield several.
+    """Apply hooks to each item, one after another; any may skip, fail or yield several.
 
     Args:
         dataset: The items.
@@ -68,7 +68,7 @@ class MapDataset(Dataset[Any]):
 
 
 _NOTHING: DatasetIterator[Any] = DatasetIterator()
-"""For hooks that are run on items which are there already."""
+"""For hooks that are run on items which already exist."""
 
 
 class _Runners(dict[int, tuple[HookRunner, ...]]):
@@ -390,7 +390,7 @@ class _MapIterator(ApplyIterator):
     def _leave_out(self, row: int, address: RestoreKey) -> None:
         self.lane.counts["skipped after killing workers"] += 1
         logger.error(
-            "left out row %d of lane %d, sample %s: it killed workers, or the state leaves it out",
+            "skipped row %d of lane %d, sample %s: it killed workers, or the state excludes it",
             row,
             self.lane.number,
             flat(address),

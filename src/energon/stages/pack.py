@@ -303,7 +303,7 @@ class _PackIterator(ApplyIterator):
         return group
 
     def _look_ahead(self, window: Window) -> None:
-        """Read the share of the next window that is due by now."""
+        """Read the share of the next window that is due."""
         given = self.start.group - window.opened_at
         total = len(window.groups) - window.opened_at
         count = self.stage.buffer_size - len(window.carried)
@@ -379,7 +379,7 @@ class _PackIterator(ApplyIterator):
             carried = []
         left_out = len(entries) - len(carried) - sum(map(len, groups))
         if left_out > 0:
-            self.inner_lane.counts["left out by packing"] += left_out
+            self.inner_lane.counts["dropped by packing"] += left_out
         self._check_progress(entries, groups, carried)
         return groups, carried
 

@@ -13,19 +13,19 @@ from energon.stages.hook import ErrorHandler, log_exception
 
 
 class Quarantine:
-    """An error handler that notes failing samples in a folder, one file for each dataset.
+    """An error handler that records failing samples in a folder, one file per dataset.
 
-    Give it to `WorkerConfig(global_error_handler=...)` or `@stateless(error_handler=...)`. The
-    files are called as the folder of the dataset, with ".jsonl"; each line names the shard and
-    the key of a sample, and why it is there. `energon prepare --exclude-from FILE` and
-    `exclude_from=FOLDER` of the dataset getters leave these samples out.
+    Give it to `WorkerConfig(global_error_handler=...)` or `@stateless(error_handler=...)`. Files
+    are named after the folder of the dataset, with ".jsonl"; each line has the shard and key of a
+    sample, and the reason. `energon prepare --exclude-from FILE` and
+    `exclude_from=FOLDER` of the dataset getters exclude these samples.
 
-    All workers and ranks may write into one folder. A batch or a pack that fails is not noted,
-    since it does not say which of its samples was the cause.
+    All workers and ranks may write into one folder. A batch or pack that fails is not recorded,
+    since it is unknown which of its samples was the cause.
 
     Args:
-        folder: Where the files are; made if it does not exist.
-        handler: Called for each failure besides, `log_exception` unless told otherwise.
+        folder: The folder of the files; created if it does not exist.
+        handler: Also called for each failure.
 
     Raises:
         ConfigError: If the folder is not on this machine, or cannot be made.

@@ -87,7 +87,7 @@ class RowsAtOnce:
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`."""
-        # Each is let go of when it is handed on: what the batch before took then serves the next.
+        # Each is let go of when it is passed on: what the batch before took then serves the next.
         samples = self.samples[start:stop][::-1]
         return (samples.pop() for _ in range(len(samples)))
 
@@ -219,7 +219,7 @@ class _ReadIterator(DatasetIterator[Any]):
 
     @property
     def stop(self) -> int:
-        """The row after the last one that was read, if it was not handed on yet."""
+        """The row after the last one that was read, if it was not passed on yet."""
         return self._stop
 
     def __next__(self) -> Any:
@@ -248,7 +248,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return samples
 
     def _present(self, found: list[Any], start: int) -> Iterator[Any]:
-        """Yield what is there of samples from a row on, and is not left out."""
+        """Yield the samples from a row on that exist and are not skipped."""
         left_out = self.lane.skip_rows
         for row, sample in enumerate(found, start):
             if sample is not _GAP and row not in left_out:
@@ -496,7 +496,7 @@ class _Blocks:
     def _share(self, lanes: Sequence[_ReadIterator], count: int, wanted: int) -> list[int]:
         """Return how many rows of each lane to read: those that are needed first, `count` in all.
 
-        What was read and not handed on counts, too; the first lane gets a row in any case.
+        What was read and not passed on counts, too; the first lane gets a row in any case.
         """
         if len(lanes) == 1:
             return [count]

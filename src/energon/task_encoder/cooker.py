@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cooker(Generic[T]):
-    """A function that makes a sample of a crude one, and the datasets that it is for.
+    """A function that converts crude samples, and the datasets that it is for.
 
-    The type argument is that of the crude sample.
+    The type argument is the type of the crude sample.
 
     Args:
         cook: Called with the crude sample; returns a sample or yields some.
@@ -109,7 +109,7 @@ def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[
 def cooker(
     fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False
 ) -> F | Callable[[F], F]:
-    """Mark a function for a `Cooker`: say what it gets beside the sample and auxiliary data.
+    """Mark a function for a `Cooker`, and set what it gets besides the sample and auxiliary data.
 
     Args:
         fn: The function, when used as `@cooker`.
@@ -151,7 +151,7 @@ def stateless(
     failure_rate: float | None = None,
     error_handler: ErrorHandler | None = None,
 ) -> F | Callable[[F], F]:
-    """Mark a hook: say how it is run. Every hook is expected to be a function of its sample.
+    """Mark a hook, and set how it is run. Every hook is expected to be a function of its sample.
 
     Args:
         fn: The hook, when used as `@stateless`.

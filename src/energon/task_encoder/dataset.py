@@ -111,7 +111,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     Args:
         stage: The last stage of the pipeline.
         plan: The order of its samples.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         batch_size: Samples (or packs) of a batch; None yields them one by one.
         packing_buffer_size: Samples that are divided into packs together; None does not pack.
         reader: Reads the samples; knows where each one lies.
@@ -265,7 +265,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self.stage.num_items(lane, lanes)
 
     def state_after(self, batches: int) -> State | None:
-        """Return the state of a lane after so many batches, if no hook has skipped a sample.
+        """Return the state of a lane after this many batches, if no hook has skipped a sample.
 
         None if batches take different numbers of rows, the mix has changed, or the data end.
         """
@@ -323,7 +323,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
     ) -> Any:
-        """Make again what has this restore key: a batch, or a sample or pack within one.
+        """Recreate the batch, pack or sample with this restore key.
 
         Read again from the data, wherever it was in the run, by the same hooks.
 

@@ -45,7 +45,7 @@ class HookMethod:
 
 
 class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """What happens to samples on their way to a batch. Subclass it and override hooks.
+    """The hooks that turn samples into batches. Subclass it and override those that you need.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
     `encode_batch`, in this order. Where samples are packed it passes `preencode_sample` (or
@@ -58,8 +58,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         cookers: For crude datasets, tried in order. Without any, crude samples are passed on
             as they are.
         decoder: Decodes the parts of samples; None leaves them as bytes.
-        __default_failure_tolerance__: How many failures of a hook in a row end the run, where
-            the hook does not say; 0 for never.
+        __default_failure_tolerance__: How many failures of a hook in a row end the run, unless the
+            hook sets its own; 0 for never.
         __default_failure_rate__: Which share of the samples a hook may fail on, judged in each
             lane from 1,000 samples on; None for any.
 
@@ -103,7 +103,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def select_samples_to_pack(
         self, samples: list[T_sample]
     ) -> Sequence[Sequence[T_sample]] | Selection:
-        """Return which samples of a window are packed together.
+        """Return the groups of samples of a window that are packed together.
 
         Args:
             samples: As many as `packing_buffer_size`; fewer where data end.
@@ -135,7 +135,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def current_batch_index(self) -> int:
-        """Number of the batch that the running hook works for, counted over all ranks.
+        """Number of the batch of the current hook call, counted over all ranks.
 
         The same on every topology and after every restore. Of samples that wait for packing or
         in a group, it is the number of the batch that was made meanwhile; of those that a
@@ -149,7 +149,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def current_sample_index(self) -> int:
-        """Number of the sample that the running hook works on, counted over all ranks.
+        """Number of the sample of the current hook call, counted over all ranks.
 
         In the hooks of packs and batches, that of their first sample. The same on every
         topology, after every restore and in `restore_sample`.
@@ -161,7 +161,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def current_rng(self) -> np.random.Generator:
-        """Random numbers for the running call of a hook: the same whenever its sample comes again.
+        """Random generator for the current hook call: the same whenever its sample is made again.
 
         Seeded by the run, the hook, and the sample with its epoch (for packs and batches, that of
         their first sample). Unlike the global generators it costs nothing where it is not used,
@@ -174,7 +174,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def cache(self) -> CachePool:
-        """The cache pool that the loader was given; one that caches nothing without any."""
+        """The cache pool of the loader; without one, a pool that caches nothing."""
         return active_pool()
 
     def assemble(self, recipe: Recipe) -> Any:
@@ -244,8 +244,8 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     """A task encoder that works as it is: samples are batched field by field.
 
     Args:
-        encoded_sample_type: What samples become before batching: a dataclass, a named tuple or
-            dict, whose fields are taken over by name; None leaves them as they are.
+        encoded_sample_type: Type to convert samples to before batching: a dataclass, a named tuple
+            or dict, filled by field name; None leaves them unchanged.
         raw_batch_type: What `batch` returns; None for the type of the samples.
         batch_type: What `encode_batch` returns; None leaves batches as they are.
 

@@ -46,7 +46,7 @@ def get_train_dataset(
         split_part: The split to read.
         worker_config: Who loads it, its lanes and seed.
         batch_size: Samples per batch; None yields samples.
-        batch_drop_last: Whether a last, smaller batch is left out (only where data end).
+        batch_drop_last: Whether to drop a last, smaller batch (only if the data end).
         packing_buffer_size: Samples of a lane that are divided into packs together, by the
             hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
         shuffle_buffer_size: Rows of a lane that are permuted together after blending. No
@@ -59,24 +59,24 @@ def get_train_dataset(
         parallel_shard_iters: Slices of a dataset that are open at a time in a lane; None for
             16.
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
-            batches of one dataset; None for what the metadataset says, or else samples.
+            batches of one dataset; None for the setting of the metadataset, or samples.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
-        repeat: Whether the data start again at their end. A blend by weights has no end, unless
-            all of its entries have `max_epochs`; then it ends in any case.
+        repeat: Whether the data start again at their end. A weighted blend has no end, unless all
+            of its entries have `max_epochs`; then it always ends.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-        subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
-            dataset; the samples in them are left out. None for none.
-        allow: What data may do that they may not do on their own: "code", "env", "outside", see
-            docs/security.md. ENERGON_ALLOW in the environment allows it, too.
+        subflavors: Labels of the samples, which override those of the datasets.
+        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of a single dataset,
+            whose samples are excluded. None excludes nothing.
+        allow: What to allow the data that is refused by default: "code", "env", "outside", see
+            docs/security.md. ENERGON_ALLOW in the environment has the same effect.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
         ConfigError: If an argument or a document is invalid.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
-        SecurityError: If a dataset needs what is not allowed.
+        SecurityError: If a dataset needs something that is not allowed.
 
     Example:
         >>> from energon import WorkerConfig, get_loader, get_train_dataset
@@ -130,35 +130,35 @@ def get_val_dataset(
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
 ) -> SavableDataset:
-    """Return the validation pipeline: each sample once, leaf after leaf, in order.
+    """Return the validation pipeline: each sample once, in the order of the datasets.
 
     Weights and repetitions do not count. Every pass starts from the beginning.
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
-        split_part: Which split. "val" is also found as "validation", "valid" or "dev", if only
+        split_part: The split to use. "val" is also found as "validation", "valid" or "dev", if only
             one of them is there.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         batch_size: Samples per batch; None yields samples.
-        batch_drop_last: Whether a last, smaller batch is left out.
+        batch_drop_last: Whether to drop a last, smaller batch.
         packing_buffer_size: Samples of a lane that are divided into packs together, by the
             hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
-        limit: Most batches of each rank in a pass; None or 0 for all.
+        limit: Maximum number of batches of each rank in a pass; None or 0 for all.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-        subflavors: Merged over those of the datasets.
-        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of the only
-            dataset; the samples in them are left out. None for none.
-        allow: What data may do that they may not do on their own: "code", "env", "outside", see
-            docs/security.md. ENERGON_ALLOW in the environment allows it, too.
+        subflavors: Labels of the samples, which override those of the datasets.
+        exclude_from: Folder of quarantine files, see `Quarantine`, or the file of a single dataset,
+            whose samples are excluded. None excludes nothing.
+        allow: What to allow the data that is refused by default: "code", "env", "outside", see
+            docs/security.md. ENERGON_ALLOW in the environment has the same effect.
         legacy: Deprecated settings of the decoder, see `energon.compat.megatron.getters`.
 
     Raises:
         ConfigError: If an argument or a document is invalid.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in this split.
-        SecurityError: If a dataset needs what is not allowed.
+        SecurityError: If a dataset needs something that is not allowed.
 
     Example:
         >>> from energon import WorkerConfig, get_loader, get_val_dataset
@@ -204,7 +204,7 @@ def get_val_datasets(
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
 ) -> list[tuple[SavableDataset, OpenedLeaf]]:
-    """Return a validation pipeline for each leaf, so that losses can be told apart.
+    """Return a validation pipeline for each dataset, to measure losses separately.
 
     Each comes with its leaf, whose `name`, `paths` and `subflavors` say which dataset it is.
     Arguments and errors are those of `get_val_dataset`.

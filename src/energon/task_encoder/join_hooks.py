@@ -72,7 +72,7 @@ class JoinSample(Compiled):
                 else:
                     named[name] = sample
             joined = joiner(*ordered, **named)
-            # Joiners hand on the key of one of the datasets, which has numbers of its own.
+            # Joiners pass on the key of one of the datasets, which has numbers of its own.
             stamp(joined, raw["__restore_key__"])
             return joined
 
@@ -88,7 +88,7 @@ class CookJoined:
     arguments: CookerArguments
 
     def __call__(self, sample: Any) -> Any:
-        """Return what the cooker makes of a crude sample; any other is handed on."""
+        """Return what the cooker makes of a crude sample; any other is passed on."""
         if not isinstance(sample, dict):
             return sample
         crude = sample if isinstance(sample, CrudeSample) else CrudeSample(sample)

@@ -81,15 +81,15 @@ def open_leaves(
 
     Args:
         leaves: What a document refers to.
-        subflavors: Merged over those of the datasets.
+        subflavors: Labels of the samples, which override those of the datasets.
         exclude_from: Folder of quarantine files, or the file of the only dataset; None for none.
             Joined datasets are read as they were joined.
         allow: What datasets may do, see `energon.allow`.
         call: For what they are opened; dataset classes of the program are told.
 
     Raises:
-        SecurityError: If a dataset needs what is not allowed.
-        ConfigError: If a dataset.yaml is invalid, or asks for what is not there; names what is
+        SecurityError: If a dataset needs something that is not allowed.
+        ConfigError: If a dataset.yaml is invalid, or asks for what is missing; names what is
             wrong with each of the leaves.
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.

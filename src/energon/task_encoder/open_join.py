@@ -36,7 +36,7 @@ INDEX_VERSION = 1
 
 
 def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
-    """Return the samples of a join; builds its index if that is not there yet.
+    """Return the samples of a join; builds its index if that is missing yet.
 
     Args:
         leaf: The join.
@@ -68,7 +68,7 @@ def join_digest(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> str:
 
 
 def find_index(leaf: Leaf, digest: str) -> JoinIndex | None:
-    """Return the index of a join; None if it is not there, or damaged."""
+    """Return the index of a join; None if it is missing, or damaged."""
     for folder in cache_folders(leaf):
         index = _load(folder / index_name(digest))
         if index is not None:
@@ -216,7 +216,7 @@ def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] 
 
     Raises:
         ConfigError: If a document is invalid, or samples have no match where that is an error.
-        DatasetNotFoundError: If something is not there.
+        DatasetNotFoundError: If something is missing.
 
     Example:
         >>> from pathlib import Path

@@ -98,7 +98,7 @@ def validation_recipe(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a pipeline is made of, and the steps from samples to batches.
+    """The parts of a pipeline, and the steps from samples to batches.
 
     Args:
         opened: The datasets, one for each leaf of `plan`.
@@ -106,7 +106,7 @@ class Recipe:
         encoder: The user's hooks. A hook that is not overridden adds no stage.
         settings: How samples are packed and batched. Without a batch_size they come one by one,
             or the criterion of groups decides.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         resolved: How the document mixes the leaves; None for validation, which mixes nothing.
 
     Raises:
@@ -198,7 +198,7 @@ class Recipe:
         return pipeline
 
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
-        """Return a pipeline that loaders take, whose last stage is `stage`."""
+        """Return a pipeline for loaders whose last stage is `stage`."""
         config, settings = self.worker_config, self.settings
         if self.encoder.cookers or any(may_draw(hook.function) for hook in self._users):
             stage = SeedDataset(stage)

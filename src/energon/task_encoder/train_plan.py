@@ -118,7 +118,7 @@ def train_plan(
         plan = replace(plan, unit=plan.batch_size)
     if is_blend and not settings.repeat and not plan.blend_mix.limits:
         raise ConfigError(
-            "repeat=False, but a blend by weights has no end; use blend_epochized, give its "
+            "repeat=False, but a weighted blend has no end; use blend_epochized, give its "
             "entries max_epochs, or set a virtual_epoch_length"
         )
     plan = replace(plan, leaves=_weighted(plan))

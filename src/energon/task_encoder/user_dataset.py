@@ -1,4 +1,4 @@
-"""Code that lies beside a dataset and makes its samples: `sample_loader.py`.
+"""Code that is next to a dataset and makes its samples: `sample_loader.py`.
 
 It runs only where the user allows it. Pipelines carry the text of the file to their workers, so
 that all of them run what the user has allowed, whatever happens to the file.

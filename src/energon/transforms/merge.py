@@ -53,7 +53,7 @@ class TransformMapper:
 
 
 class CustomTransform(TransformMapper):
-    """A transform of your own for `MergeTransform`: override `apply_transform`.
+    """Your own transform for `MergeTransform`: override `apply_transform`.
 
     Example:
         >>> from PIL import Image
@@ -264,7 +264,7 @@ _RANK = ("nearest", "bilinear", "bicubic")
 class MergeTransform:
     """Applies several geometric transforms of torchvision, resampling the image only once.
 
-    That is faster, and sharper, than one after the other. Random numbers are drawn as the
+    That is faster, and sharper, than one after another. Random numbers are drawn as the
     transforms draw them. Call it with a Pillow image or a tensor (channels, height, width).
 
     Args:

@@ -62,7 +62,7 @@ _TITLES = {
     500: "Something went wrong",
 }
 MAX_COUNTED_LEAVES = 50
-"""So many datasets are opened for the first page, to say how many samples they have."""
+"""This many datasets are opened for the first page, to say how many samples they have."""
 
 
 def make_app(

@@ -32,7 +32,7 @@ from energon.worker import WorkerConfig
 
 MAX_PICTURES = 64
 MAX_WALKED = 500
-"""So many batches are made to get to one that cannot be made on its own."""
+"""This many batches are made to get to one that cannot be made on its own."""
 
 
 class ShownField(NamedTuple):

@@ -27,7 +27,7 @@ from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
 MAX_SNIPPETS = 4
-"""So many parts say in a gallery what a sample without text holds."""
+"""This many parts say in a gallery what a sample without text holds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from energon.viewer.shown import ShownPart, ShownSample
 CHUNK_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
 MAX_CHECKED = 16
-"""So many parts of a sample are decoded to see whether that is possible, if they are images."""
+"""This many parts of a sample are decoded to see whether that is possible, if they are images."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
 

@@ -38,7 +38,7 @@ class ShownPart(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it lies in the shard as it is; values of rows do not."""
+        """Whether it is in the shard as it is; values of rows do not."""
         return not isinstance(self.file.find(), MemoryFile)
 
 
@@ -85,7 +85,7 @@ class ShownLeaf:
 
     @cached_property
     def shards(self) -> list[ShardOrdinals]:
-        """The shards of the first dataset; none of a join, whose samples lie in many."""
+        """The shards of the first dataset; none of a join, whose samples are in many."""
         if self.leaf.join:
             return []
         return self._contents(self.source).shards()
@@ -113,7 +113,7 @@ class ShownLeaf:
     def matching(self, where: Where, start: int, count: int) -> tuple[list[ShownSample], int]:
         """Return samples from a number on that match, and up to which number was looked.
 
-        Looks at so many samples at most that a page does not take long.
+        Looks at this many samples at most that a page does not take long.
         """
         found: list[ShownSample] = []
         stop = min(start + MAX_LOOKED_AT, len(self))

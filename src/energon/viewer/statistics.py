@@ -20,13 +20,13 @@ from energon.viewer.shown import ShownLeaf
 
 SEEN_SAMPLES = 500
 SEEN_SHARDS = 72
-"""So many shards are opened: each may have to be read from its beginning, or be far away."""
+"""This many shards are opened: each may have to be read from its beginning, or be far away."""
 BARS = 24
 MAX_LETTERS = 34
 TOP_VALUES = 12
 MAX_FIELDS = 40
 MAX_SEEN_FIELDS = 1000
-"""So many are counted, before it is known which are the most frequent, which are shown."""
+"""This many are counted, before it is known which are the most frequent, which are shown."""
 MAX_JSON_BYTES = 1 << 20
 _WORDS = {
     "size": "bytes",
@@ -58,7 +58,7 @@ class _Field(NamedTuple):
 
 
 def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
-    """Return how many samples of a dataset were looked at, and plots of what they are like.
+    """Return how many samples of a dataset were checked, and plots of what they are like.
 
     Bars lead to the samples that they stand for, in the gallery at the address `base`.
     """

@@ -120,7 +120,7 @@ def load_torch(data: bytes, allowed: Collection[str]) -> Any:
     except pickle.UnpicklingError as error:
         raise refusal(
             "pickle",
-            "the data hold more than tensors, and unpickling runs any code that they hold",
+            "the data hold more than tensors, and unpickling runs any code that they contain",
         ) from error
 
 
@@ -135,7 +135,7 @@ def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 def load_pickle(data: bytes, allowed: Collection[str]) -> Any:
     """Do what `unpickle_loads` does, with what was allowed before; see `security.resolve`."""
-    what = "the field is pickled, and unpickling runs any code that it holds"
+    what = "the field is pickled, and unpickling runs any code that it contains"
     security.require("pickle", allowed, what)
     return pickle.loads(data)
 

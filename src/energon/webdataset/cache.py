@@ -145,7 +145,7 @@ class FileCache:
             )
 
     def get_file(self, url: str) -> str:
-        """Return the path of a shard on disk, after downloading it if it is not there yet.
+        """Return the path of a shard on disk, after downloading it if it is missing yet.
 
         Raises:
             FormatError: If the validator says that it is not a shard.

@@ -90,7 +90,7 @@ class FluidInterface:
         return self.compose(filters.map_dict(handler, **kw))
 
     def select(self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Keep the items of which a function says that they are wanted."""
+        """Keep the items for which a function returns True."""
         return self.compose(filters.select(predicate, handler))
 
     def to_tuple(
@@ -185,7 +185,7 @@ class WebDataset(DataPipeline, FluidInterface):
         detshuffle: Accepted for compatibility: shuffling always is a function of the seed.
         nodesplitter: Stage that shares shards among ranks; None gives every rank all.
         workersplitter: Stage that shares shards among workers; None gives every worker all.
-        select_files: Says by name which members are wanted: a function, or a pattern.
+        select_files: Says by name which members are needed: a function, or a pattern.
         rename_files: Renames members.
         empty_check: Whether a pass without any sample is an error.
         verbose: Log every shard as it is opened.

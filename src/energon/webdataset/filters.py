@@ -124,7 +124,7 @@ def flatmap(f: Callable[[Any], Iterable[Any]]) -> Stage:
 
 
 def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
-    """Keep the items of which a function says that they are wanted."""
+    """Keep the items for which a function returns True."""
     return Select(predicate, handler)
 
 
@@ -197,12 +197,12 @@ def map_tuple(*args: Any, handler: Handler = reraise_exception) -> Stage:
 
 
 def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: str) -> Stage:
-    """Give fields other names: `rename(image="jpg;png")`.
+    """Rename fields: `rename(image="jpg;png")`.
 
     Args:
         handler: Decides about errors.
         keep: Whether fields that are not named are kept, `__key__` among them.
-        kw: The new name, and the old ones of which the first that is there is taken.
+        kw: The new name, and the old ones of which the first that exists is taken.
     """
     return Apply(Rename({new: alternatives(old) for new, old in kw.items()}, keep), handler)
 
@@ -214,7 +214,7 @@ def rename_keys(
     duplicate_is_error: bool = True,
     **kw: str,
 ) -> Stage:
-    """Give fields other names by patterns: `rename_keys(("image", "*.png"))`.
+    """Rename fields by patterns: `rename_keys(("image", "*.png"))`.
 
     Args:
         args: Pairs of a new name and a pattern for old ones; the last that fits wins.

@@ -220,7 +220,7 @@ class _Standard:
         self.flush = stream.flush
 
     def close(self) -> None:
-        """Hand on what was written."""
+        """Pass on what was written."""
         self.flush()
 
 

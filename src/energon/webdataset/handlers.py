@@ -24,7 +24,7 @@ def reraise_exception(exn: Exception) -> bool:
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Leave the item out silently."""
+    """Drop the item silently."""
     _raise_if_all_fail(exn)
     return True
 

@@ -136,7 +136,7 @@ class DataPipeline(TorchLookalike):
         return self.pipeline[i]
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, scope: Scope = "job") -> Self:
-        """Let loops of this pipeline have so many items, of which the next continues; return it.
+        """Let loops of this pipeline have this many items, of which the next continues; return it.
 
         Items are what leaves the pipeline: samples, or batches after `batched`. All ranks get
         the same number, and the workers of a rank share it. The data is repeated, reshuffled,

@@ -111,7 +111,7 @@ def read_cbor(opened: ShardStream) -> Iterator[Any]:
     """Yield the values of a file of concatenated CBOR.
 
     Raises:
-        TruncatedError: If the last value is cut off.
+        TruncatedError: If the last value is truncated.
         FormatError: If there is something else.
     """
     with needs_extra("formats", "CBOR needs cbor2"):
@@ -135,7 +135,7 @@ def read_msgpack(opened: ShardStream) -> Iterator[Any]:
     """Yield the values of a file of concatenated MsgPack.
 
     Raises:
-        TruncatedError: If the last value is cut off.
+        TruncatedError: If the last value is truncated.
         FormatError: If there is something else.
     """
     with needs_extra("formats", "MsgPack needs msgpack"):
@@ -237,7 +237,7 @@ class _Buffered(io.RawIOBase):
 
 def _cut_off(opened: ShardStream, number: int) -> TruncatedError:
     return TruncatedError(
-        f"{opened.url}: value {number} is cut off; restore the file or write it again"
+        f"{opened.url}: value {number} is truncated; restore the file or write it again"
     )
 
 

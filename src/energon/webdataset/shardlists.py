@@ -263,7 +263,7 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
         is_empty = False
         yield item
     if is_empty:
-        raise EmptyDatasetError("nothing came through the pipeline, where something was wanted")
+        raise EmptyDatasetError("the pipeline yielded nothing")
 
 
 def expand(s: str) -> str:

@@ -122,7 +122,7 @@ def tar_file_iterator(
         fileobj: The archive, compressed or not.
         skip_meta: Regular expression for names to leave out; None leaves out none.
         handler: Decides about damage: true ends the archive.
-        select_files: Says by name which files are wanted, after renaming.
+        select_files: Says by name which files are needed, after renaming.
         rename_files: Renames files.
     """
     try:
@@ -165,7 +165,7 @@ def tar_file_expander(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-    eof_value: Any = {},  # noqa: B006 - given out as it is, as programs compare it
+    eof_value: Any = {},  # noqa: B006 - yielded as it is, as programs compare it
 ) -> Iterator[StreamSample]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
@@ -208,7 +208,7 @@ def group_by_keys(
         data: Dicts of `fname`, `data` and `__url__`; one without `fname` ends a shard.
         keys: Returns key and field of a name.
         lcase: Whether fields are in lower case.
-        suffixes: Which fields are wanted; None wants all.
+        suffixes: Which fields are needed; None wants all.
         handler: Decides about files that have no place in a sample.
     """
     sample: StreamSample = {}

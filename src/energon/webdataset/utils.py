@@ -204,7 +204,7 @@ def obsolete(func: Any = None, *, reason: str | None = None) -> Any:
                 why = reason or (func if isinstance(func, str) else None)
                 raise ObsoleteException(
                     f"{function.__qualname__} is obsolete{f': {why}' if why else ''}; set "
-                    "ALLOW_OBSOLETE=1 to use it all the same"
+                    "ALLOW_OBSOLETE=1 to use it anyway"
                 )
             return function(*args, **kw)
 

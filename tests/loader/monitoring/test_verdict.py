@@ -164,7 +164,7 @@ def test_a_store_that_throttles(distant):
     with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
         verdict = loader.verdict()
     assert f"{distant.url} is in trouble" in verdict
-    assert "requests were made again" in verdict
+    assert "requests were retried" in verdict
 
 
 def test_requests_before_a_loader_was_made_are_not_its_own(distant):
@@ -302,7 +302,7 @@ def test_what_is_broken_comes_before_other_remedies():
         figures_of("read", restarts=1, stores=stores), shares_of(2, cpu=0.1, waits=0.0), PROCESSES
     )
     assert "workers died or hung 1 time" in verdict
-    assert "https://far is in trouble: 5 of 10 requests were made again" in verdict
+    assert "https://far is in trouble: 5 of 10 requests were retried" in verdict
     assert verdict.endswith("2 workers spend 90% in reading (10 ms/sample)")
 
 

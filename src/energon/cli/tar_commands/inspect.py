@@ -15,9 +15,9 @@ from energon.formats.json_text import parse_json
 
 @click.command("ls")
 @options.inputs
-@click.option("-n", "--number", type=options.COUNT, help="How many samples at most.")
-@click.option("--members", is_flag=True, help="One file to a line, those of no sample, too.")
-@click.option("--json", "as_json", is_flag=True, help="One sample to a line, as JSON.")
+@click.option("-n", "--number", type=options.COUNT, help="Maximum number of samples.")
+@click.option("--members", is_flag=True, help="One file per line, including files of no sample.")
+@click.option("--json", "as_json", is_flag=True, help="One sample per line, as JSON.")
 @options.allow
 def ls_command(
     inputs: tuple[str, ...],
@@ -98,8 +98,8 @@ def stat_command(
 
 @click.command("verify")
 @options.inputs
-@click.option("--decode", is_flag=True, help="Decode images, arrays, JSON, ... as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print what is found as JSON.")
+@click.option("--decode", is_flag=True, help="Also decode images, arrays, JSON, ...")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @options.allow
 @options.progress
 def verify_command(
@@ -111,7 +111,7 @@ def verify_command(
 ) -> None:
     """Read whole shards, and report what is wrong with them.
 
-    Finds what is cut off or damaged, samples whose files are scattered, keys that are there
+    Finds what is truncated or damaged, samples whose files are scattered, keys that exist
     twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
     and 2 if there are no such shards.
 
@@ -148,8 +148,8 @@ def verify_command(
 @options.inputs
 @click.option("--wids", metavar="FILE", help="Write a list of the shards as JSON, with counts.")
 @click.option("--name", help="Name of the dataset in that list.")
-@click.option("--base", help="What relative addresses in that list start from.")
-@click.option("--info", metavar="FILE", help="JSON to keep in that list.")
+@click.option("--base", help="Base of relative addresses in that list.")
+@click.option("--info", metavar="FILE", help="JSON to store in that list.")
 @click.option("--checksum", is_flag=True, help="Read all of the shards, for checksums.")
 @options.allow
 @options.progress

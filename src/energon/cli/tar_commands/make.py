@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     help="Lines of NAME SOURCE, - for standard input. A SOURCE is a path, an address, text:... "
     "for the text itself, or pipe:... for what a command writes.",
 )
-@click.option("--base", default=".", metavar="FOLDER", help="What paths in the recipe start from.")
+@click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
 @options.output
 @options.allow
@@ -59,7 +59,7 @@ def create_command(
     from energon.webdataset.tools.streams import Output, write_all
 
     if bool(folders) == (recipe is not None):
-        raise ConfigError("say what to pack: folders, or a recipe with --recipe")
+        raise ConfigError("pass folders, or a recipe with --recipe")
     entries: Iterable[tuple[str, str]]
     if recipe is None:
         entries = (entry for folder in folders for entry in recipe_of_folder(folder))
@@ -118,14 +118,14 @@ def create_command(
     default=1,
     type=options.POSITIVE,
     show_default=True,
-    help="Commands at the same time.",
+    help="Number of commands to run in parallel.",
 )
 @click.option(
     *("--workers", "--num-workers", "num_workers"),
     default=1,
     type=options.POSITIVE,
     show_default=True,
-    help="Shards at the same time.",
+    help="Number of shards to process in parallel.",
 )
 @click.option(
     "--engine",
@@ -158,7 +158,7 @@ def proc_command(
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
-    Run again after an interruption, it continues: shards that are there are complete.
+    Run again after an interruption, it continues: shards that exist are complete.
 
     \b
     Example:

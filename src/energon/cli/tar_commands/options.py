@@ -32,7 +32,7 @@ def allow(function: F) -> F:
         "--allow",
         multiple=True,
         type=click.Choice(["shell", "pickle"]),
-        help="Let addresses be commands (pipe:...), or let pickles be decoded.",
+        help="Allow addresses that are shell commands (pipe:...), or pickles to be decoded.",
     )(function)
 
 

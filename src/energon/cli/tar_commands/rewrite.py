@@ -231,7 +231,7 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
     default=1e9,
     type=options.SIZE,
     show_default=True,
-    help="Bytes to hold in memory; the rest goes to disk.",
+    help="Bytes to keep in memory; the rest goes to disk.",
 )
 @click.option("--tmpdir", metavar="FOLDER", help="Folder for temporary files.")
 @options.output

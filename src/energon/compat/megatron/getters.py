@@ -56,7 +56,7 @@ def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
 
 
 def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
-    """Return the validation pipeline: each sample once, leaf after leaf, in order.
+    """Return the validation pipeline: each sample once, in the order of the datasets.
 
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
@@ -197,7 +197,7 @@ def check_known(name: str, known: Mapping[str, Any]) -> None:
 OF_DATASETS = frozenset(
     {"field_map", "sample_loader", "part_filter", "subset", "shuffle_over_epochs", "decoder"}
 )
-"""Arguments of dataset classes that getters hand on."""
+"""Arguments of dataset classes that getters pass on."""
 
 
 def with_legacy_arguments(
@@ -268,7 +268,7 @@ def get_dataset_from_config(
         split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
         subflavors: Merged over those of the dataset.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         sample_type: Of which type its samples have to be; None for any.
         allow: What data may do, see `get_train_dataset`.
         kwargs: More for the dataset, where `dataset.yaml` does not say it: `field_map`,

@@ -42,7 +42,7 @@ def load_config(
     """Return the object that a YAML document describes: its type and the arguments of that.
 
     A program may replace this in `megatron.energon.dataset_config`, to change how
-    datasets are opened: the getters call what is there.
+    datasets are opened: the getters call them.
 
     Args:
         path: The file, or the document as a dict.

@@ -107,7 +107,7 @@ class DatasetLoader:
 
         Raises:
             ConfigError: If a document is invalid.
-            DatasetNotFoundError: If something is not there.
+            DatasetNotFoundError: If something is missing.
             EmptyDatasetError: If there are no samples.
         """
         found = resolve(
@@ -153,7 +153,7 @@ class DatasetLoader:
         return found[0].dataset
 
     def post_initialize(self, mds_path: Any = None) -> None:
-        """Do nothing: what is behind the path is looked at when it is asked for."""
+        """Do nothing: what is behind the path is checked when it is asked for."""
 
     def traverse(
         self, mds_path: Any = None, *, split_part: str, _subflavors: Any = None

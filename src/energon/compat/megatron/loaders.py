@@ -71,7 +71,7 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
 
     Args:
         dataset: What `get_train_dataset` and its like return, or a wrapper.
-        worker_config: Only accepted if it is that of `dataset`.
+        worker_config: Accepted only if it is the one of `dataset`.
         gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
         gc_freeze_at_start: Has no effect.
         cache_pool: What cookers that ask for a cache get; None caches nothing.

@@ -246,7 +246,7 @@ def blended(
         raise ConfigError("there is no dataset to build a pipeline of")
     by_weight = blend_mode is BlendMode.DATASET_WEIGHT
     if by_weight and not repeat:
-        raise ConfigError("a blend by weights has no end, so repeat=False is impossible")
+        raise ConfigError("a weighted blend has no end, so repeat=False is impossible")
     epochized = not by_weight and (blend_mode is BlendMode.SAMPLE_REPETITIONS or not repeat)
     branches = []
     for dataset, samples in zip(datasets, loaded, strict=True):

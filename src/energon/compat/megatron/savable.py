@@ -200,7 +200,7 @@ class SavableSampleBuffer(Savable):
 
     Args:
         dataset: Where they come from.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
     """
 
     def __init__(self, dataset: Any, worker_config: WorkerConfig) -> None:

@@ -88,7 +88,7 @@ class Sharder:
         subset: DatasetSubset | None = None,
         rotation_offset: int = 0,
     ) -> tuple[tuple[int, ...], ...]:
-        """Return what `shard_workers` returns, for samples that lie in one file."""
+        """Return what `shard_workers` returns, for samples that are in one file."""
         start, stop = (0, total_samples)
         if subset is not None:
             start, stop = subset.compute_subset(total_samples)

@@ -191,6 +191,6 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
             log.write(line + "\n")
 
     def config(self) -> dict[str, Any]:
-        """Return what decides who loads what, as plain data."""
+        """Return the settings that determine what each rank loads, as plain data."""
         group = self.data_parallel_group
         return {**super().config(), "data_parallel_group": None if group is None else group.size()}

@@ -124,7 +124,7 @@ def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Ite
             for number in range(num_frames)
         ]
     except (struct.error, ValueError) as error:
-        raise FormatError(f"{origin}: is cut off: {error}") from error
+        raise FormatError(f"{origin}: is truncated: {error}") from error
     if (magic, version) != (_MAGIC, _VERSION):
         raise FormatError(f"{origin}: begins with {data[:10]!r}, expected {_MAGIC!r}, version 1")
     for first, count, offset, packed, size in frames:

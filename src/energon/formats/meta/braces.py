@@ -67,7 +67,7 @@ class _Budget:
         self.characters -= characters
         if names > self.names or self.characters < 0:
             raise ConfigError(
-                f"pattern {_shown(pattern)}: stands for more than {self.names:,} names, or very "
+                f"pattern {_shown(pattern)}: expands to more than {self.names:,} names, or very "
                 f"long ones; {BRACE_NAMES.hint}"
             )
 

@@ -377,7 +377,7 @@ class _Composer:
         if self.aliased_nodes > self.max_aliased:
             self.refuse(
                 event,
-                f"aliases stand for more than {self.max_aliased:,} values; {ALIASED_VALUES.hint}",
+                f"aliases expand to more than {self.max_aliased:,} values; {ALIASED_VALUES.hint}",
             )
         return value
 
@@ -392,7 +392,7 @@ class _Composer:
         warn_once(
             logger,
             f"{self.origin}:{here}",
-            "%s:%d: %r is there a second time, first in line %d; the last one counts",
+            "%s:%d: %r occurs again, first in line %d; the last one is used",
             self.origin,
             here,
             key,

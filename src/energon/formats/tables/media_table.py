@@ -4,7 +4,7 @@
 |---|---|
 | `media_metadata` | `entry_key` (file name), `metadata_type`, `metadata_json` |
 | `media_filters` | how the metadata were made: `strategy`, `patterns`, `created_at_utc` |
-| `energon_media` | which files were looked at: `job`, `byte_size`, `mtime_ns` for each filter |
+| `energon_media` | which files were checked: `job`, `byte_size`, `mtime_ns` for each filter |
 
 A job is a shard of a dataset, or a file of a folder. Megatron-Energon knows the first two.
 """

@@ -253,7 +253,7 @@ class PartTable:
         starts, stops = (edges.tolist() for edges in self._key_edges(indices))
         data = self.key_bytes
         if len(starts) > 1 and stops[-1] - starts[0] < 64 * len(starts):
-            # Neighbours: decode once and cut the text, if characters are bytes.
+            # Neighbors: decode once and cut the text, if characters are bytes.
             low = min(starts)
             text = bytes(data[low : max(stops)])
             if text.isascii():

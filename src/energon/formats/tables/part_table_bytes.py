@@ -207,22 +207,22 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
     block, sizes = columns["part_block"], columns["part_size"]
     # Bounds first: sums of numbers below them do not overflow.
     if _largest(block) > _MAX_BLOCK or _largest(sizes) > size:
-        raise ValueError("parts lie beyond the end of the shard")
+        raise ValueError("parts are beyond the end of the shard")
     ends = block.astype(np.int64) * BLOCK + sizes.astype(np.int64)
     if _largest(ends) > size:
-        raise ValueError("parts lie beyond the end of the shard")
+        raise ValueError("parts are beyond the end of the shard")
     if about["header"] is None:
         _check_edges("sample_block", columns, size // BLOCK, strict=True)
     elif samples:
         gap, last = about["header"]
         if gap > int(block.min()) or last * BLOCK > size:
-            raise ValueError("samples lie beyond the edges of the shard")
+            raise ValueError("samples are beyond the edges of the shard")
     if about["schema"] is None:
         _check_edges("first_part", columns, parts, strict=True)
         if columns["first_part"][0] != 0 or columns["first_part"][-1] != parts:
             raise ValueError("there are parts of no sample")
         if _largest(columns["part_name"]) >= max(1, len(about["names"])):
-            raise ValueError("parts have names that are not there")
+            raise ValueError("parts have names that do not exist")
     if about["key_length"] is None:
         _check_edges("key_start", columns, keys, strict=False)
     order = columns.get("key_order")

@@ -1,4 +1,4 @@
-"""Where the part table of a shard is, and what is read if it is not there."""
+"""Where the part table of a shard is, and what is read if it is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBE_BYTES = 64 << 10
 """What is read for the headers of a sample at a time."""
 
 ReadAt = Callable[[int, int], bytes]
-"""`read(offset, size)` returns exactly so many bytes of the shard."""
+"""`read(offset, size)` returns exactly this many bytes of the shard."""
 
 
 def find_misplaced(table: PartTable, read: ReadAt, *, count: int) -> int | None:

@@ -264,7 +264,7 @@ class SplitNames(NamedTuple):
         return same
 
     def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Ints]:
-        """Return the keys of some members, one after the other, and how long each is."""
+        """Return the keys of some members, one after another, and how long each is."""
         names, lengths = self.names[chosen], self.key_length[chosen]
         inside = np.arange(names.shape[1]) < lengths[:, None]
         return names[inside].tobytes(), lengths

@@ -41,7 +41,7 @@ from energon.formats.tar.headers import (
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"
 _NO_CONTENT = b"123456"
-_CUT_OFF = "the archive is cut off, restore or write it again"
+_CUT_OFF = "the archive is truncated, restore or write it again"
 
 
 class Member(NamedTuple):
@@ -216,7 +216,7 @@ _PLAIN_BYTE, _OLD_PLAIN_BYTE, _CONTIGUOUS_BYTE, _FOLDER_BYTE, _EXTENDED_BYTE = b
 
 
 class Run(NamedTuple):
-    """Regular files that lie one after the other. M members."""
+    """Regular files that lie one after another. M members."""
 
     names: Bytes
     """(M, 100) name fields, zeros behind each name."""

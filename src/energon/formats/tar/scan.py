@@ -1,6 +1,6 @@
 """Scan shards: which samples they hold, and where the parts of these lie.
 
-Only headers are looked at: small members are parsed out of large blocks, content of large ones
+Only headers are checked: small members are parsed out of large blocks, content of large ones
 is skipped.
 
 Archives of small members are read as a whole, in large pieces, into the same memory again and
@@ -147,7 +147,7 @@ def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
         strict: Whether an archive without an end marker is an error.
 
     Raises:
-        TruncatedError: If the archive is cut off.
+        TruncatedError: If the archive is truncated.
         FormatError: If it is not a tar archive.
         FileNotFoundError: If it does not exist.
     """
@@ -206,7 +206,7 @@ def iter_members(
         strict: Whether an archive without an end marker is an error; it may have lost members.
 
     Raises:
-        TruncatedError: If a member or a header is cut off, or the end marker is missing.
+        TruncatedError: If a member or a header is truncated, or the end marker is missing.
         FormatError: If there is something else where a header should be.
     """
 
@@ -240,7 +240,7 @@ class TarWalk:
         """Return the next regular file, or None at the end of the archive.
 
         Raises:
-            TruncatedError: If a member or a header is cut off.
+            TruncatedError: If a member or a header is truncated.
             FormatError: If there is something else where a header should be.
         """
         parser, window = self._parser, self.window

@@ -29,7 +29,7 @@ LARGE_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
 WINDOW_BYTES = 1 << 20
 MAX_READ_BYTES = 64 << 20
-"""What is asked for at a time: memory is taken for content that is there, whatever a damaged
+"""What is asked for at a time: memory is taken for content that exists, whatever a damaged
 header says of its size."""
 
 logger = logging.getLogger("energon")
@@ -50,7 +50,7 @@ class SampleParser:
     Args:
         origin: Name of the archive in messages.
         about: What every sample has after its `__key__`, like `__url__`.
-        select: Says by name, after renaming, which members are wanted; None wants all.
+        select: Says by name, after renaming, which members are needed; None wants all.
         rename: Renames members; None keeps their names.
         split: Returns key and field of a name, or None; None means the rule above.
         lowercase: Whether fields are in lower case.
@@ -201,7 +201,7 @@ class SampleParser:
 
         Raises:
             TruncatedError: If that is not where an archive can end. The last sample is not
-                complete then, and not given out.
+                complete then, and not yielded.
         """
         self._parser.position = self.position
         self._parser.finish(end)
@@ -210,7 +210,7 @@ class SampleParser:
     def _take(self, window: bytes, at: int) -> int:
         """Give the parser what it wants; return how many bytes it took, 0 if more are needed.
 
-        They may lie beyond the window: content that nobody wants is jumped over.
+        They may be beyond the window: content that nobody wants is jumped over.
         """
         parser = self._parser
         if self._pending is not None:
@@ -350,10 +350,10 @@ class StreamReader:
     def next_block(self) -> list[StreamSample] | None:
         """Return some samples in order, or None after the last.
 
-        The samples before the end marker are given out when the stream has proven to be whole.
+        The samples before the end marker are yielded when the stream has proven to be whole.
 
         Raises:
-            TruncatedError: If the archive is cut off.
+            TruncatedError: If the archive is truncated.
             FormatError: If it is damaged.
         """
         parser = self._parser

@@ -147,7 +147,7 @@ class ByteSink(Protocol):
 
 
 class ArchiveWriter:
-    """Writes the members of one archive, one after the other.
+    """Writes the members of one archive, one after another.
 
     Args:
         sink: Takes the bytes.
@@ -177,7 +177,7 @@ class ArchiveWriter:
             size: How many bytes the content has.
 
         Raises:
-            ConfigError: If a file has another size by now.
+            ConfigError: If the size of a file has changed.
         """
         write = self._sink.write
         write(header if self._attributes is None else self._attributes.applied_to(header))

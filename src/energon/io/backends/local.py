@@ -139,8 +139,8 @@ class OpenFile:
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
     """Return the error for a range that a file ending at byte `end` does not have."""
     return TruncatedError(
-        f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is cut "
-        f"off or changed since it was indexed, restore it or run `energon prepare` again"
+        f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is "
+        "truncated or changed since it was indexed, restore it or run `energon prepare` again"
     )
 
 

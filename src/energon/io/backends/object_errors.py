@@ -29,7 +29,7 @@ _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 REFUSED = "connection refused"
 _BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
-    _BAD_LISTING: "the listing is cut off or damaged",
+    _BAD_LISTING: "the listing is truncated or damaged",
     "TooManyRedirects": "the server redirects again and again",
     "ContentLengthInvalid": "the Content-Length of the answer is not a number",
     "Parse(": "the answer is not HTTP",

@@ -170,7 +170,7 @@ _exported: WeakKeyDictionary[Any, ExportedLoaders] = WeakKeyDictionary()
 def export_to_prometheus(
     loader: BasicDataLoader, *, name: str = "train", registry: Any = None
 ) -> None:
-    """Let Prometheus collect the figures of `loader`, as `energon_…`.
+    """Let Prometheus collect the metrics of `loader`, as `energon_…`.
 
     Args:
         loader: The loader. It is exported while it is open, from its first batch on.
@@ -221,7 +221,7 @@ def export_to_prometheus(
 def export_to_opentelemetry(
     loader: BasicDataLoader, *, name: str = "train", meter_provider: Any = None
 ) -> None:
-    """Let OpenTelemetry collect the figures of `loader`, as `energon.…`.
+    """Let OpenTelemetry collect the metrics of `loader`, as `energon.…`.
 
     Args:
         loader: The loader. It is exported while it is open, from its first batch on.

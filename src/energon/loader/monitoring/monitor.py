@@ -34,7 +34,7 @@ LONGEST_SILENCE = 16
 
 
 class Watched(NamedTuple):
-    """What of a loader is looked at.
+    """What of a loader is checked.
 
     Args:
         dataset: Its pipeline.

@@ -54,7 +54,7 @@ _FUNCTIONS = {
     ("loader/worker_main.py", "_wait"): IDLE,
     ("loader/local_workers.py", "put"): IDLE,
 }
-"""What single functions mean: a batch is made, handed on, or there is no room for it."""
+"""What single functions mean: a batch is made, passed on, or there is no room for it."""
 
 
 class Spent(NamedTuple):
@@ -245,7 +245,7 @@ def thread_frames() -> Iterator[dict[int, FrameType]]:
 
     CPython 3.11 makes frame objects when they are asked for, and could collect garbage in the
     middle of that: finalizers then let other threads run, while the lock that new threads need is
-    held, or a frame is looked at that ends. So garbage is not collected meanwhile. From 3.12 on it
+    held, or a frame is checked that ends. So garbage is not collected meanwhile. From 3.12 on it
     is only collected between two instructions, and nothing is paused.
     """
     if not COLLECTS_WITHIN_CALLS:

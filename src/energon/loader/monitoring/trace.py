@@ -4,7 +4,7 @@ The file is an array of events in the format of Chrome, to which each process of
 whole events. Until the loader is closed the end of the array is missing, so the file of a run that
 was killed lacks it; both viewers take it without.
 
-When batches are made, handed over and waited for is exact. What is done within them is looked at
+When batches are made, handed over and waited for is exact. What is done within them is checked
 every few milliseconds, as for statistics, so a stage that is quicker is seen only now and then.
 """
 

@@ -217,13 +217,13 @@ def _idle(case: _Case) -> list[str]:
     if slowest["busy_share"] > UNEVEN * figures["busy_share"]:
         return [
             f"{slowest['name']} is busy {slowest['busy_share']:.0%} of it, all of them "
-            f"{figures['busy_share']:.0%}: the work is dealt unevenly, more lanes divide it "
-            "better",
+            f"{figures['busy_share']:.0%}: the work is distributed unevenly; more lanes "
+            "distribute it better",
             *_where(case),
         ]
     return [
-        f"workers are busy only {figures['busy_share']:.0%} of it: what takes the time is "
-        "the way of batches to the trainer, or batches that take unevenly long; send less, "
+        f"workers are busy only {figures['busy_share']:.0%} of it: the time goes into "
+        "transferring batches to the trainer, or batches take unevenly long; send less, "
         "or raise prefetch_factor"
     ]
 
@@ -298,7 +298,7 @@ def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
     requests = about.get("requests", 0)
     found = []
     if retries and retries >= 0.05 * requests:
-        found.append(f"{retries} of {counted(requests, 'request')} were made again")
+        found.append(f"{retries} of {counted(requests, 'request')} were retried")
     if stalls:
         found.append(f"{counted(stalls, 'request')} took more than 10 s")
     if refused := about.get("cache_failed", 0):

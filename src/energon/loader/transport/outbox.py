@@ -105,7 +105,7 @@ def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return the names that dicts have, in the same order, as one reader gives them; or none."""
     names = tuple(rows[0])
     same = list(chain.from_iterable(rows)) == list(names) * len(rows)
-    # Equal numbers of names in all, one after the other, may still be cut elsewhere.
+    # Equal numbers of names in all, one after another, may still be cut elsewhere.
     alike = same and set(map(len, rows)) == {len(names)} and set(map(type, names)) == {str}
     return names if alike else ()
 

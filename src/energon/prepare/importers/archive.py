@@ -24,7 +24,7 @@ from energon.prepare.index.index import COMPRESSED
 
 SUFFIXES = (".tar", *COMPRESSED)
 INDEX_SUFFIXES = (".idx", ".parts", ".json")
-"""Of files that may lie beside archives and are about them."""
+"""Of files that may be next to archives and are about them."""
 
 
 def is_archive(name: str) -> bool:
@@ -102,7 +102,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     data = file.read() if file is not None else b""
     if len(data) != member.size:
-        raise TruncatedError(f"{member.name} is cut off, restore the archive")
+        raise TruncatedError(f"{member.name} is truncated, restore the archive")
     return data
 
 

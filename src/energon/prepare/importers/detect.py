@@ -141,7 +141,7 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         if len(roots) > 1:
             raise ConfigError(
                 f"{path}: the files that column {next(iter(roots.values()))[0]!r} names are in "
-                f"several folders, {', '.join(map(str, roots))}; say with --root which to take"
+                f"several folders, {', '.join(map(str, roots))}; choose one with --root"
             )
         if roots:
             ((root, columns),) = roots.items()

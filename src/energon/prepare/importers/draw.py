@@ -122,7 +122,7 @@ def open_draw(
     """Return what says to which split the samples of a source belong.
 
     Args:
-        source: The samples. Stratified, the keys of all are looked at; else those of the first.
+        source: The samples. Stratified, the keys of all are checked; else those of the first.
         ratios: Ratio by name of the split.
         stratify: "folder", or the column, whose values are divided alike; None for no such.
 

@@ -130,9 +130,9 @@ class FolderSource(PackSource):
         for name in names:
             split = split_name(name)
             if split is None:
-                self._left_out.append(f"{name}: no sample, its name has no extension")
+                self._left_out.append(f"{name}: not a sample, its name has no extension")
             elif is_about_data(name):
-                self._left_out.append(f"{name}: no sample, it is about the folder")
+                self._left_out.append(f"{name}: not a sample, it is about the folder")
             else:
                 pairs.append((split, name))
         if not pairs:
@@ -162,7 +162,7 @@ class FolderSource(PackSource):
             raise ConfigError(self._explain(containers or list(strangers.values()), len(groups)))
         for name in strangers.values():
             self._left_out.append(
-                f"{name}: no sample, no other file has its name; --as-files packs it"
+                f"{name}: not a sample, no other file has its name; --as-files packs it"
             )
         return {key: files for key, files in groups.items() if key not in strangers}
 
@@ -302,9 +302,9 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
     columns = table_columns(path)
     if FILE_NAME not in columns and not rules.file_columns:
         raise ConfigError(
-            f"{path}: has no column {FILE_NAME!r}, as a table called so has beside files that it "
-            f"names; there are {', '.join(columns) or 'none'}. Say with --file-column which has "
-            "the paths, or with --kind table or --kind folder what it is instead"
+            f"{path}: has no column {FILE_NAME!r} with the paths of files; there are "
+            f"{', '.join(columns) or 'none'}. Pass --file-column with the column of paths, or "
+            "--kind table or --kind folder"
         )
     _refuse_lists(path, columns)
     files_of_rows = rules.file_columns or tuple(_file_columns(columns))

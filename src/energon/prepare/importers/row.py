@@ -15,12 +15,12 @@ from energon.io.epath import AnyPath, EPath
 Row = Mapping[str, Any]
 """What a source knows of a sample besides its parts: columns of its table, or its `folder`."""
 Wanted = Callable[[str, Row], bool]
-"""Says by its key and row whether a sample is wanted. Asked for each sample once, in order, right
+"""Says by its key and row whether a sample is needed. Asked for each sample once, in order, right
 before the sample is yielded; contents of those that are not wanted need not be read."""
 
 
 def every(key: str, row: Row) -> bool:
-    """Return that a sample is wanted, whatever it is."""
+    """Return that a sample is needed, whatever it is."""
     return True
 
 
@@ -187,14 +187,16 @@ class RowRules:
         path = (root / str(value)).resolve()
         if not path.is_relative_to(root):
             raise ConfigError(
-                f"{where}: {value!r} is not below {root}; say with --root where files may be"
+                f"{where}: {value!r} is not below {root}; pass --root with a folder that "
+                "contains all files"
             )
         if path.is_file():
             return path
         if self.skip_missing:
             return None
         raise DatasetNotFoundError(
-            f"{where}: {path}: no such file; say with --root what paths are relative to, or leave "
+            f"{where}: {path}: no such file; pass --root with the folder that paths are relative "
+            "to, or leave "
             "such rows out with --skip-missing"
         )
 
@@ -202,7 +204,8 @@ class RowRules:
         path = root / value
         if not _is_below(path, root):
             raise ConfigError(
-                f"{where}: {value!r} is not below {root}; say with --root where files may be"
+                f"{where}: {value!r} is not below {root}; pass --root with a folder that "
+                "contains all files"
             )
         # Whether it is there turns out when it is fetched, some samples ahead.
         return None if self.skip_missing and not path.is_file() else path

@@ -34,13 +34,13 @@ BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
 SURE_ROWS = 10_000
-"""A column that so many rows lack is taken for misspelled."""
+"""A column that this many rows lack is taken for misspelled."""
 MAX_ARRAYS = 16
 """Among more `.json` files no lists of samples are looked for: each is a sample."""
 MAX_FOLDERS = 64
 """In so many folders beside a table, files are looked for."""
 PROBED_ROWS = 16
-"""Rows whose values are looked at to find out which columns name files."""
+"""Rows whose values are checked to find out which columns name files."""
 
 _BETWEEN = re.compile(r"[\s,]*")
 _FILE_NAME = re.compile(r"[^\n]{1,1024}\.\w{1,8}")
@@ -203,7 +203,7 @@ def seem_files(table: Table) -> list[tuple[str, str]]:
 
 
 def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
-    """Return whether most of the values are paths of files that are there."""
+    """Return whether most of the values are paths of files that exist."""
     given = [value for value in values if value not in (None, "")]
     if not given or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in given):
         return False

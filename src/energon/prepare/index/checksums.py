@@ -61,7 +61,7 @@ class RangeSums:
         if self._position < end:
             raise TruncatedError(
                 f"{self._origin}: ends at byte {self._position}, its index has contents up to "
-                f"byte {end}; the shard is cut off, restore or write it again"
+                f"byte {end}; the shard is truncated, restore or write it again"
             )
         return np.array(self._found, np.uint32)
 
@@ -97,7 +97,7 @@ def with_checksums(path: Path, scan: TarScan) -> TarScan:
 
 
 def content_crc32(path: Path, offsets: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.uint32]:
-    """Return the CRC-32 of ranges of a file, which lie in ascending order.
+    """Return the CRC-32 of ranges of a file, which are in ascending order.
 
     Raises:
         TruncatedError: If the file ends before the last.
@@ -143,6 +143,6 @@ def _read(descriptor: int, path: Path, start: int, size: int) -> bytes:
     if len(data) < size:
         raise TruncatedError(
             f"{path}: ends at byte {start + len(data)}, expected {size} bytes from byte {start}; "
-            f"the shard is cut off, restore or write it again"
+            f"the shard is truncated, restore or write it again"
         )
     return data

@@ -40,7 +40,7 @@ class IndexedShard(NamedTuple):
     num_samples: int
     state: FileState
     first_key: bytes
-    """The lowest key; those of the samples lie between it and the last."""
+    """The lowest key; those of the samples are between it and the last."""
     last_key: bytes
     duplicate: str | None
     """A key that the shard has twice."""
@@ -92,7 +92,7 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
 
 
 def index_shard(path: str, *, checksum: bool = False) -> PartTable:
-    """Return the part table of a shard, and write it and the `.tar.idx` if they are not there.
+    """Return the part table of a shard, and write it and the `.tar.idx` if they are missing.
 
     A shard whose size and modification time are those of its table is not scanned again.
 

@@ -38,7 +38,7 @@ from energon.prepare.media.probe import (
 from energon.prepare.remote import standing_in
 
 SAMPLES_PER_JOB = 4096
-"""What is looked at once more if a process dies."""
+"""What is checked once more if a process dies."""
 FILES_PER_JOB = 200
 DIED = "the process that read it died: a codec has crashed, or memory ran out"
 _PRELOAD = "energon.prepare.media.probe"
@@ -167,7 +167,7 @@ class MediaReport:
 
     Args:
         stored: How many files have metadata now.
-        looked_at: How many shards or files were looked at in this run; all others had not
+        looked_at: How many shards or files were checked in this run; all others had not
             changed.
         failed: Names of files that are damaged, and how.
     """
@@ -303,7 +303,7 @@ def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[st
 def _work_copy(folder: Path) -> Iterator[Path]:
     """Give a copy of the index to work on; the one that a killed run has left continues.
 
-    After an error of the data it is deleted, since that may lie in what was copied.
+    After an error of the data it is deleted, since that may be in what was copied.
     """
     index, work = sqlite_path(folder), folder / META / WORK_NAME
     version = _version(index)

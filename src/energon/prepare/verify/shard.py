@@ -113,7 +113,7 @@ DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
 UNKNOWN_DATE = 0
 """In reports: no index says when the shard was written."""
 MAX_NAMED = 100
-"""Damaged samples of a shard, and parts that are there twice, that are named one by one."""
+"""Damaged samples of a shard, and parts that exist twice, that are named one by one."""
 
 
 class Problem(NamedTuple):

@@ -42,7 +42,7 @@ class PackOptions:
         stratify: What is divided by the same ratio for each of its values: "folder", or a column;
             None for no such.
         shuffle_seed: Which order samples have in the shards; None for that of the source.
-        overwrite: Whether to delete a dataset that is there.
+        overwrite: Whether to delete a dataset that exists.
         checksum: Whether to keep a checksum of each part, for `energon verify`.
         sample_type: What samples become, see `prepare_dataset`.
         field_map: How parts become the fields of the sample type.
@@ -92,7 +92,7 @@ class Target(Protocol):
     """Folder of the dataset, or one that stands for it."""
 
     def begin(self, *, overwrite: bool) -> None:
-        """Called when it is clear what is packed; `overwrite` says to delete what is there."""
+        """Called when it is clear what is packed; `overwrite` deletes existing shards."""
 
     def take(self, shard: str) -> None:
         """Called with the path of each shard that is complete."""
@@ -112,7 +112,7 @@ class LocalOutput:
         self.folder = folder
 
     def begin(self, *, overwrite: bool) -> None:
-        """Delete the shards that are there, the last ones first, if that is wanted."""
+        """Delete the shards that exist, the last ones first, if that is needed."""
         if not overwrite:
             return
         for name in (".info.json", ".info.yaml"):

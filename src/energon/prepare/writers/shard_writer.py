@@ -90,9 +90,9 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
 
 
 class TarWriter(ClosesOrAborts):
-    """Writes one shard. The same samples give the same bytes, anywhere and at any time.
+    """Writes one shard. The same samples always produce the same bytes.
 
-    The shard has its name only when it is complete; after an exception nothing is left. Its
+    The shard gets its name when it is complete; an exception leaves nothing behind. Its
     `.tar.idx` and `.tar.parts` are written with it, so `energon prepare` does not read it again.
 
     Args:
@@ -217,8 +217,8 @@ MAX_SIZE = 3_000_000_000
 class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
-    What is written depends on the samples only. A run that was interrupted, by kill -9 too,
-    leaves complete shards; with `resume` the next run continues after them, and the result is
+    The output depends only on the samples. An interrupted run, even by kill -9, leaves complete
+    shards; with `resume` the next run continues after them, and the result is
     the same as without the interruption:
 
         with ShardWriter("coco/shards/%05d.tar", maxcount=10_000, resume=True) as writer:
@@ -228,11 +228,11 @@ class ShardWriter(ClosesOrAborts):
     Args:
         pattern: Paths of the shards, with the number as in `%05d`. Folders are made.
         maxcount: Maximum number of samples in a shard.
-        maxsize: Most bytes of a shard, headers included; only a sample that is larger alone is
-            in a larger one.
+        maxsize: Maximum bytes of a shard, headers included; only a single sample that is larger
+            exceeds it.
         start_shard: Number of the first shard.
-        resume: Whether to continue after the shards that are there.
-        overwrite: Whether to delete the shards that are there.
+        resume: Whether to continue after the existing shards.
+        overwrite: Whether to delete existing shards.
         post: Called with the path of each shard that is complete.
         encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
         checksum: Whether to keep a checksum of each part, for `energon verify`.
@@ -324,7 +324,7 @@ class ShardWriter(ClosesOrAborts):
             self._finish(self._shard)
 
     def abort(self) -> None:
-        """Leave the shards that are complete, and nothing of the one that is not."""
+        """Stop, keep the complete shards, and delete the incomplete one."""
         if self._shard is not None:
             self._shard.abort()
             self._shard = None
@@ -334,7 +334,7 @@ class ShardWriter(ClosesOrAborts):
         if shard.path.exists():
             shard.abort()
             raise ConfigError(
-                f"{shard.path} was not there when this writer began: another process writes to "
+                f"{shard.path} did not exist when this writer began: another process writes to "
                 "the same names; give each writer its own pattern"
             )
         try:
@@ -351,12 +351,12 @@ class ShardWriter(ClosesOrAborts):
             self._post(str(shard.path))
 
     def _look_around(self, *, resume: bool, overwrite: bool) -> None:
-        """Count, delete or refuse the shards that are there."""
+        """Count, delete or refuse the shards that exist."""
         while os.path.exists(path := self._path(self._number + len(self.shards))):
             self.shards.append(path)
         if self.shards and not (resume or overwrite):
             raise ConfigError(
-                f"{self.shards[0]} is there already ({counted(len(self.shards), 'such shard')}); "
+                f"{self.shards[0]} already exists ({counted(len(self.shards), 'such shard')}); "
                 "pass resume=True to continue after them, overwrite=True to delete them, or choose "
                 "another start_shard"
             )

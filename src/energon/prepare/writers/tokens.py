@@ -3,7 +3,7 @@
 The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
 tokenized on its own, in any process, and its tokens go to a file of their own in
 `x.tokens-partial`, so what an interrupted run has done is not done again. At the end they are
-laid one after the other, in the order of the data, whoever was done first.
+laid one after another, in the order of the data, whoever was done first.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def pack_tokens(
         target: The `.idx` or `.bin` file, or what the names of the two have in common.
         options: How texts become tokens.
         engine: Where texts are tokenized; None for processes of this machine.
-        overwrite: Whether to replace the files that are there, and what an interrupted run left.
+        overwrite: Whether to replace the files that exist, and what an interrupted run left.
         progress: Called with the number of documents that are tokenized.
 
     Raises:
@@ -198,7 +198,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
 
 
 def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> Written:
-    """Lay the tokens of all parts one after the other, and write their index."""
+    """Lay the tokens of all parts one after another, and write their index."""
     found = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
     lengths = np.concatenate(found) if found else np.zeros(0, np.int32)
     if not len(lengths):
@@ -328,7 +328,7 @@ def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any
 
 @lru_cache(maxsize=4)
 def _tokenizer(name: str) -> Callable[[str], Any]:
-    """Return the function that `module:function` names; a module may lie in the working directory.
+    """Return the function that `module:function` names; a module may be in the working directory.
 
     Raises:
         ConfigError: If there is none.

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 
 SEARCHED_TOGETHER = 64
-"""So many shards are opened at a time to search their keys."""
+"""This many shards are opened at a time to search their keys."""
 KEPT_BYTES = 32 << 20
-"""Of rows that were looked at last, as all parts of a row are read together."""
+"""Of rows that were checked last, as all parts of a row are read together."""
 MAX_BYTES = 255
 """What file systems and programs take for the longest name."""
 MARK = "%~"
@@ -197,7 +197,7 @@ def find_path(root: BrowsedFolder, path: str) -> BrowsedFolder | BrowsedFile | N
 
 
 class ShardOrdinals(NamedTuple):
-    """Which samples of a source lie in a shard."""
+    """Which samples of a source are in a shard."""
 
     name: str
     start: int

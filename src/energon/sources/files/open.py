@@ -212,7 +212,7 @@ def open_file_store(
 
     Raises:
         DatasetNotFoundError: If there is nothing at the address.
-        ConfigError: If what is there has no files that can be read by name.
+        ConfigError: If it has no files that can be read by name.
     """
     address = os.fspath(address)
     folder = folder_of(address)

@@ -56,7 +56,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class FileStoreDecoder(Protocol):
-    """Turns the bytes of a file into what they hold.
+    """Decodes the bytes of a file.
 
     Example:
         >>> class Upper:
@@ -65,13 +65,13 @@ class FileStoreDecoder(Protocol):
     """
 
     def decode(self, fname: str, data: bytes) -> Any:
-        """Return what `data` hold, by the extension of `fname`."""
+        """Return `data` decoded by the extension of `fname`."""
 
 
 class FileStore(Generic[T_co]):
     """Yields files by name. Cookers get one for each `aux` entry of a metadataset.
 
-    May be used by many threads, and pickled: copies open their files again.
+    Thread-safe, and can be pickled: copies reopen their files.
 
     A store of your own needs `__getitem__`, which returns the content of a file and where it came
     from; `get_raw` returns these, too, unless it is there as well.
@@ -91,15 +91,15 @@ class FileStore(Generic[T_co]):
         return self[name]  # type: ignore[return-value]
 
     def get_path(self) -> str:
-        """Return where the files are, by which caches tell stores from one another."""
+        """Return the location of the files, by which caches distinguish stores."""
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Return the same as `get_raw` for each of `names`, reading neighbours together."""
+        """Return the same as `get_raw` for each of `names`, reading neighbors together."""
         return [self.get_raw(name) for name in names]
 
     def open(self, name: str) -> IO[bytes]:
-        """Return a file to read parts of, as from a long video that only few frames are wanted of.
+        """Return a file object to read parts of, for example a few frames of a long video.
 
         Raises:
             NoSuchFileError: If there is no file of that name.
@@ -133,7 +133,7 @@ class FileStore(Generic[T_co]):
     def get_many(self, names: Sequence[str], sample: Any = None) -> list[T_co]:
         """Return several files, in the order of `names`; see `get`.
 
-        Cheaper than one after the other: files that lie close together are read at once.
+        Cheaper than one after another: files that lie close together are read at once.
         """
         found = self.get_many_raw(names)
         values = [self.decode(name, data) for name, (data, _) in zip(names, found, strict=True)]
@@ -163,17 +163,17 @@ class FileStore(Generic[T_co]):
         )
 
     def full_name(self, name: str) -> str:
-        """Return the name under which the file is known whatever sample asks for it."""
+        """Return the name of the file that does not depend on the requesting sample."""
         return name
 
     @property
     def identity(self) -> Hashable:
-        """What stores have in common that give the same bytes for the same full name."""
+        """Equal for stores that return the same bytes for the same full name."""
         return type(self).__qualname__, self.get_path()
 
     @property
     def decoded_identity(self) -> Hashable:
-        """What stores have in common that also decode a file to the same value."""
+        """Equal for stores that also decode a file to the same value."""
         return self.identity
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ def _together(
 
 
 def _read_file(file: RangeFile, places: Sequence[FilePlace]) -> Iterable[bytes]:
-    """Return the contents of `places`, which lie in one file."""
+    """Return the contents of `places`, which are in one file."""
     if len(places) == 1:  # as for names at random, where planning costs more than reading
         return [file.pread(places[0].offset, places[0].size)]
     order = sorted(range(len(places)), key=lambda number: places[number].offset)

@@ -29,7 +29,7 @@ from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, noth
 from energon.webdataset.reading.urls import is_local, local_path
 
 HEAD_BYTES = 6
-"""So many bytes tell what a stream is."""
+"""This many bytes tell what a stream is."""
 CHUNK_BYTES = 1 << 18
 ZSTD_BYTES = 1 << 10
 
@@ -301,7 +301,7 @@ class OpeningAhead(Iterator[Any]):
         try:
             self._next = next(self._shards, _END)
         except Exception as error:
-            # It is the next one's, and the present one has to be given out before.
+            # It is the next one's, and the present one has to be yielded before.
             self._failure = error
             return
         if self._next is not _END and not _is_local(self._next):

@@ -52,7 +52,7 @@ class ShardStream:
     Args:
         url: Its address, as it is listed.
         stream: Its bytes after `head`, unpacked.
-        head: The first of them, if they were looked at.
+        head: The first of them, if they were checked.
         local_path: Where it is on disk, if that is known.
         completed: Called when it was read to its end, and found to be whole.
     """

@@ -266,7 +266,7 @@ def _from_another_process(url: str, position: int) -> Iterator[bytes]:
 
 
 class RemoteWriter(ClosesOrAborts):
-    """Writes an object, that is there as a whole after `close`, and not before.
+    """Writes an object, that exists as a whole after `close`, and not before.
 
     Args:
         url: Its address.

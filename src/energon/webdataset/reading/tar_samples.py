@@ -77,7 +77,7 @@ class TarSamples(Stage):
         handler: Decides about files that cannot be opened, or turn out to be damaged: true goes
             on with the next file, false ends the stage. Asked about a field that a sample has
             twice, too: true keeps the first.
-        select_files: Says by name which members are wanted, after renaming; None wants all.
+        select_files: Says by name which members are needed, after renaming; None wants all.
         rename_files: Renames members; None keeps their names.
         local_path: Whether samples of local files say so in `__local_path__`.
         verbose: Whether to log each file as it is opened.
@@ -241,7 +241,7 @@ class _TarSamplesIterator(StageIterator):
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
         # Position and number are those of the beginning of a block. After a restore, the samples
-        # before number + taken were given out already.
+        # before number + taken were yielded already.
         taken = self._block_length
         self._block_length = 0
         number = self._number

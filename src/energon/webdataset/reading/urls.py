@@ -22,7 +22,7 @@ MAX_NESTING = 10
 
 
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the addresses of shards that are meant.
+    """Return the addresses of the shards that a pattern or list names.
 
     Strings may hold several patterns with `::` between them, `${NAME}` for what WDS_NAME of the
     environment says, and braces: `shard-{000..127}.tar`. Local patterns with `*` stand for the

@@ -222,7 +222,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 NOTE_ITEMS = 256
-"""A position of the source is noted before each so many items."""
+"""A position of the source is noted before each this many items."""
 
 
 class ReplayLog:

@@ -96,7 +96,7 @@ class _BatchedIterator(StageIterator):
 
 @dataclass(frozen=True)
 class FlatMap(Stage):
-    """Yields all that a function makes of each item, one after the other.
+    """Yields all that a function makes of each item, one after another.
 
     Args:
         function: Takes an item, and returns or yields any number of items. To be saved within

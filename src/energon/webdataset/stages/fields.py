@@ -47,7 +47,7 @@ def getfirst(
 
 @dataclass(frozen=True)
 class ToTuple:
-    """Makes a tuple of the first field that is there of each group of names."""
+    """Makes a tuple of the first field that exists of each group of names."""
 
     groups: tuple[tuple[str, ...], ...]
     missing_is_error: bool = True

@@ -112,7 +112,7 @@ def decode_pickle(stream: Any) -> Any:
     security.require(
         "pickle",
         security.resolve(),
-        "the field is pickled, and unpickling runs any code that it holds",
+        "the field is pickled, and unpickling runs any code that it contains",
     )
     return pickle.load(stream)
 

@@ -27,7 +27,7 @@ class Info(Stage):
     Args:
         fmt: Accepted for compatibility: fields are shown one to a line.
         n: How many of the first to show.
-        every: After these, each so many items one more; -1 for none.
+        every: After these, each this many items one more; -1 for none.
         width: Longest text of a field.
         stream: Where to; None means standard error.
         name: Stands before every line.

@@ -20,7 +20,7 @@ from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
 class Cached(Stage):
     """Keeps items in memory: after the first whole pass the source is not read any more.
 
-    Each worker process keeps what it has read. Items are given out as they are: stages after
+    Each worker process keeps what it has read. Items are yielded as they are: stages after
     this one must not change them in place.
     """
 

@@ -53,7 +53,7 @@ class Apply(Stage):
 
 @dataclass(frozen=True)
 class Select(Stage):
-    """Yields the items of which a function says that they are wanted.
+    """Yields the items of which a function says that they are needed.
 
     Args:
         predicate: Takes an item.

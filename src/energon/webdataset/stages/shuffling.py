@@ -42,7 +42,7 @@ def default_seed(seed: int | str | None = None) -> int:
 
 
 BLOCK_DRAWS = 4096
-"""So many numbers come from one generator, so that any number is found at once."""
+"""This many numbers come from one generator, so that any number is found at once."""
 
 
 class Draws:
@@ -128,9 +128,9 @@ class Shuffle(Stage):
     """Yields each item once, drawn at random from a buffer.
 
     Args:
-        bufsize: How many items the buffer holds. It fills while items are given out: two are
+        bufsize: How many items the buffer holds. It fills while items are yielded: two are
             read for each one.
-        initial: How many are read before the first is given out.
+        initial: How many are read before the first is yielded.
         rng: Generator to draw from, which continues from epoch to epoch; None means that the order
             is a function of seed, epoch and worker.
         seed: Seed of its own, in place of the pipeline's.

@@ -1,7 +1,7 @@
 """Make shards of shards, many at a time and resumable: filters, augmentation, conversion.
 
 Samples are changed by a command or a function of Python. As a shard is there only when it is
-complete, those that are there are done.
+complete, those that exist are done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Change:
 
     Args:
         command: Run for each sample, in a folder that holds its fields as files
-            `sample.FIELD`, and its key as `sample.__key__`. What is there afterwards is the new
+            `sample.FIELD`, and its key as `sample.__key__`. The files that exist afterwards are the
+            new
             sample.
         function: "module:name" of a function that takes a sample, and returns one, several, or
             None. In place of a command.

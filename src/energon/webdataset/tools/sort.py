@@ -20,7 +20,7 @@ Record = tuple[Any, int, StreamSample]
 """Sort value, number in the input, sample."""
 
 MAX_RUNS = 64
-"""So many files are merged at a time."""
+"""This many files are merged at a time."""
 MEMORY_BYTES = 1 << 30
 
 

@@ -48,7 +48,7 @@ def call_with(
     Args:
         kind: A class.
         written: What the document says.
-        defaults: More, for arguments that the class has, or hands on.
+        defaults: More, for arguments that the class has, or passes on.
         origin: The document.
 
     Raises:
@@ -120,7 +120,7 @@ class DatasetSubset:
         object.__setattr__(self, "subsets", tuple(found))
 
     def compute_subset(self, total_samples: int) -> tuple[int, int]:
-        """Return the number of the first of so many samples, and of the one after the last."""
+        """Return the number of the first of this many samples, and of the one after the last."""
         return resolve_range(total_samples, self.subsets)
 
     def config(self) -> dict[str, Any]:

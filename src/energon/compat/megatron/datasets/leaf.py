@@ -43,7 +43,7 @@ class LeafDataset(Sharder, DatasetClass):
     Args:
         opened: The dataset.
         encoder: Decodes and cooks its samples.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         training: Whether each pass is shuffled, or samples come in order.
         plan_leaf: How it is ordered; None for what it says itself.
         among: All datasets of the document; None if this is the only one.

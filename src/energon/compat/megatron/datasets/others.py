@@ -35,7 +35,7 @@ class JoinedWebdatasetFactory(LeafDataset):
         joiner: Takes a sample of each dataset, None where it has none, and returns the joined
             one; or a sample type, whose `from_joined` does that.
         training: Whether each pass is shuffled, or samples come in order.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         nonmatch: What is done where a dataset has no sample of a key: fail, leave the key out
             of the join, or give None to the joiner.
         decoder: Decodes the parts; None leaves them as bytes.
@@ -144,7 +144,7 @@ class JsonlFactory(LeafDataset):
         path: The file, indexed by `energon prepare`.
         split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         subflavors: What the samples carry in `__subflavors__`.
         decoder: Decodes the lines; None leaves them as bytes.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.

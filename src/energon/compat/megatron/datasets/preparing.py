@@ -29,7 +29,7 @@ from energon.prepare.remote import standing_in
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
-"""Hands on what it gets, and shows how far that is; also called with the number of all."""
+"""Passes on what it gets, and shows the progress; also called with the number of all."""
 
 MAX_PART_NAMES = 50
 
@@ -65,7 +65,7 @@ class PreparesShards:
             shuffle_seed: None deals shards to splits by ratio in their order, any number in a
                 shuffled order.
             progress_fn: Shows the progress: wraps an iterator over shards, of a known number.
-            workers: Processes that read shards.
+            workers: Number of processes that read shards.
             tar_index_only: Whether only shards are indexed, and splits left as they are.
             media_filter: Which files to note the sizes and durations of; None for none.
             fix_duplicates: Whether to rewrite shards that contain duplicate keys.
@@ -145,7 +145,7 @@ class PreparesShards:
         Args:
             parent_path: Its folder.
             media_filter: Which files.
-            workers: Processes that read shards.
+            workers: Number of processes that read shards.
             progress_fn: Shows the progress, see `prepare_dataset`.
             index_sqlite_tmp_path: Has no effect.
 
@@ -239,7 +239,7 @@ class MediaFilterStrategy(StrEnum):
 
 @dataclass(frozen=True)
 class MediaFilterConfig:
-    """Which files are looked at for media metadata.
+    """Which files are checked for media metadata.
 
     Args:
         strategy: How they are told from others.

@@ -50,7 +50,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         path: Its folder.
         split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
@@ -425,7 +425,7 @@ def _subsets(given: Any) -> tuple[Subset, ...]:
 
 
 def _code(path: str | os.PathLike[str], key: str, given: Any) -> Any:
-    """Return a function that lies beside the dataset, where its name is given."""
+    """Return a function that is next to the dataset, where its name is given."""
     if not isinstance(given, str):
         return given
     if not (".py" in given or ":" in given):

@@ -1,4 +1,4 @@
-"""Draw items from several datasets, by weight or one after the other; read one again and again."""
+"""Draw items from several datasets, by weight or one after another; read one again and again."""
 
 from __future__ import annotations
 

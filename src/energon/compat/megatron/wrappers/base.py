@@ -29,7 +29,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     Args:
         stage: What it does.
         datasets: What it reads.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         settings: What decides its order beside its datasets, as plain data.
     """
 

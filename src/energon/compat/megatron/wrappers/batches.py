@@ -28,7 +28,7 @@ class BatchDataset(WrapperDataset):
             returns it.
         drop_last: Whether a last, smaller batch is left out.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -76,7 +76,7 @@ class GroupBatchDataset(WrapperDataset):
         batcher_config: See `BatchDataset`.
         drop_last: Whether what waits when the data end is left out.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -134,7 +134,7 @@ class PackingDataset(WrapperDataset):
             windows in a row may give nothing; 0 for any number.
         final_packer_failure_tolerance: The same for failures of `final_packer`.
         sample_encoder_failure_tolerance: The same for failures of `sample_encoder`.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -196,7 +196,7 @@ class MixBatchDataset(WrapperDataset):
         batch_size: How many items make a batch.
         batch_mix_fn: Makes a batch of a list of items, e.g. `homogeneous_concat_mix`; without
             one the list is the batch.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import (

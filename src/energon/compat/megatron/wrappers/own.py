@@ -41,7 +41,7 @@ class SavableDataset(WrapperDataset, metaclass=_AnyPipeline):
     """A dataset that a program writes: derive from it, and yield items in `__iter__`.
 
     Args:
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
@@ -76,7 +76,7 @@ class BaseWrapperDataset(SavableDataset):
 
     Args:
         datasets: The dataset that it is around, or several.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
     """
 
     _stands_for = "wrappers"

@@ -28,7 +28,7 @@ class BlendDataset(WrapperDataset):
 
     Args:
         datasets: Pairs of a dataset and its weight.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -54,7 +54,7 @@ class ConcatDataset(WrapperDataset):
 
     Args:
         datasets: The datasets.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -75,7 +75,7 @@ class RepeatDataset(WrapperDataset):
         dataset: The items.
         repeats: How often, a fraction allowed; None never ends.
         restart: Whether to continue with the next pass where one ends. False makes one pass.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -108,7 +108,7 @@ class EpochizeDataset(WrapperDataset):
     Args:
         dataset: The items.
         length: Items of each rank in a loop.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_loader, get_val_dataset
@@ -135,7 +135,7 @@ class LimitDataset(WrapperDataset):
         length: Items of each rank.
         reset_after_epoch: Whether a loop of a loader starts over also if the one before was
             left early.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -170,7 +170,7 @@ class ShuffleBufferDataset(WrapperDataset):
     Args:
         dataset: The items.
         size: How many are held; resuming reads these again.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -197,7 +197,7 @@ class MapDataset(WrapperDataset):
         map_fn_config: What decides what the function does, as plain data or a function that
             returns it: saved states have to agree with it.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -235,7 +235,7 @@ class FilterDataset(WrapperDataset):
         filter_fn: Returns whether an item stays. What it fails on is left out, logged and
             counted.
         filter_fn_config: What decides what the function does, see `MapDataset`.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -278,7 +278,7 @@ class IterMapDataset(WrapperDataset):
         len_map_fn: Returns the number of outputs for a number of items.
         stateless_iter_fn: Whether an output depends on nothing but the last item taken.
         iter_map_fn_config: What decides what the function does, see `MapDataset`.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -326,7 +326,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 class _WatchingDataset(WrapperDataset):
-    """Hands on the items of a dataset, and the loops of a loader."""
+    """Passes on the items of a dataset, and the loops of a loader."""
 
     _passes_epochs = True
 
@@ -378,7 +378,7 @@ class LogSampleDataset(_WatchingDataset):
     Args:
         dataset: The items.
         mode: What the lines say the data are for, "train" or "val".
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         get_keys_fn: Returns the keys of an item.
 
     Example:
@@ -409,11 +409,11 @@ class LogSampleDataset(_WatchingDataset):
 
 
 class GcDataset(_WatchingDataset):
-    """Collect garbage after every so many items.
+    """Collect garbage after every few items.
 
     Args:
         dataset: The items.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         every_n_iter: How many.
         freeze: Accepted; the loader keeps what exists when a worker starts out of collections.
 
@@ -451,7 +451,7 @@ class WatchdogDataset(_WatchingDataset):
 
     Args:
         dataset: The items.
-        worker_config: Who loads it.
+        worker_config: Rank and workers.
         timeout_seconds: How long an item may take; None sets no limit.
         initial_timeout_seconds: The same for the first item of a lane; None for the same.
         fail_on_timeout: Whether to raise an error then.
