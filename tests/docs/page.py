@@ -33,7 +33,7 @@ from click.testing import CliRunner
 from energon.cli.main import main as energon
 from tests.docs.markdown import Block, find_blocks
 
-SECONDS = 150
+SECONDS = 600
 SHOWN = ("", "text", "yaml", "json")
 _FOR_A_SHELL = re.compile(r"[|<>&;$`*?]|\\(?!\n)")
 _NAMED = re.compile(r"# ([\w./-]+\.(?:ya?ml|py))\n")

@@ -30,7 +30,11 @@ STARTS_TRAINERS = (
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in STARTS_TRAINERS else ())
+        pytest.param(
+            name,
+            # On a machine that is busy with others their imports take minutes.
+            marks=[pytest.mark.slow, pytest.mark.timeout(900)] if name in STARTS_TRAINERS else (),
+        )
         for name in PAGES
     ],
 )
