@@ -12,8 +12,11 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.compat.programs.run import ENERGON
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -42,14 +45,23 @@ def peers_python() -> str:
     return str(python)
 
 
-def run_programs(python: str, package: str) -> str:
-    """Return what the programs for a package give, as JSON.
+def run_programs(python: str, package: str, module: str = "") -> dict[str, Any]:
+    """Return what the programs for a package give, by name.
 
     Args:
         python: The interpreter.
         package: What they import: "webdataset", "megatron.energon" or "energon.webdataset".
+        module: Which of their modules; "" for all.
     """
-    return _printed([python, HERE / "programs" / "run.py", package])
+    found: dict[str, Any] = json.loads(
+        _printed([python, HERE / "programs" / "run.py", package, module])
+    )
+    return found
+
+
+def program_modules(package: str) -> list[str]:
+    """Return the modules that the programs for a package are in."""
+    return ENERGON if package == "megatron.energon" else [""]
 
 
 def list_names(python: str, package: str) -> str:
@@ -83,7 +95,10 @@ def record() -> None:
     for package, path in NAMES.items():
         path.write_text(list_names(python, package))
     for package, path in PROGRAMS.items():
-        path.write_text(run_programs(python, package))
+        found: dict[str, Any] = {}
+        for module in program_modules(package):
+            found |= run_programs(python, package, module)
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import energon
 import energon.packing
 import energon.transforms
 from docs.site import diagrams, reference
+from energon import webdataset
 from energon.allow import CAPABILITIES
 from energon.cli.prepare import command as prepare
 from energon.errors import EnergonError
@@ -175,3 +176,16 @@ def test_every_public_name_has_an_example():
             if not is_error and "\nExample:\n" not in (inspect.getdoc(value) or ""):
                 lacking.add(name)
     assert lacking == WITHOUT_EXAMPLE.keys(), "add an Example section to the docstring"
+
+
+def test_every_public_name_of_webdataset_has_an_example():
+    values = {name: getattr(webdataset, name) for name in webdataset.__all__}
+    ours = {
+        name: value
+        for name, value in values.items()
+        if callable(value) and getattr(value, "__module__", "").startswith("energon.webdataset.")
+    }
+    assert len(ours) > 90
+    assert [
+        name for name, value in ours.items() if ">>> " not in (inspect.getdoc(value) or "")
+    ] == []

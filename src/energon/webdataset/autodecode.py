@@ -72,6 +72,11 @@ class DecodingError(DecodeError):
         k: Name of the field.
         sample: The sample as it was read.
         message: What is wrong; None says which field it is.
+
+    Example:
+        >>> error = DecodingError(key="a", k="png")
+        >>> error.key, error.k
+        ('a', 'png')
     """
 
     def __init__(
@@ -105,6 +110,13 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
     Raises:
         SecurityError: If it holds other objects, and "pickle" is not allowed.
+
+    Example:
+        >>> import io, torch
+        >>> file = io.BytesIO()
+        >>> torch.save(torch.arange(3), file)
+        >>> torch_loads(file.getvalue())
+        tensor([0, 1, 2])
     """
     return load_torch(data, security.resolve(allow))
 
@@ -219,7 +231,12 @@ def _same(data: bytes) -> bytes:
 
 
 def basichandlers(key: str, data: bytes) -> Any:
-    """Decode a field by its extension, with what is allowed at the time of the call."""
+    """Decode a field by its extension, with what is allowed at the time of the call.
+
+    Example:
+        >>> basichandlers("cls", b"7"), basichandlers("unknown", b"7")
+        (7, None)
+    """
     return BasicHandler(security.resolve())(key, data)
 
 
@@ -245,6 +262,10 @@ class Decoder:
         only: Fields to decode, as a list or with spaces between them; None means all.
         partial: Whether fields that are not bytes are left alone; else they are an error.
         allow: "pickle" lets pickled fields be unpickled.
+
+    Example:
+        >>> Decoder([])({"__key__": "a", "json": b"[1]", "txt": b"text"})
+        {'__key__': 'a', 'json': [1], 'txt': 'text'}
     """
 
     def __init__(

@@ -116,6 +116,14 @@ class FileCache:
         cache_size: Bytes that it may hold; -1 for any number.
         cache_cleanup_interval: Seconds between looks for files that have to go.
         allow: "shell" lets addresses be commands.
+
+    Example:
+        >>> import tempfile
+        >>> cache = FileCache(cache_dir=tempfile.mkdtemp())
+        >>> for shard in cache([{"url": "photos/shard-0.tar"}]):
+        ...     with shard["stream"] as stream:
+        ...         print(stream.read(5))
+        b'0.png'
     """
 
     def __init__(
@@ -200,6 +208,12 @@ class StreamingOpen:
         verbose: Accepted for compatibility.
         handler: Decides about shards that cannot be opened.
         allow: "shell" lets addresses be commands.
+
+    Example:
+        >>> for shard in StreamingOpen()([{"url": "photos/shard-0.tar"}]):
+        ...     with shard["stream"] as stream:
+        ...         print(stream.read(5))
+        b'0.png'
     """
 
     def __init__(
@@ -234,6 +248,15 @@ class LRUCleanup:
         keyfn: Returns the age of a file by its path: smaller is older.
         verbose: Whether to log what is deleted.
         interval: Seconds between looks at the folder; None looks each time.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "shard.tar").write_bytes(bytes(1000))
+        1000
+        >>> LRUCleanup(str(folder), cache_size=100).cleanup()
+        >>> list(folder.iterdir())
+        []
     """
 
     def __init__(
@@ -280,7 +303,12 @@ class LRUCleanup:
 
 
 def pipe_cleaner(spec: str) -> str:
-    """Return the address in a command: the first word that looks like one, or the command."""
+    """Return the address in a command: the first word that looks like one, or the command.
+
+    Example:
+        >>> pipe_cleaner("pipe:curl -s https://host/a.tar")
+        'https://host/a.tar'
+    """
     if spec.startswith("pipe:"):
         words = spec[len("pipe:") :].split()
         return next((word for word in words if "://" in word), spec)
@@ -296,7 +324,14 @@ def cached_tarfile_to_samples(
     rename_files: Callable[[str], str] | None = None,
     **kw: Any,
 ) -> Any:
-    """Return a stage from addresses of tar files to samples, through a cache; see `cache_of`."""
+    """Return a stage from addresses of tar files to samples, through a cache; see `cache_of`.
+
+    Example:
+        >>> import tempfile
+        >>> stage = cached_tarfile_to_samples(cache_dir=tempfile.mkdtemp())
+        >>> len(list(stage([{"url": "photos/shard-0.tar"}])))
+        10
+    """
     return TarSamples.configured(
         handler=handler,
         select_files=select_files,

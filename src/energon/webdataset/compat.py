@@ -26,7 +26,12 @@ def check_empty(source: Iterable[Any]) -> Iterator[Any]:
 
 
 class FluidInterface:
-    """Methods that append a stage, and return a new pipeline. See `filters` for what they do."""
+    """Methods that append a stage, and return a new pipeline. See `filters` for what they do.
+
+    Example:
+        >>> list(FluidWrapper(range(4)).map(str).listed(2))
+        [['0', '1'], ['2', '3']]
+    """
 
     def compose(self, *stages: Any) -> Self:
         """Append any stages."""
@@ -156,6 +161,10 @@ class FluidWrapper(DataPipeline, FluidInterface):
 
     Args:
         initial: A pipeline, a loader, or anything to iterate over.
+
+    Example:
+        >>> list(FluidWrapper(range(4)).select(lambda n: n % 2))
+        [1, 3]
     """
 
     def __init__(self, initial: Any, seed: int | None = None) -> None:
@@ -192,6 +201,12 @@ class WebDataset(DataPipeline, FluidInterface):
         seed: What all random choices depend on; None means WDS_SEED of the environment, or 0.
         allow: "shell" lets addresses be commands (`pipe:`), "env" lets addresses in documents
             read variables of the environment.
+
+    Example:
+        >>> dataset = WebDataset("photos/shard-0.tar", shardshuffle=False).decode("rgb8")
+        >>> image, text = next(iter(dataset.to_tuple("png", "txt")))
+        >>> image.shape, text
+        ((24, 32, 3), 'grey number 0')
     """
 
     def __init__(
@@ -294,6 +309,11 @@ class Processor:
         f: Makes a stage of the other arguments, or is a function of an iterator and these.
         args: See above.
         kw: See above.
+
+    Example:
+        >>> from energon.webdataset.filters import map as mapped
+        >>> list(Processor(mapped, str)(FluidWrapper(range(2))))
+        ['0', '1']
     """
 
     def __init__(self, f: Callable[..., Any], *args: Any, **kw: Any) -> None:
@@ -325,6 +345,10 @@ def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:
         dataset: A pipeline, or a loader.
         length: Samples of an epoch, over all ranks.
         batchsize: Samples of an item.
+
+    Example:
+        >>> len(list(ddp_equalize(FluidWrapper(range(10)), length=8, batchsize=2)))
+        4
     """
     return dataset.with_epoch(math.ceil(length / batchsize))
 
@@ -336,13 +360,23 @@ def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any
         dataset: Any dataset.
         length: Items of a loop.
         nominal: What `len` returns; None means the same.
+
+    Example:
+        >>> dataset = ResizedDataset(FluidWrapper(range(3)), 2)
+        >>> list(dataset), list(dataset)
+        ([0, 1], [2, 0])
     """
     resized = FluidWrapper(dataset).with_epoch(length)
     return resized.with_length(length if nominal is None else nominal)
 
 
 def FakeLength(dataset: Any, length: int) -> Any:
-    """Return a dataset for which `len` returns `length`."""
+    """Return a dataset for which `len` returns `length`.
+
+    Example:
+        >>> len(FakeLength(FluidWrapper(range(3)), 100))
+        100
+    """
     return FluidWrapper(dataset).with_length(length)
 
 

@@ -85,7 +85,14 @@ class ShardGroup(Node):
 
 
 class DatasetSpec(Node):
-    """A document with `dataset`."""
+    """A document with `dataset`.
+
+    Example:
+        >>> source = {"shards": "a-{0..9}.tar", "weight": 2}
+        >>> spec = DatasetSpec.model_validate({"dataset": [source]})
+        >>> spec.dataset[0].weight
+        2.0
+    """
 
     dataset: Annotated[list[ShardGroup], Field(min_length=1)]
 
@@ -195,6 +202,10 @@ def load_spec(
     Raises:
         FormatError: If it is not YAML.
         ConfigError: If it breaks the grammar; names every place where it does.
+
+    Example:
+        >>> load_spec({"dataset": [{"shards": "s3://bucket/{a,b}.tar"}]}).urls
+        [['s3://bucket/a.tar', 's3://bucket/b.tar']]
     """
     if isinstance(source, Mapping):
         origin = "the description"

@@ -30,6 +30,10 @@ class MockDataset(DataPipeline):
     Args:
         sample: The sample.
         length: How often.
+
+    Example:
+        >>> list(MockDataset({"__key__": "a"}, 2))
+        [{'__key__': 'a'}, {'__key__': 'a'}]
     """
 
     def __init__(self, sample: Any, length: int) -> None:
@@ -46,6 +50,11 @@ class with_epoch(TorchLookalike):
     Args:
         dataset: The dataset. A number alone is the length of a stage.
         length: How many items a loop has.
+
+    Example:
+        >>> dataset = with_epoch([1, 2, 3], 2)
+        >>> list(dataset), list(dataset)
+        ([1, 2], [3, 1])
     """
 
     def __init__(self, dataset: Any, length: int | None = None) -> None:
@@ -74,7 +83,12 @@ class with_epoch(TorchLookalike):
 
 
 class with_length(TorchLookalike):
-    """Add a length to any dataset: `with_length(dataset, 100)`."""
+    """Add a length to any dataset: `with_length(dataset, 100)`.
+
+    Example:
+        >>> len(with_length(range(3), 100))
+        100
+    """
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset = dataset

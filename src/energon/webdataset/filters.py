@@ -109,32 +109,62 @@ def shuffle(
     seed: int | None = None,
     handler: Handler | None = None,
 ) -> Stage:
-    """Shuffle items through a buffer, see `Shuffle`."""
+    """Shuffle items through a buffer, see `Shuffle`.
+
+    Example:
+        >>> sorted(shuffle(10)(range(5)))
+        [0, 1, 2, 3, 4]
+    """
     return Shuffle(bufsize, initial, rng, seed)
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
-    """Apply a function to each item, see `Map`."""
+    """Apply a function to each item, see `Map`.
+
+    Example:
+        >>> list(map(str)([1, 2]))
+        ['1', '2']
+    """
     return Map(f, handler)
 
 
 def flatmap(f: Callable[[Any], Iterable[Any]]) -> Stage:
-    """Yield all items that a function makes of each item, see `FlatMap`."""
+    """Yield all items that a function makes of each item, see `FlatMap`.
+
+    Example:
+        >>> list(flatmap(range)([1, 3]))
+        [0, 0, 1, 2]
+    """
     return FlatMap(f)
 
 
 def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
-    """Keep the items for which a function returns True."""
+    """Keep the items for which a function returns True.
+
+    Example:
+        >>> list(select(str.isupper)(["a", "B"]))
+        ['B']
+    """
     return Select(predicate, handler)
 
 
 def rsample(p: float = 0.5) -> Stage:
-    """Keep each item with probability `p`."""
+    """Keep each item with probability `p`.
+
+    Example:
+        >>> len(list(rsample(0.5)(range(1000)))) in range(400, 600)
+        True
+    """
     return RandomSample(p)
 
 
 def slice(*args: int | None) -> Stage:
-    """Take the items that `itertools.islice` would."""
+    """Take the items that `itertools.islice` would.
+
+    Example:
+        >>> list(slice(1, 3)("abcd"))
+        ['b', 'c']
+    """
     return Slice(*args)
 
 
@@ -147,7 +177,12 @@ def decode(
     partial: bool = False,
     allow: Collection[str] = (),
 ) -> Stage:
-    """Decode the fields of samples, see `Decoder`."""
+    """Decode the fields of samples, see `Decoder`.
+
+    Example:
+        >>> next(iter(decode()([{"__key__": "a", "json": b"[1]", "cls": b"7"}])))
+        {'__key__': 'a', 'json': [1], 'cls': 7}
+    """
     decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, allow=allow)
     return Apply(decoder.decode, handler)
 
@@ -160,6 +195,11 @@ def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: An
         must_decode: Whether a field that no pattern fits is an error.
         defaults: Pairs that come before these; None means `default_decoders`.
         kw: `png=f` is another way to write `("*.png", f)`.
+
+    Example:
+        >>> read_upper = lambda stream: stream.read().decode().upper()
+        >>> list(xdecode(("*.name", read_upper))([{"__key__": "a", "b.name": b"c"}]))
+        [{'__key__': 'a', 'b.name': 'C'}]
     """
     first = default_decoders if defaults is None else defaults
     named = [(f"*.{name}", function) for name, function in kw.items()]
@@ -167,7 +207,12 @@ def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: An
 
 
 def map_dict(handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Stage:
-    """Change fields, each by its own function."""
+    """Change fields, each by its own function.
+
+    Example:
+        >>> list(map_dict(cls=lambda cls: cls + 1)([{"__key__": "a", "cls": 1}]))
+        [{'__key__': 'a', 'cls': 2}]
+    """
     if not kw:
         raise ConfigError("map_dict needs a function for at least one field: map_dict(cls=f)")
     return Apply(MapDict(kw), handler)
@@ -187,12 +232,21 @@ def to_tuple(
         handler: Decides about errors.
         missing_is_error: Whether samples must have them; else None stands in their place.
         none_is_error: Whether fields may not be None; as `missing_is_error` unless given.
+
+    Example:
+        >>> list(to_tuple("jpg;png", "cls")([{"__key__": "a", "png": b"...", "cls": 1}]))
+        [(b'...', 1)]
     """
     return Apply(ToTuple.of(args, missing_is_error, none_is_error), handler)
 
 
 def map_tuple(*args: Any, handler: Handler = reraise_exception) -> Stage:
-    """Change the items of tuples, each by its own function; None leaves one as it is."""
+    """Change the items of tuples, each by its own function; None leaves one as it is.
+
+    Example:
+        >>> list(map_tuple(str, None)([(1, 2)]))
+        [('1', 2)]
+    """
     return Apply(MapTuple(args), handler)
 
 
@@ -203,6 +257,10 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: str) -
         handler: Decides about errors.
         keep: Whether fields that are not named are kept, `__key__` among them.
         kw: The new name, and the old ones of which the first that exists is taken.
+
+    Example:
+        >>> list(rename(image="jpg;png")([{"__key__": "a", "png": b"..."}]))
+        [{'__key__': 'a', 'image': b'...'}]
     """
     return Apply(Rename({new: alternatives(old) for new, old in kw.items()}, keep), handler)
 
@@ -222,6 +280,10 @@ def rename_keys(
         must_match: Whether a pattern that no field fits is an error.
         duplicate_is_error: Whether two fields of the same new name are; else the last one wins.
         kw: `image="*.png"` is another way to write a pair.
+
+    Example:
+        >>> list(rename_keys(image="*.png")([{"__key__": "a", "left.png": b"..."}]))
+        [{'image': b'...'}]
     """
     rules = (*args, *kw.items())
     return Apply(RenameKeys(tuple(rules), keep_unselected, must_match, duplicate_is_error))
@@ -236,13 +298,22 @@ def extract_keys(
         args: For each item of the tuple a pattern, or several with semicolons.
         duplicate_is_error: Whether several fields may not fit; else the first is taken.
         ignore_missing: Whether an item that no field fits is left out of the tuple.
+
+    Example:
+        >>> list(extract_keys("*.png;*.jpg", "*.cls")([{"a.jpg": b"...", "a.cls": 1}]))
+        [(b'...', 1)]
     """
     patterns = tuple(alternatives(each) for each in args)
     return Apply(ExtractKeys(patterns, duplicate_is_error, ignore_missing))
 
 
 def associate(associator: Any, **kw: Any) -> Stage:
-    """Add to each sample what a dict by key, or a function of the key, has for it."""
+    """Add to each sample what a dict by key, or a function of the key, has for it.
+
+    Example:
+        >>> list(associate({"a": {"split": "train"}})([{"__key__": "a"}]))
+        [{'__key__': 'a', 'split': 'train'}]
+    """
     return Apply(Associate(associator))
 
 
@@ -251,22 +322,42 @@ def batched(
     collation_fn: Collation | None = default_collation_fn,
     partial: bool = True,
 ) -> Stage:
-    """Make batches, see `Batched`."""
+    """Make batches, see `Batched`.
+
+    Example:
+        >>> list(batched(2, collation_fn=list)([1, 2, 3]))
+        [[1, 2], [3]]
+    """
     return Batched(batchsize, collation_fn, partial)
 
 
 def unbatched() -> Stage:
-    """Take batches of columns apart, see `unbatch`."""
+    """Take batches of columns apart, see `unbatch`.
+
+    Example:
+        >>> list(unbatched()([([1, 2], ["a", "b"])]))
+        [(1, 'a'), (2, 'b')]
+    """
     return FlatMap(unbatch)
 
 
 def listed(batchsize: int = 20, partial: bool = True) -> Stage:
-    """Make lists of items."""
+    """Make lists of items.
+
+    Example:
+        >>> list(listed(2)([1, 2, 3]))
+        [[1, 2], [3]]
+    """
     return Batched(batchsize, None, partial)
 
 
 def unlisted() -> Stage:
-    """Take lists apart."""
+    """Take lists apart.
+
+    Example:
+        >>> list(unlisted()([[1, 2], [3]]))
+        [1, 2, 3]
+    """
     return FlatMap(unlist)
 
 
@@ -278,12 +369,23 @@ def info(
     stream: Any = None,
     name: str = "",
 ) -> Stage:
-    """Show some of the items as they pass, see `Info`."""
+    """Show some of the items as they pass, see `Info`.
+
+    Example:
+        >>> list(info("seen", n=1)([1, 2]))
+        [1, 2]
+    """
     return Info(fmt, n, every, width, stream, name)
 
 
 def log_keys(logfile: Any = None) -> Stage:
-    """Append the key of each sample to a file, see `LogKeys`."""
+    """Append the key of each sample to a file, see `LogKeys`.
+
+    Example:
+        >>> import tempfile
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> samples = list(log_keys(file.name)([{"__key__": "a"}]))
+    """
     return LogKeys(None if logfile is None else str(logfile))
 
 

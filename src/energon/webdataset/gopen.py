@@ -136,6 +136,11 @@ def gopen(
         ConfigError: If nobody opens addresses of that scheme.
         DatasetNotFoundError: If there is nothing at the address.
         SecurityError: If it is a command, which is not allowed.
+
+    Example:
+        >>> with gopen("photos/shard-0.tar") as stream:
+        ...     stream.read(5)
+        b'0.png'
     """
     allowed = security.resolve(allow)
     if url == "-" and mode in _MODES:

@@ -19,31 +19,63 @@ Handler = Callable[[Exception], bool]
 
 
 def reraise_exception(exn: Exception) -> bool:
-    """Raise the error: the default everywhere."""
+    """Raise the error: the default everywhere.
+
+    Example:
+        >>> reraise_exception(ValueError("damaged"))
+        Traceback (most recent call last):
+        ValueError: damaged
+    """
     raise exn
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Drop the item silently."""
+    """Drop the item silently.
+
+    Example:
+        >>> ignore_and_continue(ValueError("damaged"))
+        True
+    """
     _raise_if_all_fail(exn)
     return True
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Leave the item out, and warn."""
+    """Leave the item out, and warn.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_and_continue(ValueError("damaged"))
+        True
+        >>> str(caught[0].message)
+        'ValueError: damaged'
+    """
     _raise_if_all_fail(exn)
     warnings.warn(_words(exn), stacklevel=2)
     return True
 
 
 def ignore_and_stop(exn: Exception) -> bool:
-    """End the stage silently."""
+    """End the stage silently.
+
+    Example:
+        >>> ignore_and_stop(ValueError("damaged"))
+        False
+    """
     _raise_if_all_fail(exn)
     return False
 
 
 def warn_and_stop(exn: Exception) -> bool:
-    """End the stage, and warn."""
+    """End the stage, and warn.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_and_stop(ValueError("damaged"))
+        False
+    """
     _raise_if_all_fail(exn)
     warnings.warn(_words(exn), stacklevel=2)
     return False

@@ -207,6 +207,11 @@ class RandomMix(_Mix):
 
     Raises:
         ConfigError: If the weights are invalid.
+
+    Example:
+        >>> mixed = RandomMix([range(3), range(10, 13)], probs=[1, 2], longest=True)
+        >>> sorted(mixed)
+        [0, 1, 2, 10, 11, 12]
     """
 
     def __init__(
@@ -238,6 +243,10 @@ class RoundRobin(_Mix):
         datasets: Pipelines, or anything to iterate over.
         longest: Whether to continue with the others when one has ended; else the mixture ends.
         seed: See `DataPipeline`.
+
+    Example:
+        >>> list(RoundRobin([range(3), "ab"], longest=True))
+        [0, 'a', 1, 'b', 2]
     """
 
     def __init__(
@@ -287,6 +296,11 @@ def mixture(
 
     Raises:
         ConfigError: If the document breaks the grammar, or is one of the older form.
+
+    Example:
+        >>> sources = {"dataset": [{"shards": "photos/shard-0.tar"}]}
+        >>> len(list(mixture(sources)))
+        10
     """
     loaded = load_spec(spec, allow=options.get("allow", ()))
     if not isinstance(loaded.content, DatasetSpec):

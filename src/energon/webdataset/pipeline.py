@@ -45,6 +45,12 @@ class DataPipeline(TorchLookalike):
         pipeline: The stages, as they were given. Each loop takes them as they are when it begins.
         repetitions: How many passes a loop is.
         nsamples: After how many items a loop ends, -1 for where the data ends.
+
+    Example:
+        >>> from energon.webdataset.filters import batched
+        >>> pipeline = DataPipeline(range(5), batched(2, collation_fn=list))
+        >>> list(pipeline)
+        [[0, 1], [2, 3], [4]]
     """
 
     def __init__(self, *stages: Any, seed: int | None = None, **kw: Any) -> None:

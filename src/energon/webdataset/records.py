@@ -86,7 +86,17 @@ class _RecordIterator(StageIterator):
 def cbors_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
-    """Return a stage from addresses of files to the CBOR values in them."""
+    """Return a stage from addresses of files to the CBOR values in them.
+
+    Example:
+        >>> import cbor2, tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".cbors") as file:
+        ...     file.write(cbor2.dumps([1]) + cbor2.dumps([2]))
+        ...     file.flush()
+        ...     list(cbors_to_samples()([{"url": file.name}]))
+        4
+        [[1], [2]]
+    """
     return RecordSamples(read_cbor, handler, ShardOpening(security.resolve(allow)))
 
 
@@ -96,14 +106,34 @@ cbors2_to_samples = cbors_to_samples
 def msgpacks_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
-    """Return a stage from addresses of files to the MsgPack values in them."""
+    """Return a stage from addresses of files to the MsgPack values in them.
+
+    Example:
+        >>> import msgpack, tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".mps") as file:
+        ...     file.write(msgpack.packb([1]) + msgpack.packb([2]))
+        ...     file.flush()
+        ...     list(msgpacks_to_samples()([{"url": file.name}]))
+        4
+        [[1], [2]]
+    """
     return RecordSamples(read_msgpack, handler, ShardOpening(security.resolve(allow)))
 
 
 def jsonl_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
-    """Return a stage from addresses of files to the JSON values in them, one to a line."""
+    """Return a stage from addresses of files to the JSON values in them, one to a line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        ...     file.write(b'{"n": 1}\\n{"n": 2}\\n')
+        ...     file.flush()
+        ...     list(jsonl_to_samples()([{"url": file.name}]))
+        18
+        [{'n': 1}, {'n': 2}]
+    """
     return RecordSamples(read_jsonl, handler, ShardOpening(security.resolve(allow)))
 
 

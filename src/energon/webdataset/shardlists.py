@@ -74,6 +74,10 @@ class SimpleShardList(ShardSource):
     Args:
         urls: Patterns, folders, or a list of these; see `expand_urls`.
         seed: Shuffles them, in another way for each epoch; None keeps their order.
+
+    Example:
+        >>> list(SimpleShardList("{a,b}.tar"))
+        [{'url': 'a.tar'}, {'url': 'b.tar'}]
     """
 
     def __init__(self, urls: Any, seed: int | None = None) -> None:
@@ -100,6 +104,11 @@ class ResampledShards(ShardSource):
             and worker.
         max_urls: How many shards there may be.
         empty_check: Accepted for compatibility: no shards are always an error.
+
+    Example:
+        >>> drawn = list(ResampledShards("{a,b}.tar", nshards=100))
+        >>> len(drawn), {shard["url"] for shard in drawn} == {"a.tar", "b.tar"}
+        (100, True)
     """
 
     is_endless = True
@@ -207,13 +216,23 @@ def permuted(items: list[Any], seed: int) -> list[Any]:
 
 
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """Yield every n-th item, n being the number of ranks."""
+    """Yield every n-th item, n being the number of ranks.
+
+    Example:
+        >>> list(split_by_node("ab"))  # there is one node
+        ['a', 'b']
+    """
     place = current_place(group)
     yield from islice(src, place.rank, None, place.world_size)
 
 
 def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
-    """Yield every n-th item, n being the number of loader workers of this rank."""
+    """Yield every n-th item, n being the number of loader workers of this rank.
+
+    Example:
+        >>> list(split_by_worker("ab"))  # outside of loaders
+        ['a', 'b']
+    """
     place = current_place()
     yield from islice(src, place.worker, None, place.num_workers)
 
@@ -223,6 +242,10 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
     Raises:
         ConfigError: If there are several: they would all get the same.
+
+    Example:
+        >>> list(single_node_only("ab"))
+        ['a', 'b']
     """
     place: Place = current_place(group)
     if place.world_size > 1:
@@ -248,7 +271,12 @@ class _Resampled(Stage):
 
 
 def resampled(n: int = sys.maxsize) -> Stage:
-    """Return a stage that reads its whole source, and yields `n` random items of it."""
+    """Return a stage that reads its whole source, and yields `n` random items of it.
+
+    Example:
+        >>> len(list(resampled(5)("ab")))
+        5
+    """
     return _Resampled(n)
 
 
@@ -257,6 +285,10 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
 
     Raises:
         EmptyDatasetError: If there is none.
+
+    Example:
+        >>> list(non_empty("ab"))
+        ['a', 'b']
     """
     is_empty = True
     for item in src:

@@ -42,7 +42,14 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
 
 
 def valid_sample(sample: Any) -> bool:
-    """Return whether a sample has content, and is not marked as bad."""
+    """Return whether a sample has content, and is not marked as bad.
+
+    Example:
+        >>> valid_sample({"__key__": "a", "txt": b"A"})
+        True
+        >>> valid_sample({"__key__": "a", "__bad__": True})
+        False
+    """
     return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
 
 
@@ -67,7 +74,13 @@ def tarfile_to_samples(
     *,
     allow: Collection[str] = (),
 ) -> TarSamples:
-    """Return a stage from addresses of tar files to the samples in them, see `TarSamples`."""
+    """Return a stage from addresses of tar files to the samples in them, see `TarSamples`.
+
+    Example:
+        >>> samples = list(tarfile_to_samples()([{"url": "photos/shard-0.tar"}]))
+        >>> samples[0]["txt"]
+        b'grey number 0'
+    """
     return TarSamples.configured(
         handler=handler, select_files=select_files, rename_files=rename_files, allow=allow
     )
@@ -79,7 +92,13 @@ def tarfile_samples(
     select_files: Any = None,
     rename_files: Callable[[str], str] | None = None,
 ) -> Iterator[StreamSample]:
-    """Yield the samples of tar files."""
+    """Yield the samples of tar files.
+
+    Example:
+        >>> samples = list(tarfile_samples([{"url": "photos/shard-0.tar"}]))
+        >>> samples[0]["txt"]
+        b'grey number 0'
+    """
     return tarfile_to_samples(handler, select_files, rename_files)(src)
 
 
@@ -97,6 +116,12 @@ def url_opener(
         handler: Decides about those that cannot be opened.
         allow: "shell" lets addresses be commands.
         kw: Accepted for compatibility.
+
+    Example:
+        >>> for shard in url_opener([{"url": "photos/shard-0.tar"}]):
+        ...     with shard["stream"] as stream:
+        ...         print(stream.read(5))
+        b'0.png'
     """
     opening = ShardOpening(security.resolve(allow))
     for shard in data:
@@ -124,6 +149,11 @@ def tar_file_iterator(
         handler: Decides about damage: true ends the archive.
         select_files: Says by name which files are needed, after renaming.
         rename_files: Renames files.
+
+    Example:
+        >>> with open("photos/shard-0.tar", "rb") as stream:
+        ...     [file["fname"] for file in tar_file_iterator(stream)][:2]
+        ['0.png', '0.txt']
     """
     try:
         yield from _files(fileobj, skip_meta, select_files, rename_files)
@@ -176,6 +206,11 @@ def tar_file_expander(
         rename_files: See `tar_file_iterator`.
         eof_value: Yielded after each shard, so that samples do not continue in the next one; None
             yields nothing.
+
+    Example:
+        >>> shards = url_opener([{"url": "photos/shard-0.tar"}])
+        >>> [file.get("fname") for file in tar_file_expander(shards)][:2]
+        ['0.png', '0.txt']
     """
     for shard in data:
         about = {"__url__": shard["url"]}
@@ -210,6 +245,11 @@ def group_by_keys(
         lcase: Whether fields are in lower case.
         suffixes: Which fields are needed; None wants all.
         handler: Decides about files that have no place in a sample.
+
+    Example:
+        >>> files = [{"fname": "a.txt", "data": b"A"}, {"fname": "a.cls", "data": b"1"}]
+        >>> list(group_by_keys(files))
+        [{'__key__': 'a', '__url__': None, 'txt': b'A', 'cls': b'1'}]
     """
     sample: StreamSample = {}
     for member in data:

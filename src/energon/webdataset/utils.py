@@ -59,7 +59,12 @@ def identity(x: T) -> T:
 def transform_with(
     sample: Any, transformers: Iterable[Callable[[Any], Any] | None] | None
 ) -> list[Any]:
-    """Return a list of values changed by functions; None, or none left, keeps one as it is."""
+    """Return a list of values changed by functions; None, or none left, keeps one as it is.
+
+    Example:
+        >>> transform_with([1, 2, 3], [str, None])
+        ['1', 2, 3]
+    """
     changed = list(sample)
     for place, (function, value) in enumerate(zip(transformers or (), sample, strict=False)):
         changed[place] = value if function is None else function(value)
@@ -141,6 +146,10 @@ def repeatedly(
         nbatches: How many batches in all.
         nsamples: How many samples in all; the batch that reaches it is the last.
         batchsize: Counts the samples of a batch.
+
+    Example:
+        >>> list(repeatedly("ab", nbatches=5))
+        ['a', 'b', 'a', 'b', 'a']
     """
     samples = 0
     for batches, batch in enumerate(repeatedly0(source, nepochs), 1):

@@ -49,6 +49,13 @@ class WebLoader(DataPipeline, FluidInterface):
         multiprocessing_context: How processes start: "forkserver", "spawn" or "fork".
         prefetch_factor: Batches of each worker that wait ready; None means 2.
         kw: Other arguments of DataLoader; those that make no difference here are accepted.
+
+    Example:
+        >>> from energon.webdataset.compat import WebDataset
+        >>> dataset = WebDataset("photos/shard-0.tar", shardshuffle=False).to_tuple("txt")
+        >>> with WebLoader(dataset, batch_size=4) as loader:
+        ...     [len(batch[0]) for batch in loader]
+        [4, 4, 2]
     """
 
     def __init__(

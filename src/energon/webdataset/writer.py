@@ -64,6 +64,15 @@ class ShardWriter(ClosesOrAborts):
 
     Raises:
         ConfigError: If the pattern has no place for a number, or a limit is not positive.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with ShardWriter(f"{folder}/%03d.tar", maxcount=2, verbose=False) as sink:
+        ...     for number in range(3):
+        ...         size = sink.write({"__key__": f"{number}", "cls": number})
+        >>> sorted(name for name in os.listdir(folder) if name.endswith(".tar"))
+        ['000.tar', '001.tar']
     """
 
     def __init__(
@@ -170,18 +179,36 @@ class ShardWriter(ClosesOrAborts):
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """Return an image as the bytes of a file, see `encoders.to_image` for what it may be."""
+    """Return an image as the bytes of a file, see `encoders.to_image` for what it may be.
+
+    Example:
+        >>> import numpy as np
+        >>> imageencoder(np.zeros((4, 4, 3), np.uint8), "png")[:4]
+        b'\\x89PNG'
+    """
     encoded = encode_field(f"image.{format.lower()}", to_image(image))
     return content_bytes(encoded)
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """Return an array as the bytes of an `.npy` file."""
+    """Return an array as the bytes of an `.npy` file.
+
+    Example:
+        >>> import numpy as np
+        >>> numpy_dumps(np.arange(3))[:6]
+        b'\\x93NUMPY'
+    """
     return content_bytes(encode_field("array.npy", data))
 
 
 def torch_dumps(data: Any) -> bytes:
-    """Return anything as the bytes of a `.pth` file."""
+    """Return anything as the bytes of a `.pth` file.
+
+    Example:
+        >>> import torch
+        >>> len(torch_dumps(torch.arange(3))) > 100
+        True
+    """
     return content_bytes(encode_field("data.pth", data))
 
 

@@ -35,8 +35,9 @@ EXCEPTIONS = {
         *.JsonlFileStore *.JsonlFileStore.* *.WebdatasetFileStore.* *.FileStoreWrapper
     """,
     "`FileCacheLazy.entry`": "*.FileCacheLazy *.CacheFileLazy *.ForkMixin",
-    "the classes of nodes of `metadataset.metadataset`": """
-        metadataset.metadataset.* metadataset.metadataset_v2.* metadataset.loader.MockJsonParser
+    "the classes that nodes of `metadataset.metadataset_v2` inherit from": """
+        *Mixin *.Subset.as_dataset_subset *.Subset.merge *.JoinDatasetLoader *.JoinedDatasetInfo
+        *.MockJsonParser
     """,
     "`SavableCheckpoint`, `SavableDatasetWrapper`": """
         savable_loader.Sav* savable_loader.Simple* *.State *.ExtendableDataclassMixin

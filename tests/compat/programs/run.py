@@ -3,6 +3,7 @@
     python tests/compat/programs/run.py webdataset          # the installed peer
     python tests/compat/programs/run.py energon.webdataset  # ours
     python tests/compat/programs/run.py webdataset shuffle  # those with this in their names
+    python tests/compat/programs/run.py megatron.energon hooks  # those of this module
 
 It runs with any interpreter that has the package, and imports nothing of energon on its own.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MODULES = ["reading", "pipelines", "stages", "decoding", "sources", "openers", "writing"]
-ENERGON = ["datasets", "hooks", "loaders", "parts"]
+ENERGON = ["datasets", "documents", "hooks", "encoding", "loaders", "running", "parts"]
 
 
 def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
@@ -28,7 +29,7 @@ def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     import_module("common").setup(folder)
     found = {}
     for name, check in checks(package):
-        if wanted in name:
+        if wanted in (check.__module__ if wanted in ENERGON else name):
             try:
                 found[name] = as_json(check(module, folder), folder)
             except (Exception, SystemExit) as error:

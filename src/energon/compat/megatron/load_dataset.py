@@ -12,7 +12,6 @@ from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.load_config import GetterCall
 from energon.compat.megatron.pipeline import LoadedDataset
 from energon.errors import ConfigError
-from energon.io.address import join_address
 from energon.io.epath import EPath
 from energon.metadataset import resolve as core
 from energon.metadataset.leaf import (
@@ -20,6 +19,8 @@ from energon.metadataset.leaf import (
     Leaf,
     Subset,
     TraversedDatasetReference,
+    absolute,
+    absolute_aux,
     multiply_shuffle,
     narrow,
 )
@@ -260,19 +261,17 @@ def _document(path: Any, splits: Mapping[str, Any], kind: str) -> dict[str, Any]
     """Return the document of a metadataset, whose paths start from the folder of a file."""
     folder = os.path.dirname(os.fspath(path))
 
-    def absolute(node: Any) -> Any:
+    def found(node: Any, key: str = "") -> Any:
         if isinstance(node, list | tuple):
-            return [absolute(each) for each in node]
-        if not isinstance(node, Mapping):
-            return node
-        return {
-            key: join_address(folder, value)
-            if key == "path" and isinstance(value, str)
-            else absolute(value)
-            for key, value in node.items()
-        }
+            return [found(each) for each in node]
+        if isinstance(node, Mapping):
+            # Auxiliary data have names of their own.
+            return {name: found(each, key if key == "aux" else name) for name, each in node.items()}
+        if key == "path":
+            return absolute(str(node), folder)
+        return absolute_aux(str(node), folder) if key == "aux" else node
 
-    return {"__module__": "megatron.energon", "__class__": kind, "splits": absolute(splits)}
+    return {"__module__": "megatron.energon", "__class__": kind, "splits": found(splits)}
 
 
 def load_dataset(

@@ -135,6 +135,15 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
     ) -> None:
         super().__init__(dataset, **settings)
 
+    def save_state_global(self, global_dst_rank: int = 0, *, dst_rank: int | None = None) -> Any:
+        """Return the states of all ranks as a list, or None if this is not `global_dst_rank`.
+
+        Programs index it by rank. See `energon.SavableDataLoader.save_state_global`.
+        """
+        target = global_dst_rank if dst_rank is None else dst_rank
+        state = self.save_state_rank()
+        return core_savable.gather_states(state, self.worker_config, dst_rank=target)
+
     def restore_state_rank(self, state: Any, **arguments: Any) -> None:
         """Go to where `state` was saved; None stays where the loader is."""
         if state is not None:

@@ -61,6 +61,12 @@ HOMES: dict[str, str] = {
         MetadatasetV2 load_dataset traverse_metadataset
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
+    "compat.megatron.nodes": """
+        AuxDatasetReference AuxFilesystemReference BlendDatasetReference
+        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference
+        BlendJoinDatasetReference DatasetReference JoinDatasetReference MetadatasetBlend
+        MetadatasetBlendEpochized MetadatasetBlender MetadatasetJoin Subset=SubsetRange
+    """,
     "compat.megatron.pipeline": "LoadedDataset",
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
@@ -251,8 +257,15 @@ MODULES: dict[str, str] = {
         DatasetBlendMode DatasetLoaderInterface LoadedDataset LoadedDatasetList
         TraversedDatasetReference
     """,
-    "metadataset.metadataset": "Metadataset",
-    "metadataset.metadataset_v2": "MetadatasetV2",
+    "metadataset.metadataset": """
+        DatasetReference=compat.megatron.nodes:DatasetReferenceV1 Metadataset MetadatasetBlender
+    """,
+    "metadataset.metadataset_v2": """
+        AuxDatasetReference AuxFilesystemReference BlendDatasetReference
+        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference
+        BlendJoinDatasetReference DatasetReference JoinDatasetReference MetadatasetBlend
+        MetadatasetBlendEpochized MetadatasetJoin MetadatasetV2 Subset
+    """,
     "module_loader": "ModuleLoader",
     "rng": "SystemRng SystemRngState WorkerRng",
     "sample_utils": "default_get_batch_keys",

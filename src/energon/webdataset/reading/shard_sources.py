@@ -61,6 +61,11 @@ class MultiShardSample(ShardSource):
         fname: Address of a YAML document, or a mapping like one, see `dataset_spec`.
         resampled: Whether to draw at random.
         allow: "env" lets addresses in it read variables of the environment.
+
+    Example:
+        >>> dataset = {"name": "a", "shards": ["{0..3}.tar"], "choose": 2}
+        >>> len(list(MultiShardSample({"datasets": [dataset]})))
+        2
     """
 
     def __init__(
@@ -192,6 +197,14 @@ class DirectoryShardList(TorchLookalike, Stage):
     Raises:
         ConfigError: If mode or select is none of these.
         DatasetNotFoundError: If there is no such folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> open(f"{folder}/a.tar", "w").close()
+        >>> for shard in DirectoryShardList(folder, poll=None, fate=os.unlink):
+        ...     shard["url"].startswith(f"{folder}/a.tar._")
+        True
     """
 
     is_endless = True
@@ -325,7 +338,12 @@ def _age(path: str) -> float:
 
 
 def shardspec(spec: Any) -> Stage:
-    """Return the source of shards that a pattern, a list, or a YAML file describes."""
+    """Return the source of shards that a pattern, a list, or a YAML file describes.
+
+    Example:
+        >>> list(shardspec("{a,b}.tar"))
+        [{'url': 'a.tar'}, {'url': 'b.tar'}]
+    """
     source: Stage = shard_source(spec)
     return source
 

@@ -31,6 +31,10 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     Raises:
         DatasetNotFoundError: If no file fits a pattern, or a folder has no archives.
         ConfigError: If there are no shards, braces do not pair, or a variable is not set.
+
+    Example:
+        >>> expand_urls("a-{0..2}.tar")
+        ['a-0.tar', 'a-1.tar', 'a-2.tar']
     """
     if not isinstance(urls, str | os.PathLike | Iterable):
         raise ConfigError(

@@ -42,6 +42,10 @@ def default_collation_fn(
 
     Raises:
         SampleError: If samples differ in their names or lengths, or arrays in their shapes.
+
+    Example:
+        >>> default_collation_fn([{"cls": 1, "txt": "a"}, {"cls": 2, "txt": "b"}])
+        {'cls': array([1, 2]), 'txt': ['a', 'b']}
     """
 
     def column(values: list[Any]) -> Any:

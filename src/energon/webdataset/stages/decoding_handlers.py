@@ -28,7 +28,12 @@ IMAGE_EXTENSIONS: list[str] = sorted(EXTENSIONS)
 
 @dataclass(frozen=True)
 class Continue:
-    """What a handler returns for others to continue with."""
+    """What a handler returns for others to continue with.
+
+    Example:
+        >>> Continue("txt", b"unpacked")
+        Continue(key='txt', data=b'unpacked')
+    """
 
     key: str
     data: Any
@@ -72,6 +77,11 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> ExtensionHandl
         extensions: Extensions with spaces between them. "png" fits all fields that end in it,
             "seg.png" those that end in both, ".png" only fields of exactly that name.
         f: Makes a value of the bytes.
+
+    Example:
+        >>> handler = handle_extension("upper", lambda data: data.decode().upper())
+        >>> handler("left.upper", b"text"), handler("txt", b"text")
+        ('TEXT', None)
     """
     names = tuple(extensions.lower().split())
     if not names:
@@ -86,6 +96,12 @@ class ImageHandler:
     Args:
         imagespec: What they become, see `energon.decode.images.IMAGE_SPECS`.
         extensions: Which fields are images; None means the usual extensions.
+
+    Example:
+        >>> with open("photos/shard-0.tar", "rb") as stream:
+        ...     png = stream.read()[512:]
+        >>> ImageHandler("rgb8")("png", png).shape
+        (24, 32, 3)
     """
 
     imagespec: str
@@ -110,12 +126,22 @@ class ImageHandler:
 
 
 def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> ImageHandler:
-    """Return a handler that decodes images, see `ImageHandler`."""
+    """Return a handler that decodes images, see `ImageHandler`.
+
+    Example:
+        >>> imagehandler("pil")("txt", b"no image")
+    """
     return ImageHandler(imagespec, extensions)
 
 
 class _GzFilter:
-    """Unpacks fields that end in gz, for other handlers to continue with."""
+    """Unpacks fields that end in gz, for other handlers to continue with.
+
+    Example:
+        >>> import gzip
+        >>> gzfilter("txt.gz", gzip.compress(b"text")).data
+        b'text'
+    """
 
     def claims(self, key: str) -> bool:
         """Return whether fields of that name are compressed."""
@@ -171,6 +197,12 @@ class _VideoHandler(_MediaHandler):
     """Decodes videos to frames, sound, and a dict of `video_fps` and `audio_fps`.
 
     Frames are uint8 (time, height, width, 3), sound is float32 (channels, samples).
+
+    Example:
+        >>> with open("clip.mp4", "rb") as stream:
+        ...     frames, sound, rates = torch_video("mp4", stream.read())
+        >>> frames.shape, rates["video_fps"]
+        (torch.Size([20, 24, 32, 3]), 10.0)
     """
 
     name = "torch_video"
@@ -194,7 +226,11 @@ class _VideoHandler(_MediaHandler):
 
 
 class _AudioHandler(_MediaHandler):
-    """Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate."""
+    """Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
+
+    Example:
+        >>> torch_audio("txt", b"no audio")
+    """
 
     name = "torch_audio"
     extensions = AUDIO_EXTENSIONS

@@ -36,6 +36,10 @@ def getfirst(
 
     Raises:
         FieldAccessError: If the sample has none of them.
+
+    Example:
+        >>> getfirst({"png": 1, "txt": 2}, "jpg;png")
+        1
     """
     for name in alternatives(keys):
         if name in a:

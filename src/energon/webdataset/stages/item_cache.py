@@ -22,6 +22,11 @@ class Cached(Stage):
 
     Each worker process keeps what it has read. Items are yielded as they are: stages after
     this one must not change them in place.
+
+    Example:
+        >>> stage = Cached()
+        >>> list(stage(range(3))), list(stage([]))
+        ([0, 1, 2], [0, 1, 2])
     """
 
     def __init__(self) -> None:
@@ -64,6 +69,12 @@ class FileCached(Stage):
         pickler: Has `dumps` and `loads`; None means pickle.
         chunksize: Items to a transaction.
         allow: "pickle" lets the file be unpickled.
+
+    Example:
+        >>> import tempfile
+        >>> file = f"{tempfile.mkdtemp()}/items"
+        >>> list(FileCached(file, allow=("pickle",))(range(3)))
+        [0, 1, 2]
     """
 
     def __init__(

@@ -48,12 +48,29 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
-    """Return what makes stages of a function whose first argument is an iterator."""
+    """Return what makes stages of a function whose first argument is an iterator.
+
+    Example:
+        >>> def add(source, number):
+        ...     return (item + number for item in source)
+        >>> list(pipelinefilter(add)(10)([1, 2]))
+        [11, 12]
+    """
     return RestCurried(f)
 
 
 class PipelineStage:
-    """A stage of the user's own: a subclass defines `run`."""
+    """A stage of the user's own: a subclass defines `run`.
+
+    Example:
+        >>> class Twice(PipelineStage):
+        ...     def run(self, source):
+        ...         for item in source:
+        ...             yield from (item, item)
+        >>> from energon.webdataset.pipeline import DataPipeline
+        >>> list(DataPipeline("ab", Twice()))
+        ['a', 'a', 'b', 'b']
+    """
 
     def run(self, src: Iterator[Any]) -> Iterable[Any]:
         """Return what the stage makes of `src`; a source takes no argument."""

@@ -167,6 +167,10 @@ class detshuffle(Stage):
         seed: Seed of its own, beside the pipeline's.
         epoch: How often it has run, from -1. A pipeline counts its epochs itself; on its own, the
             order is a function of this number.
+
+    Example:
+        >>> list(detshuffle(10, seed=1)(range(5))) == list(detshuffle(10, seed=1)(range(5)))
+        True
     """
 
     def __init__(
