@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
 from energon.formats.chunks.litdata import litdata_decoder, litdata_items, parse_litdata_index
 from energon.formats.chunks.mds import mds_decoder, parse_mds_index
 from energon.formats.chunks.records import (
@@ -32,9 +32,10 @@ from energon.formats.chunks.records import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import is_remote, join_address, redact
+from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
-from energon.io.files import is_file, read_document
+from energon.io.files import is_file, list_files, open_store, read_document
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.extents import Extents, PartFilter, read_spans
 from energon.sources.row_kind import ItemSource, RowKind, RowOptions, file_of_part
@@ -217,6 +218,7 @@ class ChunkSource(ItemSource):
     def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
         found: list[Any] = [None] * len(numbers)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
+        self._fetch_heads(np.unique(at).tolist())
         for file in np.unique(at).tolist():
             places = np.flatnonzero(at == file)
             order = places[np.argsort(numbers[places], kind="stable")]
@@ -231,6 +233,7 @@ class ChunkSource(ItemSource):
         """Yield where the records of samples lie; of packed chunks, the whole of them."""
         numbers = self.numbers(ordinals)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
+        self._fetch_heads(np.unique(at).tolist())
         for file in np.unique(at).tolist():
             places = np.flatnonzero(at == file)
             order = places[np.argsort(numbers[places], kind="stable")]
@@ -295,17 +298,29 @@ class ChunkSource(ItemSource):
         Raises:
             FormatError: If the chunk is damaged, or not the one of the index.
         """
-        found = self._edges.get(file)
-        if found is None:
-            count = self.files[file].samples
-            data = self._range_file(file).pread(0, HEAD_BYTES + 4 * (count + 1))
-            self._check_count(file, count_of(data))
-            origin = self._origin(file)
-            found = record_edges(data[HEAD_BYTES:], count, self._size(file), origin)
-            self._edges[file] = found
-            if len(self._edges) > TABLES:
-                self._edges.popitem(last=False)
-        return found
+        if file not in self._edges:
+            self._note_edges(file, self._range_file(file).pread(0, self._head_bytes(file)))
+        return self._edges[file]
+
+    def _fetch_heads(self, files: Sequence[int]) -> None:
+        """Fetch the offsets of several chunks in a store at once."""
+        missing = [file for file in files if file not in self._edges][:TABLES]
+        if self.is_packed or not self.is_remote or len(missing) < 2:
+            return
+        asked = [(self._range_file(file), self._head_bytes(file)) for file in missing]
+        store, _ = open_store(self.folder)
+        for file, head in zip(missing, store.together(_read_head, asked), strict=True):
+            self._note_edges(file, head)
+
+    def _head_bytes(self, file: int) -> int:
+        return HEAD_BYTES + 4 * (self.files[file].samples + 1)
+
+    def _note_edges(self, file: int, head: bytes) -> None:
+        self._check_count(file, count_of(head))
+        count, origin = self.files[file].samples, self._origin(file)
+        self._edges[file] = record_edges(head[HEAD_BYTES:], count, self._size(file), origin)
+        if len(self._edges) > TABLES:
+            self._edges.popitem(last=False)
 
     def _check_count(self, file: int, count: int) -> None:
         stated = self.files[file].samples
@@ -319,11 +334,24 @@ class ChunkSource(ItemSource):
         found = self._open.get(file)
         if found is None:
             address = join_address(self.folder, self.files[file].name)
-            found = RemoteFile(address) if is_remote(address) else OpenFile(address)
+            if is_remote(address):
+                found = RemoteFile(address, info=self._listed.get(self.files[file].name))
+            else:
+                found = OpenFile(address)
             self._open[file] = found
             if len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)
         return found
+
+    @cached_property
+    def _listed(self) -> dict[str, ObjectInfo]:
+        """The chunks in a store by name, where it can list them: one request instead of many."""
+        _, folder = open_store(self.folder)
+        try:
+            listed = list_files(self.folder)
+        except StorageError:
+            return {}
+        return {each.key: each._replace(key=f"{folder}/{each.key}".lstrip("/")) for each in listed}
 
     def _size(self, file: int) -> int:
         found = self._range_file(file)
@@ -334,6 +362,10 @@ class ChunkSource(ItemSource):
 
     def _file_of(self, number: int) -> int:
         return int(np.searchsorted(self.ends, number, side="right")) - 1
+
+
+def _read_head(file: RangeFile, size: int) -> bytes:
+    return file.pread(0, size)
 
 
 def _reopen(kind: type[ChunkSource], address: str, arguments: dict[str, Any]) -> ChunkSource:

@@ -75,6 +75,7 @@ class JsonlFile:
             raise DatasetNotFoundError(
                 f"{self.path} does not exist; run `energon prepare {self.path}`"
             )
+        self._about = about
         self._index = _beside(jsonl_index_path(address), about, self.path)
         if is_packed(self.path):
             self._points = _beside(jsonl_points_path(address), about, self.path)
@@ -82,17 +83,17 @@ class JsonlFile:
     def __reduce__(self) -> tuple[type[JsonlFile], tuple[AnyPath]]:
         return JsonlFile, (self.path,)
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes of the file."""
-        about: Any = self.path.stat()
-        return int(about.size if isinstance(self.path, EPath) else about.st_size)
+        return self._about.size
 
     @cached_property
     def file(self) -> RangeFile:
         """The file, open; if it is compressed, its content."""
         address = os.fspath(self.path)
-        file = RemoteFile(address) if isinstance(self.path, EPath) else OpenFile(address)
+        remote = isinstance(self.path, EPath)
+        file = RemoteFile(address, info=self._about) if remote else OpenFile(address)
         return file if self.points is None else UnpackedFile(file, self.points)
 
     @cached_property
