@@ -77,9 +77,18 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     for address in (here, there):
         source = pickle.loads(pickle.dumps(JsonlSource(address)))
         assert numbers(source.read(np.arange(N))) == expected
-    here.write_bytes(content + b" ")  # another version needs another index
+        assert run("verify", address, "--content").exit_code == 0
+    monkeypatch.chdir(here.parent)
+    assert len(JsonlSource(name)) == N
+    here.write_bytes(content + b" " * (name == path.name))  # another version has another index
     with pytest.raises(DatasetNotFoundError, match="is missing"):
         JsonlSource(here)
+    assert "no such file" in run("verify", here).output.replace("\n", " ")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        assert run("repair", here).exit_code == 0
+    assert run("verify", here).exit_code == 0
+    assert [each.name for each in here.parent.iterdir()] == [name]
 
 
 def test_samples_of_any_ordinals_come_in_their_order(path):

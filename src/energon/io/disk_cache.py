@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
-from energon.io.address import redact
+from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
@@ -150,7 +150,8 @@ class DiskCache:
             about: The file it is derived from; another version of that makes it stale.
             make: Returns the content.
         """
-        return self.keep(redact(address), f"{about.size}-{about.version or about.mtime_ns}", make)
+        name = redact(address) if is_remote(address) else os.path.abspath(local_path(address))
+        return self.keep(name, f"{about.size}-{about.version or about.mtime_ns}", make)
 
     def load(
         self, name: str, version: str, make: Callable[[], bytes], parse: Callable[[Any], T]

@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -143,6 +143,31 @@ def _keep(beside: Path, address: str) -> None:
             disk_cache().keep_for(path(address), about, made.read_bytes)
 
 
+def _kept_index(index: str, address: str) -> bytes:
+    """Return an index from the cache of the user, where that of a read-only place is.
+
+    Args:
+        index: Where it would be beside its file.
+        address: The file.
+
+    Raises:
+        DatasetNotFoundError: If it is not there, or is that of another version of the file.
+    """
+
+    def missing() -> bytes:
+        raise DatasetNotFoundError(f"{redact(index)}: no such file")
+
+    about = file_info(address)
+    kept = missing() if about is None else disk_cache().keep_for(index, about, missing)
+    return kept if isinstance(kept, bytes) else kept.read_bytes()
+
+
+def _index_content(index: Path, file: Path) -> bytes:
+    if index.exists():
+        return index.read_bytes()
+    return _kept_index(os.fspath(index), os.fspath(file))
+
+
 def _index_lines(file: Path, beside: Path | None = None) -> int:
     """Write the index of a file, beside it or something else; return how many numbers it has."""
     numbers, beside = 0, beside or file
@@ -231,9 +256,12 @@ class JsonlCopy:
         return [Path(path) for path in made]
 
     def fetch_index(self) -> None:
-        """Copy the index, if there is one."""
+        """Copy the index, if there is one, also from the user's cache."""
         for path in self.indexes:
             self.fetch(self.beside(path), path)
+            if not path.exists():
+                with suppress(DatasetNotFoundError):
+                    path.write_bytes(_kept_index(self.beside(path), self.address))
 
     def write_index(self) -> None:
         """Put the index beside the remote file, or in the user's cache if that is read-only."""
@@ -390,10 +418,12 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
         if is_packed(path):
             index = Path(jsonl_points_path(path))
             with reporting(index):
-                points = SeekPoints.parse(index.read_bytes(), size=size, origin=str(path))
+                content = _index_content(index, path)
+                points = SeekPoints.parse(content, size=size, origin=str(path))
             index, size = Path(jsonl_index_path(path)), points.unpacked_size
         with reporting(index):
-            return load_jsonl_index(index.read_bytes(), size=size, origin=str(path))
+            content = _index_content(index, path)
+            return load_jsonl_index(content, size=size, origin=str(path))
     except DatasetNotFoundError:
         message = f"{index}: no such file; run `energon prepare {path}`"
         problems.append(Problem("index-missing", index.name, message, True))
