@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from energon import ConfigError, DefaultTaskEncoder, get_train_dataset
-from energon.errors import EnergonError
+from energon.errors import EnergonError, FormatError
 from energon.formats.seek_points import SPACING_BYTES
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.browse.open import TreeOpener
@@ -193,23 +193,243 @@ def test_damaged_files_are_errors_that_name_the_file(entry, tmp_path, damage):
     assert file.stem.partition(".")[0] in str(caught.value)
 
 
-def test_an_index_that_claims_billions_of_documents_is_reported(tmp_path):
-    tokens(tmp_path)
+def refused(path, words):
+    """Check that a dataset is refused before or while it is read, with these words."""
+    with pytest.raises(EnergonError, match=words):
+        epoch(path)
+
+
+def no_tokens(folder):
+    write_tokens(folder / "corpus", [])
+    return folder / "corpus"
+
+
+def no_rows(folder):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"n": pa.array([], pa.int64())}), folder / "0.parquet")
+    return folder / "0.parquet"
+
+
+def no_saved_rows(folder):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"n": []}).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def no_media(folder):
+    (folder / "images/cat").mkdir(parents=True)
+    return folder / "images"
+
+
+def no_shards(folder):
+    path = chunks("mds")(folder)["path"]
+    edited(Path(path, "index.json"), lambda index: index["shards"].clear())
+    return path
+
+
+def no_lines(suffix, pack):
+    def write(folder):
+        path = folder / f"lines.jsonl{suffix}"
+        path.write_bytes(pack(b""))
+        with pytest.raises(FormatError, match=f"{path}: has no samples; expected"):
+            prepare_jsonl(path)
+        return path  # and training asks for its index
+
+    return write
+
+
+def no_items(folder):
+    path = chunks("litdata")(folder)["path"]
+    edited(Path(path, "index.json"), lambda index: index["chunks"].clear())
+    return path
+
+
+EMPTY = {
+    "tokens": no_tokens,
+    "parquet": no_rows,
+    "arrow": no_saved_rows,
+    "folder": no_media,
+    "mds": no_shards,
+    "litdata": no_items,
+    "jsonl": no_lines("", bytes),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_a_dataset_without_samples_is_refused_by_name(tmp_path, kind):
+    path = EMPTY[kind](tmp_path)
+    refused(path, rf"{tmp_path}.*(none is left|is missing; run|holds no files)")
+
+
+def edited(file, edit):
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+
+
+def fewer_tokens(folder):
+    entry = tokens(folder)
+    data = folder / "corpus.bin"
+    data.write_bytes(data.read_bytes()[:-2])
+    return entry["path"], r"corpus\.(idx|bin): "
+
+
+def other_parquet(folder):
+    entry = parquet(folder)
+    assert run("prepare", entry["path"]).exit_code == 0
+    file = Path(entry["path"], "1.parquet")
+    about = file.stat()
+    file.write_bytes(bytes(about.st_size))  # as a disk that has lost it
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return entry["path"], r"1\.parquet: .*(damaged|changed)"
+
+
+def other_records(name, edit):
+    def write(folder):
+        path = chunks(name)(folder)["path"]
+        edited(Path(path, "index.json"), edit)
+        return path, r"has \d+ records, but index\.json says"
+
+    return write
+
+
+def claim_more_samples(index):
+    index["shards"][0]["samples"] += 1
+
+
+def claim_more_items(index):
+    index["chunks"][0]["chunk_size"] += 1
+
+
+def other_lines(suffix, pack):
+    def write(folder):
+        path = Path(lines(suffix, pack)(folder)["path"])
+        path.write_bytes(path.read_bytes() + pack(b"\n{}"))
+        return path, r"lines\.jsonl.*run `energon prepare"
+
+    return write
+
+
+DISAGREEING = {
+    "tokens": fewer_tokens,
+    "parquet": other_parquet,
+    "mds": other_records("mds", claim_more_samples),
+    "mds_zstd": other_records("mds_zstd", claim_more_samples),
+    "litdata": other_records("litdata", claim_more_items),
+    "litdata_zstd": other_records("litdata_zstd", claim_more_items),
+    "jsonl": other_lines("", bytes),
+    "jsonl.gz": other_lines(".gz", gzip.compress),
+    "jsonl.zst": other_lines(".zst", zstandard.ZstdCompressor().compress),
+}
+
+
+@pytest.mark.parametrize("kind", DISAGREEING)
+def test_an_index_that_disagrees_with_its_data_is_reported(tmp_path, kind):
+    refused(*DISAGREEING[kind](tmp_path))
+
+
+def unknown_dtype(folder):
+    path = Path(f"{tokens(folder)['path']}.idx")
+    data = bytearray(path.read_bytes())
+    data[17] = 99
+    path.write_bytes(data)
+    return path, r"corpus\.idx: .*99"
+
+
+def unknown_encoding(folder):
+    path = chunks("mds")(folder)["path"]
+    edited(
+        Path(path, "index.json"),
+        lambda index: [
+            each["column_encodings"].__setitem__(0, "hologram") for each in index["shards"]
+        ],
+    )
+    return path, r"index\.json: .*hologram"
+
+
+def unknown_format(folder):
+    path = chunks("litdata")(folder)["path"]
+    edited(
+        Path(path, "index.json"),
+        lambda index: index["config"]["data_format"].__setitem__(0, "hologram"),
+    )
+    return path, r"index\.json: .*hologram"
+
+
+UNKNOWN = {"tokens": unknown_dtype, "mds": unknown_encoding, "litdata": unknown_format}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_values_of_an_unknown_type_are_named(tmp_path, kind):
+    refused(*UNKNOWN[kind](tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "token windows"])
+def test_an_index_that_claims_billions_of_documents_is_reported(tmp_path, kind):
+    entry = KINDS[kind](tmp_path)
     path = tmp_path / "corpus.idx"
     data = bytearray(path.read_bytes())
     data[18:26] = (2**31).to_bytes(8, "little")
     path.write_bytes(data)
-    with pytest.raises(EnergonError, match=r"corpus\.idx: .*2147483648 sequences"):
-        get_train_dataset(str(tmp_path / "corpus"), worker_config=config(), batch_size=2)
+    refused(document(tmp_path, entry), r"corpus\.idx: .*2147483648 sequences")
 
 
-def test_a_missing_column_is_reported_with_those_that_there_are(tmp_path):
-    entry = parquet(tmp_path)
-    read = {"sample_type": "TextSample", "field_map": {"text": "body"}}
-    with pytest.raises(ConfigError, match=r"body.*(n|text)"):
-        get_train_dataset(
-            document(tmp_path, {**entry, "read": read}), worker_config=config(), batch_size=2
-        )
+WITH_COLUMNS = ("parquet", "arrow", "folder", "mds", "mds_zstd", "litdata", "litdata_zstd")
+
+
+@pytest.mark.parametrize("kind", WITH_COLUMNS)
+def test_a_missing_column_is_reported_with_those_that_there_are(tmp_path, kind):
+    entry = KINDS[kind](tmp_path)
+    for read in (
+        {"columns": ["body"]},
+        {"sample_type": "TextSample", "field_map": {"text": "body"}},
+    ):
+        refused(document(tmp_path, {**entry, "read": read}), r"body.*(only|there are) ")
+
+
+def mixed_parquet(folder):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for number, column in enumerate(([1], ["one"])):
+        pq.write_table(pa.table({"n": column}), folder / f"{number}.parquet")
+    return folder, r"1\.parquet: has string in column 'n'.*int64"
+
+
+def mixed_arrow(folder):
+    pa = pytest.importorskip("pyarrow")
+    path = Path(arrow(folder)["path"])
+    with pa.ipc.new_stream(
+        str(path / "data-00001-of-00003.arrow"), pa.schema([("n", pa.string())])
+    ):
+        pass
+    return path, r"data-00001.*'(n|text)'"
+
+
+def mixed_mds(folder):
+    path = chunks("mds")(folder)["path"]
+    edited(
+        Path(path, "index.json"),
+        lambda index: index["shards"][0]["column_names"].__setitem__(0, "other"),
+    )
+    return path, r"index\.json: its shards have 2 different sets of columns"
+
+
+def mixed_tokens(folder):
+    write_tokens(folder / "a", numbered([3, 1]))
+    write_tokens(folder / "b", numbered([3, 1]), modes=[0, 1])
+    return folder, r"modes"
+
+
+MIXED = {
+    "tokens": mixed_tokens,
+    "parquet": mixed_parquet,
+    "arrow": mixed_arrow,
+    "mds": mixed_mds,
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_files_of_different_schemas_are_told_apart(tmp_path, kind):
+    refused(*MIXED[kind](tmp_path))
 
 
 @pytest.mark.slow  # many processes

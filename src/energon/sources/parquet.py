@@ -189,8 +189,9 @@ class ParquetGroups:
             reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False)
             table = reader.read_row_group(own, columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")  # several lines of pyarrow
             raise FormatError(
-                f"{self.origin(number)}: row group {own} cannot be read: {error}; the file is "
+                f"{self.origin(number)}: row group {own} cannot be read: {reason}; the file is "
                 "damaged or changed, restore it or run `energon prepare` again"
             ) from error
         if table.num_rows != self.footers[number].rows[own]:
