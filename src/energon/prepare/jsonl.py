@@ -151,7 +151,7 @@ def _kept_index(index: str, address: str) -> bytes:
         address: The file.
 
     Raises:
-        DatasetNotFoundError: If it is not there, or is that of another version of the file.
+        DatasetNotFoundError: If it is missing, or belongs to another version of the file.
     """
 
     def missing() -> bytes:
