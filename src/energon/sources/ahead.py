@@ -1,14 +1,14 @@
-"""Fetch what lanes will read, before they do.
+"""Fetch what lanes will read, ahead of time.
 
-The order is known, so requests are planned as reads of local files are: rows of the plan become
-byte ranges, neighbors among them become spans, and spans are fetched in the order in which
-they are needed first, as many as fit into memory. A span that is begun is complete: planning
-looks beyond its rows by a window, within which every sample of a slice comes. Lanes that are
-read together are planned together, since they read the same slices.
+The order is known, so requests are planned like reads of local files: rows of the plan become byte
+ranges, neighbouring ranges become spans, and spans are fetched in the order of their first use, as
+many as fit into memory. A span is complete when its fetch starts: planning looks ahead by a window
+within which every sample of a slice occurs. Lanes that are read together are planned together,
+since they read the same slices.
 
-How far planning has come is counted for each lane from where it is, not from where it began:
-hooks that skip samples let some lanes come further than others. For the same reason a span is
-dropped when all its rows were read, whichever comes last.
+Planning progress is counted for each lane from its present position, not from its start: hooks
+that skip samples let some lanes advance further than others. For the same reason a span is dropped
+when all of its rows have been read, in whatever order.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from energon.stages.read import NextRows
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
-"""Rows planned at a time, beyond the window: few at first, so that the first batch comes soon."""
+"""Rows planned at a time beyond the window: few at first, so that the first batch is early."""
 MAX_ROWS_AHEAD = 32_768
 BATCHES_AHEAD = 64
-"""At most this many batches are fetched ahead, and in any case the next two blocks to be read."""
+"""Maximum number of batches fetched ahead; the next two blocks are fetched in any case."""
 KEPT_SHARE = 0.5
-"""Datasets that fit into this share of the memory are fetched once, and kept for all epochs."""
+"""Datasets that fit into this share of the memory are fetched once and kept for all epochs."""
 MAX_WINDOW_ROWS = 16_384
 MAX_SPANS_AHEAD = 1024
-"""Fetched or on their way: enough for any latency, where samples are small files of their own."""
+"""Maximum number of spans in memory or being fetched: enough for any latency with small files."""
 
 Bools = NDArray[np.bool_]
 
@@ -48,13 +48,13 @@ _open_lanes: weakref.WeakSet[LookAhead] = weakref.WeakSet()
 
 
 class LookAhead:
-    """What is on its way for lanes that are read together. Used by one thread.
+    """The read-ahead of lanes that are read together. Used by one thread.
 
     Args:
-        sources: One for each leaf; those on this machine are left out.
-        window_rows: Within this many rows of a stream, all samples of a slice come.
-        lanes_of_stream: How many lanes read the same slices, all workers together.
-        settings: Says how much memory all lanes of this process have together.
+        sources: One for each leaf; local ones are ignored.
+        window_rows: All samples of a slice occur within this many rows of a stream.
+        lanes_of_stream: How many lanes read the same slices, over all workers.
+        settings: The limits, such as the memory for all lanes of this process.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class LookAhead:
         self._pending = pending.picked(~done)
 
     def _keep(self, file: RemoteFile, low: Ints, high: Ints) -> bool:
-        """Fetch ranges of a file permanently; return whether there is memory for them."""
+        """Fetch ranges of a file for good; return whether there is memory for them."""
         most = int(KEPT_SHARE * self._budget)
         return all(
             self._buffer.keep(file.object, start, stop, most=most)
@@ -203,7 +203,7 @@ class LookAhead:
             due: Which of them are due.
             urgency: How soon each is needed.
             places: Their places in `number`,
-            number: which gets the number of the span that each is in.
+            number: which gets the number of the span that each lies in.
         """
         if not due.any():
             return
@@ -256,7 +256,7 @@ class LookAhead:
                 self._held_bytes -= sum(piece.size for piece in held)
 
     def _forget(self) -> None:
-        """Forget all plans, to begin elsewhere."""
+        """Discard all plans, to start from another position."""
         _drop(self._buffer, self._held)
         self._spans.clear()
         self._queue.clear()
@@ -267,7 +267,7 @@ class LookAhead:
 
 
 class _Needed:
-    """A span, in pieces small enough for a request, and how many rows in it were not read yet."""
+    """A span in pieces of at most one request each, and its number of unread rows."""
 
     def __init__(self, pieces: list[Span], rows: int) -> None:
         self.pieces = pieces
@@ -275,7 +275,7 @@ class _Needed:
 
 
 class _Lane:
-    """How far a lane is read and planned.
+    """The progress of reading and planning a lane.
 
     Of its rows
 
@@ -381,7 +381,7 @@ def _end(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
 
 
 def _kept_leaves(sources: Sequence[Source], settings: StorageSettings) -> frozenset[int]:
-    """Return the remote leaves that fit into memory together, the smallest first."""
+    """Return the remote leaves that fit into memory together, smallest first."""
     if settings.cache_shards:
         return frozenset()
     sizes = sorted(

@@ -1,8 +1,7 @@
-"""Read the rows of folders that `save_to_disk` of Hugging Face `datasets` wrote.
+"""Read the rows of folders written by `save_to_disk` of Hugging Face `datasets`.
 
 `state.json` lists Arrow files, which are mapped into memory: nothing is decoded, and only the
-rows that are asked for are checked. With `dataset_dict.json`, there is such a folder for each
-split.
+requested rows are read. With `dataset_dict.json`, there is such a folder for each split.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 class ArrowBatches:
-    """The record batches of some files, numbered through. Copies map the files again.
+    """The record batches of some files, numbered consecutively. Copies map the files again.
 
     Args:
         folder: The folder that the files are in.
@@ -94,7 +93,7 @@ class ArrowBatches:
         return os.path.join(self.folder, self.names[number])
 
     def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
-        """Return some columns of a record batch, as they are in the file."""
+        """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 
         number = int(self.file[group])
@@ -102,7 +101,7 @@ class ArrowBatches:
         return pa.Table.from_batches([batch]).select(list(columns))
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
-        """Return about where a record batch begins and ends in the file."""
+        """Return the approximate range of a record batch in the file."""
         number = int(self.file[group])
         footer = self.footers[number]
         share = footer.size / max(1, sum(footer.rows))

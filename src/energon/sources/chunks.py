@@ -1,7 +1,7 @@
-"""Read datasets of MosaicML Streaming (MDS) and LitData as they are, without these libraries.
+"""Read datasets of MosaicML Streaming (MDS) and LitData directly, without these libraries.
 
-Both are folders of chunks, which an `index.json` lists. Records of chunks that are not packed
-are read one by one; packed chunks are unpacked as a whole, once for the slice that is in them.
+Both are folders of chunks listed in an `index.json`. Records of uncompressed chunks are read one by
+one; compressed chunks are decompressed as a whole, once per slice.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ChunkSource(ItemSource):
         """Records that are best read together, and how many such slices may be open at a time."""
         if not self.is_packed:
             return None, MAX_SLICES
-        # A slice that is not laid out with chunks is in two of them.
+        # A slice that is not laid out with chunks lies in two of them.
         largest = max(file.size for file in self.files)
         most = HELD_BYTES // max(1, 2 * 4 * largest)
         rows = int(np.median([file.samples for file in self.files]))

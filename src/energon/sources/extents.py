@@ -1,4 +1,4 @@
-"""Which parts of samples are read, where those lie, and how they are read with few calls."""
+"""Choose the parts of samples to read, locate them, and read them with few calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon.io.range_file import RangeFile
 
 
 class PartNames:
-    """Names of parts, in which it does not matter whether letters are small or capital.
+    """Names of parts, compared without regard to case.
 
     Args:
         names: The names.
@@ -32,10 +32,10 @@ class PartNames:
 
 
 class PartFilter:
-    """The names of parts that a function accepts: stands for the set of them.
+    """The set of the names of parts that a function accepts.
 
     Args:
-        accepts: Says whether the part of a name is read. Asked once for each name.
+        accepts: Returns whether the part of a name is read. Called once for each name.
     """
 
     def __init__(self, accepts: Callable[[str], Any]) -> None:

@@ -1,9 +1,9 @@
-"""Kinds of datasets: what lies at an address, and what can be asked of it.
+"""Kinds of datasets: the contract of a kind and of its sources.
 
-`metadataset/kind.py` tells by names of files which kind a path is of; its table, `KINDS`, says
-where the kind is at home. A package outside adds one with an entry point of the group
-`energon.dataset_kinds` that is a `KindEntry`. Nothing outside this room asks which kind a
-dataset is of: it asks the kind what it can do.
+`metadataset/kind.py` recognizes the kind of a path by file names; its table, `KINDS`, names the
+implementation of each. Another package adds one with an entry point of the group
+`energon.dataset_kinds` that is a `KindEntry`. Code outside this room never asks which kind a
+dataset is, only what the kind can do.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class Location(NamedTuple):
-    """Where a sample lies: for messages, sources and caches."""
+    """The location of a sample, for messages, sources and caches."""
 
     key: str
     shard: str
     sample: int
     """Number of the sample within its shard."""
     offset: int
-    """Where it begins in the shard, in bytes."""
+    """Its offset in the shard, in bytes."""
     parts: tuple[str, ...]
 
 
@@ -54,7 +54,7 @@ class Source(Protocol):
 
     @property
     def paths(self) -> list[AnyPath]:
-        """The same as a list; of a join, where all of its datasets are."""
+        """The same as a list; for a join, the paths of all its datasets."""
 
     @property
     def is_remote(self) -> bool:
@@ -107,7 +107,7 @@ class Source(Protocol):
 
 
 class SingleSource:
-    """What all sources of one dataset answer in the same way.
+    """The answers that all sources of a single dataset have in common.
 
     Attributes:
         path: Path or address of the dataset.
@@ -138,7 +138,7 @@ class SingleSource:
 
 
 class DatasetKind:
-    """What can be asked of datasets of one kind. What a kind does not override, it cannot do.
+    """The operations on datasets of one kind. A kind cannot do what it does not override.
 
     Attributes:
         name: Its name in documents and reports.
@@ -158,7 +158,7 @@ class DatasetKind:
     prepares = False
 
     def prepare(self, address: str) -> int:
-        """Check all of it, write what makes opening it fast, and return how many samples it has."""
+        """Check the dataset, write what makes opening it fast, and return its number of samples."""
         raise self.refusal(address, "prepared")
 
     def check_options(self, leaf: Leaf) -> None:
@@ -185,7 +185,7 @@ class DatasetKind:
         return []
 
     def config(self, leaf: Leaf) -> DatasetConfig:
-        """Return what happens to its samples: here, they are left to cookers."""
+        """Return the configuration of its samples: by default, they are left to cookers."""
         return DatasetConfig(origin=leaf.path)
 
     def open(
@@ -211,7 +211,7 @@ class DatasetKind:
         raise self.refusal(leaf.path, "read sample by sample")
 
     def unmatched(self, leaf: Leaf) -> list[str]:
-        """Return in words which entries of a dataset's exclude lists match nothing in it."""
+        """Return in words which entries of a dataset's exclude lists match nothing."""
         return []
 
     def lists_nothing(self, leaf: Leaf) -> bool:
@@ -256,7 +256,7 @@ class DatasetKind:
         raise self.refusal(address, "described")
 
     def refusal(self, address: str, what: str) -> ConfigError:
-        """Return the error for what datasets of this kind cannot do."""
+        """Return the error for an operation that this kind does not support."""
         return ConfigError(f"{redact(address)} is {self.noun}, which cannot be {what}")
 
 
@@ -287,6 +287,6 @@ def kind_named(name: str, address: str = "") -> DatasetKind:
 
 
 def content_fingerprint(num_samples: int, content: Any) -> dict[str, Any]:
-    """Return the number of samples, and a digest of what decides which they are, as JSON."""
+    """Return the number of samples, and a digest of the JSON value that determines them."""
     digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
     return {"samples": num_samples, "index": digest}

@@ -1,7 +1,7 @@
-"""Read folders of images, audio and video as samples, with what belongs to them.
+"""Read folders of images, audio and video as samples, with the files that belong to them.
 
-Files whose paths are equal up to the first dot of their names are a sample, if one of them is a
-media file. Folders may be classes; tables called `metadata` say more about files beside them.
+Files with the same path up to the first dot of their names form a sample, if one of them is a
+media file. Folders may be classes; tables named `metadata` describe the files beside them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from energon.utf8 import decode_utf8
 log = logging.getLogger("energon")
 
 FILE_NAME = "file_name"
-"""The column that says which file a row is about; others end with it."""
+"""The column that names the file of a row; other columns with this suffix name further files."""
 TABLES = ("metadata.csv", "metadata.jsonl")
 _FRESH_NS = 2_000_000_000
-"""A folder that was changed this short before may change again without another time."""
+"""A folder modified this recently may change again without a new modification time."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sources whose items are numbered through, of which a split is a range."""
+"""Sources with consecutively numbered items, where a split is a range."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ParquetOptions(RowOptions):
 
 
 class ParquetGroups:
-    """The row groups of some files, numbered through.
+    """The row groups of some files, numbered consecutively.
 
     Args:
         files: The files of a dataset.
@@ -72,7 +72,7 @@ class ParquetGroups:
         self.first = np.array([0, *accumulate(counts)])
         rows = np.array([n for footer in footers for n in footer.rows], np.int64)
         self.ends = np.concatenate(([0], np.cumsum(rows)))
-        """Where each begins among all rows, and the end."""
+        """The first row of each, and the number of all rows."""
         sizes = [sum(footer.rows) for footer in footers]
         self.file_ends = np.array([0, *accumulate(sizes)])
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
