@@ -1,7 +1,7 @@
 """Fetch what lanes will read, ahead of time.
 
 The order is known, so requests are planned like reads of local files: rows of the plan become byte
-ranges, neighbouring ranges become spans, and spans are fetched in the order of their first use, as
+ranges, neighboring ranges become spans, and spans are fetched in the order of their first use, as
 many as fit into memory. A span is complete when its fetch starts: planning looks ahead by a window
 within which every sample of a slice occurs. Lanes that are read together are planned together,
 since they read the same slices.
@@ -177,7 +177,7 @@ class LookAhead:
         self._pending = pending.picked(~done)
 
     def _keep(self, file: RemoteFile, low: Ints, high: Ints) -> bool:
-        """Fetch ranges of a file for good; return whether there is memory for them."""
+        """Fetch ranges of a file permanently; return whether there is memory for them."""
         most = int(KEPT_SHARE * self._budget)
         return all(
             self._buffer.keep(file.object, start, stop, most=most)
@@ -203,7 +203,7 @@ class LookAhead:
             due: Which of them are due.
             urgency: How soon each is needed.
             places: Their places in `number`,
-            number: which gets the number of the span that each lies in.
+            number: which gets the number of the span that each is in.
         """
         if not due.any():
             return

@@ -186,7 +186,7 @@ class ChunkSource(ItemSource):
         """Records that are best read together, and how many such slices may be open at a time."""
         if not self.is_packed:
             return None, MAX_SLICES
-        # A slice that is not laid out with chunks lies in two of them.
+        # A slice that is not laid out with chunks is in two of them.
         largest = max(file.size for file in self.files)
         most = HELD_BYTES // max(1, 2 * 4 * largest)
         rows = int(np.median([file.samples for file in self.files]))
