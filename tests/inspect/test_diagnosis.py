@@ -1,0 +1,48 @@
+"""What is said about measurements, whoever has measured them."""
+
+from __future__ import annotations
+
+from energon.inspect.diagnosis import Diagnosis, Measured, advice_for
+
+
+def advice(*rates, stage="encode_sample", kind="process", read=1000.0, **about):
+    """Return what is said of rates with 0, 1, 2, … workers."""
+    measured = [Measured(number, kind, rate, 0.1) for number, rate in enumerate(rates)]
+    found = Diagnosis(
+        8.0, (read, read), measured, {stage: 0.9}, stage_per_second={stage: 50.0}, **about
+    )
+    return list(advice_for(found))
+
+
+def test_the_slowest_stage_comes_with_what_makes_it_faster():
+    assert advice(50.0, 90.0)[0] == (
+        "one process spends 90% of its time in encode_sample, which alone would let it do 50 "
+        "samples/s; to make that faster, move work out of encode_sample"
+    )
+    assert "decode to a smaller size" in advice(50.0, 90.0, stage="decode")[0]
+    # Slices and the cache are measured, and have sentences of their own.
+    assert advice(50.0, 90.0, stage="read")[0].endswith("50 samples/s")
+    assert "local disk" in advice(50.0, 90.0, stage="read", is_remote=True)[0]
+
+
+def test_no_settings_are_said_to_be_faster_than_reading():
+    assert "the best settings reach 9% of what reading alone does from the cache" in advice(50, 90)
+    assert not any("%" in each for each in advice(900.0, 1200.0)[1:])
+    assert "the best settings are as fast as reading alone from the cache of the system" in advice(
+        900.0, 1200.0
+    )
+
+
+def test_nothing_is_said_of_sending_where_nothing_is_sent():
+    *_, last = advice(50.0, 51.0)
+    assert last == "num_workers=0 is as fast as workers: batches cost as much to send as to make"
+    *_, last = advice(50.0, 51.0, kind="thread")
+    assert "threads take turns where hooks run Python code" in last
+
+
+def test_workers_that_pay_are_named_with_their_gain():
+    found = advice(50.0, 95.0, 180.0)
+    assert "use num_workers=2, workers='process': 3.6 times as fast as in the training process" in (
+        found
+    )
+    assert any("--try-workers 4" in each for each in found)
