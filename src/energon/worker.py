@@ -80,6 +80,8 @@ class WorkerConfig:
             "rank": self.rank,
             "world_size": self.world_size,
             "num_workers": self.num_workers,
+            "seed_offset": self.seed_offset,
+            "lanes": 1 if self.lanes is None else self.lanes,
         }
         for name, value in numbers.items():
             if not hasattr(value, "__index__"):
@@ -190,7 +192,9 @@ def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:
         world_size: That of ranks.
         hint: What else can be done, for the message.
     """
-    if lanes < 1 or lanes % world_size:
+    if lanes < 1:
+        raise ConfigError(f"lanes must be 1 or more, got {lanes}")
+    if lanes % world_size:
         nearest = max(1, round(lanes / world_size)) * world_size
         raise ConfigError(
             f"{counted(lanes, 'lane')} cannot be dealt evenly to {counted(world_size, 'rank')}; "

@@ -283,3 +283,7 @@ def test_no_folder_is_left_where_shards_to_transform_are_missing(tmp_path):
     said = run("tar", "proc", tmp_path / "no.tar", "-o", tmp_path / "out", "--function", "m:f")
     assert said.exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tilde_that_no_shell_has_replaced_is_explained():
+    assert "no '~' in .; write the whole path" in run("info", "~/data").output

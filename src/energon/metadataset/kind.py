@@ -384,7 +384,10 @@ def _explain(path: str) -> str:
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
     parent = parent or "."
-    return f"{path} does not exist: no {name!r} in {parent}{_proposal(name, parent)}"
+    proposal = _proposal(name, parent)
+    if name.startswith("~"):
+        proposal = "; write the whole path, only shells replace ~ by a home directory"
+    return f"{path} does not exist: no {name!r} in {parent}{proposal}"
 
 
 def _proposal(name: str, folder: str) -> str:

@@ -263,6 +263,11 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         ['GREY NUMBER 8', 'GREY NUMBER 9']
     """
 
+    # For subclasses whose constructor does not call this one.
+    _encoded_sample_type: type | None = None
+    _raw_batch_type: type | None = None
+    _batch_type: type | None = None
+
     def __init__(
         self,
         *,

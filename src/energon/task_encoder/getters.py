@@ -239,4 +239,9 @@ def get_val_datasets(
 
 def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
     """Return what the dataset classes of a program are told of a call."""
+    if not isinstance(worker_config, WorkerConfig):
+        raise TypeError(
+            f"worker_config={worker_config!r}: expected a WorkerConfig, as "
+            "WorkerConfig.default_worker_config(num_workers=2) returns it"
+        )
     return DatasetCall(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})

@@ -15,7 +15,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import shown_address
-from energon.messages import counted, warn_once
+from energon.messages import counted, nearest, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
@@ -390,6 +390,7 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
     name = type(encoder).__name__
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task_encoder: expected a TaskEncoder, found {encoder!r} of type {name}")
+    _warn_of_misspelled_hooks(encoder)
     if _overrides(encoder, "encode_sample") and _overrides(encoder, "preencode_sample"):
         raise ConfigError(
             f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
@@ -401,6 +402,26 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
             f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
             "say there which samples make a pack and how, for example with energon.packing"
         )
+
+
+def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
+    """Say which methods are called nearly as a hook that is not overridden."""
+    known = vars(TaskEncoder).keys()
+    hooks = [name for name in _HOOKS if not _overrides(encoder, name)]
+    classes = type(encoder).__mro__[:-1]
+    own = {name for kind in classes for name, value in vars(kind).items() if callable(value)}
+    for name in sorted(own - known):
+        close = None if name.startswith("_") else nearest(name, hooks, cutoff=0.9)
+        if close is None or name == f"{close}s":
+            continue
+        place = f"{type(encoder).__name__}.{name}"
+        warn_once(logger, place, "%s is not a hook, did you mean %s?", place, close)
+
+
+_HOOKS = (
+    *("encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
+    *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion"),
+)
 
 
 def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:

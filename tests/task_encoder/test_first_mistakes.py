@@ -1,0 +1,71 @@
+"""Mistakes of first programs: what is misspelled, forgotten or of another type is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energon.errors import ConfigError
+from tests.datasets import make_captions
+
+ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture
+def captions(tmp_path):
+    return make_captions(tmp_path / "ds", [4])
+
+
+def opened(path, **settings):
+    return get_train_dataset(path, **{"worker_config": ALONE, "batch_size": 2, **settings})
+
+
+class Misspelled(DefaultTaskEncoder):
+    def encode_smaple(self, sample):
+        raise AssertionError("never called")
+
+    def encode_batchs_of_words(self):
+        """A helper."""
+
+
+class Helped(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        return sample
+
+    def encode_samples(self, samples):
+        """A helper."""
+
+
+class WithoutSuper(DefaultTaskEncoder):
+    def __init__(self):
+        self.size = 3
+
+
+def test_a_misspelled_hook_is_said(captions, caplog):
+    opened(captions, task_encoder=Misspelled())
+    assert "Misspelled.encode_smaple is not a hook, did you mean encode_sample?" in caplog.messages
+    assert len(caplog.messages) == 1
+
+
+def test_helpers_are_not_taken_for_misspelled_hooks(captions, caplog):
+    opened(captions, task_encoder=Helped())
+    assert caplog.messages == []
+
+
+def test_a_constructor_need_not_call_that_of_the_encoder(captions):
+    batch = next(iter(get_loader(opened(captions, task_encoder=WithoutSuper()))))
+    assert len(batch.__key__) == 2
+
+
+def test_numbers_in_place_of_a_worker_config_are_refused(captions):
+    with pytest.raises(TypeError, match=r"expected a WorkerConfig, as WorkerConfig\.default"):
+        opened(captions, worker_config=2)
+
+
+def test_settings_of_workers_that_are_no_numbers_are_refused():
+    with pytest.raises(TypeError, match="seed_offset='a'"):
+        WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset="a")
+    with pytest.raises(TypeError, match="lanes='8'"):
+        WorkerConfig(rank=0, world_size=1, num_workers=0, lanes="8")
+    with pytest.raises(ConfigError, match="lanes must be 1 or more, got 0"):
+        WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=0)
