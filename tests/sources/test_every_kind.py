@@ -6,21 +6,23 @@ import gzip
 import json
 import os
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 
-from energon import ConfigError, DefaultTaskEncoder, get_train_dataset
+from energon import ConfigError, Cooker, DefaultTaskEncoder, get_train_dataset
 from energon.errors import EnergonError, FormatError
 from energon.formats.seek_points import SPACING_BYTES
 from energon.prepare.jsonl import prepare_jsonl
+from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind, plain
-from tests.task_encoder.runs import config
+from tests.task_encoder.runs import config, one_lane, train
 from tests.token_files import numbered, write_tokens
 
 DATA = Path(__file__).parents[1] / "data"
@@ -129,6 +131,33 @@ def test_the_order_is_equal_on_all_topologies_and_after_any_restore(entry, tmp_p
     expected = check_kind(document(tmp_path, entry), encoder=Contents)
     contents = {text for batch in expected for text in batch["content"]}
     assert len(contents) >= (7 if kind.startswith(("mds", "litdata")) else 50)
+
+
+class Cooking(DefaultTaskEncoder):
+    """Lists of samples, which a cooker passes on."""
+
+    decoder = None
+    cookers = (Cooker(lambda sample: sample),)
+
+    def batch(self, samples):
+        return samples
+
+
+def test_cooked_samples_say_where_they_come_from(entry, tmp_path):
+    del entry["kind"]
+    dataset = train(document(tmp_path, entry), Cooking())
+    _, *batches = one_lane(dataset, 4)[0]
+    for sample in chain.from_iterable(batches):
+        (source,) = get_source_info(sample)
+        assert source.dataset_path == entry["path"]
+        assert source.index == key_of(sample)[2]
+        key = sample["__key__"] if isinstance(sample, dict) else sample.__key__
+        assert source.file_names
+        assert all(name.startswith(f"{key}.") for name in source.file_names)
+        if isinstance(sample, dict):
+            assert source.shard_name == sample["__shard__"]
+            parts = {name for name in sample if not name.startswith("__")}
+            assert {name.removeprefix(f"{key}.") for name in source.file_names} == parts
 
 
 @pytest.mark.slow  # many processes

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 RestoreKey = tuple[Any, ...]
@@ -189,14 +190,17 @@ class SampleSource(SourceInfo):
         return known_source, self._known
 
 
-_new = SampleSource.__new__
-_know = SampleSource._known.__set__  # type: ignore[attr-defined]
+blank_source = partial(SampleSource.__new__, SampleSource)
+"""Returns a source of which nothing is known yet. This and the next run no code of Python."""
+fill_source: Callable[[SampleSource, tuple[Any, ...]], None]
+fill_source = SampleSource._known.__set__  # type: ignore[attr-defined]
+"""Called with a source and what `known_source` takes, returns None."""
 
 
 def known_source(*known: Any) -> SampleSource:
     """Return the source of a sample: dataset, key, restore key, shard and names of its parts."""
-    source = _new(SampleSource)
-    _know(source, known)
+    source = blank_source()
+    fill_source(source, known)
     return source
 
 
@@ -209,8 +213,8 @@ def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[Sa
         count: How many samples there are.
     """
     known = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
-    sources = list(map(_new, repeat(SampleSource, count)))
-    deque(map(_know, sources, known), maxlen=0)
+    sources = [blank_source() for _ in range(count)]
+    deque(map(fill_source, sources, known), maxlen=0)
     return list(zip(sources))
 
 
@@ -222,27 +226,15 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
         raw: The sample, with its key, shard and restore key.
     """
     key, restore_key, shard = raw["__key__"], raw["__restore_key__"], raw["__shard__"]
-    source = _new(SampleSource)  # not known_source: this is called for every sample
-    _know(source, (dataset_path, key, restore_key, shard, tuple(raw)))
-    return (source,)
+    return (known_source(dataset_path, key, restore_key, shard, tuple(raw)),)
 
 
-def noting_sources(dataset_path: str, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that attaches its source to a sample and then calls `then`.
-
-    It runs for every cooked sample, so it inlines `sources_of`.
-    """
-
-    def note(raw: dict[str, Any]) -> Any:
-        source = _new(SampleSource)
-        names = tuple(raw)
-        _know(
-            source, (dataset_path, raw["__key__"], raw["__restore_key__"], raw["__shard__"], names)
-        )
-        raw["__sources__"] = (source,)
-        return then(raw)
-
-    return note
+def note_sources(dataset_path: str, samples: Sequence[dict[str, Any]]) -> None:
+    """Attach its source to each of some samples that were just read."""
+    known = map(itemgetter("__key__", "__restore_key__", "__shard__"), samples)
+    for sample, (key, restore_key, shard) in zip(samples, known, strict=True):
+        source = known_source(dataset_path, key, restore_key, shard, tuple(sample))
+        sample["__sources__"] = (source,)
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:

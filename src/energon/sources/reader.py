@@ -14,10 +14,10 @@ from energon.arrays import Ints
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.rows import Rows
-from energon.samples.crude import SourceInfo
+from energon.samples.crude import SourceInfo, note_sources
 from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
-from energon.stages.read import LateRows, RowsAtOnce
+from energon.stages.read import LateRows, LateRowsOfLeaf, RowsAtOnce
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,14 @@ class LeafReader:
         subflavors: What goes into `__subflavors__`, for each leaf.
         window_rows: Within how many rows of a stream all samples of a slice come, for reading
             ahead of what is in distant stores.
+        noted: For each leaf, the dataset that `__sources__` names; None where it is not noted.
+            Empty if that is so for all.
     """
 
     sources: tuple[Source, ...]
     subflavors: tuple[Mapping[str, Any], ...]
     window_rows: int = 0
+    noted: tuple[str | None, ...] = ()
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -117,16 +120,25 @@ class LeafReader:
         return tuple(_locate(*origin) for origin in self.sources[leaf].origins(ordinal))
 
     def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
-        return self.sources[leaf].read(
+        samples = self.sources[leaf].read(
             rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
         )
+        dataset_path = self._noted(leaf)
+        if dataset_path is not None:
+            note_sources(dataset_path, samples)
+        return samples
 
     def _read_leaf_late(self, leaf: int, rows: Rows) -> LateRows:
         source = self.sources[leaf]
         if not isinstance(source, ReadsLate):
             return RowsAtOnce(self._read_leaf(leaf, rows))
         keys = LateKeys(leaf, rows.epoch, rows.ordinal)
-        return source.read_late(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
+        late = source.read_late(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
+        dataset_path = self._noted(leaf)
+        return late if dataset_path is None else late.noting_sources(dataset_path)
+
+    def _noted(self, leaf: int) -> str | None:
+        return self.noted[leaf] if self.noted else None
 
 
 def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
@@ -172,7 +184,7 @@ class ReadsLate(Protocol):
         *,
         restore_keys: LateKeys,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LateRows:
+    ) -> LateRowsOfLeaf:
         """Read samples, in the order of `ordinals`; see `Source.read`."""
 
 

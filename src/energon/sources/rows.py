@@ -17,7 +17,7 @@ from energon.formats.meta.split import ratio_range
 from energon.formats.parquet import ParquetFooter
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
-from energon.samples.crude import PART_FILES, CrudeSample, find_part
+from energon.samples.crude import PART_FILES, CrudeSample, find_part, note_sources
 from energon.sources.columns import (
     class_name,
     class_names,
@@ -371,6 +371,11 @@ class _LateRows:
         samples, paths = self.samples[start:stop][::-1], self.paths[start:stop][::-1]
         self.samples[start:stop] = [None] * len(samples)  # type: ignore[list-item]
         return (_made(samples.pop(), paths.pop()) for _ in range(len(samples)))
+
+    def noting_sources(self, dataset_path: str) -> _LateRows:
+        """Note in the samples where they come from."""
+        note_sources(dataset_path, self.samples)
+        return self
 
 
 def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:

@@ -25,7 +25,7 @@ from energon.io.files import file_info, list_files
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.plan.token_windows import BLOCK_DOCUMENTS, Pieces
 from energon.samples.collate import batch_pad_stack
-from energon.samples.crude import CrudeSample
+from energon.samples.crude import CrudeSample, known_sources
 from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 
@@ -315,6 +315,15 @@ class TokenRows:
     def between(self, start: int, stop: int) -> TokenSamples:
         """Return the samples from `start` to `stop`, one by one or many at once."""
         return TokenSamples(self, start, stop)
+
+    def noting_sources(self, dataset_path: str) -> TokenRows:
+        """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
+        about = self.about
+        names = ((*about, "tokens", "cu_seqlens", "modes"),)
+        known = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
+        sources = known_sources(((dataset_path,), *known), len(about["__key__"]))
+        self.about = {**about, "__sources__": sources}
+        return self
 
     def sample(self, place: int) -> CrudeSample:
         """Return a sample."""

@@ -37,7 +37,7 @@ from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LateKeys
 from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.stages.read import LateRows, RowsAtOnce
+from energon.stages.read import LateRowsOfLeaf, RowsAtOnce
 
 logger = logging.getLogger("energon")
 
@@ -188,7 +188,7 @@ class WebdatasetSource:
         *,
         restore_keys: LateKeys,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LateRows:
+    ) -> LateRowsOfLeaf:
         """Do the same, but make dicts of what was read only when their turn comes, if possible."""
         order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
         sliced = [piece for piece in pieces if isinstance(piece, SlicedRows)]

@@ -189,6 +189,12 @@ class HookRunner:
         with seeded(self._seed(flat(address)), host.watch):
             return self.function(argument)
 
+    def call_here(self, argument: Any) -> Any:
+        """Do the same for what the lane works on, if calls of this hook are to be seeded."""
+        if not self.seeds_calls:
+            return self.function(argument)
+        return self.call(argument, self.lane.present.address)
+
     def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
         """Return None or the outputs of a generator, whatever the function returned.
 

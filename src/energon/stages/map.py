@@ -107,6 +107,7 @@ class _MapIterator(ApplyIterator):
         self.walk = Walk(lane)
         # How many of the items are done that were peeked at last, and of the present walk.
         self.taken = self.passed = 0
+        self.places: list[ItemPlace] | None = None
         self.next_row = lane.next_row
         if self.next_row is None and lane.progress is not None:
             self.next_row = partial(lane.progress, several=False)
@@ -256,18 +257,21 @@ class _MapIterator(ApplyIterator):
             outputs: Takes the outputs.
             places: Takes their places, unless it is None.
         """
-        walk, present, by_leaf = self.walk, self.lane.present, self.runners
+        walk, present, by_leaf, lane = self.walk, self.lane.present, self.runners, self.lane
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
         walk.keys, walk.start, walk.rest, walk.told = keys, start, iter(items), ()
-        only = None if self.is_by_leaf else by_leaf[0]
-        chains = iter([by_leaf[key[0]] for key in keys] if only is None else repeat(only))
+        chains = [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
+        rows = count(start * lane.stride + lane.offset, lane.stride)
+        # Each row is noted when its item is drawn, by no more than a call from C.
+        noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
+        steps = zip(walk.rest, chains, noted, strict=False)
         around, present.walk = present.walk, walk
-        caller, active.lane = active.lane, self.lane
-        self.passed = 0
+        caller, active.lane = active.lane, lane
+        self.passed, self.places = 0, places
         try:
-            while self._walk_on(only, chains, outputs, places):
+            while self._walk_on(steps, outputs):
                 pass
         finally:
             self.taken += self.passed
@@ -278,70 +282,37 @@ class _MapIterator(ApplyIterator):
             active.lane = caller
 
     def _walk_on(
-        self,
-        only: tuple[HookRunner, ...] | None,
-        chains: Iterator[tuple[HookRunner, ...]],
-        outputs: list[Any],
-        places: list[ItemPlace] | None,
+        self, steps: Iterator[tuple[Any, tuple[HookRunner, ...], object]], outputs: list[Any]
     ) -> bool:
         """Append the outputs for the rest of a walk, up to an item that fails or has several.
 
         Args:
-            only: What runs the hooks of each item, if it is the same for all.
-            chains: What runs the hooks of each item that is left.
+            steps: The items that are left, each with what runs its hooks.
             outputs: Takes the outputs.
-            places: Takes their places, unless it is None.
 
         Returns:
             Whether the walk continues.
         """
-        lane, batch, walk, next_row = self.lane, self.batch, self.walk, self.next_row
-        present, seeds = lane.present, self.may_seed and lane.host.seeds_calls
+        walk, seeds = self.walk, self.may_seed and self.lane.host.seeds_calls
         runner: Any = None
         try:
-            if only is None or seeds or places is not None or next_row is not None:
-                steps = zip(walk.rest, chains, count(walk.start + self.passed), strict=False)
-                for output, runners, row in steps:
-                    if next_row is not None:
-                        next_row(row * lane.stride + lane.offset)
-                    for runner in runners:
-                        walk.name = runner.name
-                        argument = output
-                        if seeds and runner.seeds_calls:
-                            output = runner.call(argument, present.address)
-                        else:
-                            output = runner.function(argument)
-                        if output is None:
-                            if runner.returns_something:
-                                break
-                        elif type(output) is GeneratorType:
+            for output, runners, _ in steps:
+                for runner in runners:
+                    walk.name = runner.name
+                    argument = output
+                    output = runner.call_here(argument) if seeds else runner.function(argument)
+                    if output is None:
+                        if runner.returns_something:
                             break
-                    else:
-                        outputs.append(output)
-                        if places is not None:
-                            places.append([row, 0, batch])
-                        continue
-                    break
+                    elif type(output) is GeneratorType:
+                        break
                 else:
-                    return self._pass(len(walk.keys))
-            else:  # the same where nobody follows the rows
-                runners = only
-                for output in walk.rest:
-                    for runner in runners:
-                        walk.name = runner.name
-                        argument = output
-                        output = runner.function(argument)
-                        if output is None:
-                            if runner.returns_something:
-                                break
-                        elif type(output) is GeneratorType:
-                            break
-                    else:
-                        outputs.append(output)
-                        continue
-                    break
-                else:
-                    return self._pass(len(walk.keys))
+                    outputs.append(output)
+                    continue
+                break
+            else:
+                self._pass(len(walk.keys))
+                return False
         except Exception as error:
             if runner is None:
                 raise
@@ -355,15 +326,35 @@ class _MapIterator(ApplyIterator):
             runner.exit(error, argument)
             raise
         self._stop(runners, runner)
-        several = runner.settle(output, argument, present.address)
-        following = runners[runners.index(runner) + 1 :]
+        self._begin_several(output, argument, runners, runner, outputs)
+        return False
+
+    def _begin_several(
+        self,
+        output: Any,
+        argument: Any,
+        runners: tuple[HookRunner, ...],
+        last: HookRunner,
+        outputs: list[Any],
+    ) -> None:
+        """Append the first output for the item that a walk has just come to.
+
+        Args:
+            output: What one of its hooks has returned: several, or None where it must not.
+            argument: What that hook got.
+            runners: What runs its hooks.
+            last: What ran that hook.
+            outputs: Takes the output.
+        """
+        walk, present = self.walk, self.lane.present
+        several = last.settle(output, argument, present.address)
+        following = runners[runners.index(last) + 1 :]
         key = walk.keys[walk.taken - 1]
         output = self._begin_outputs(several, following, flat(present.address), key)
         if output is not SKIPPED:
             outputs.append(output)
-            if places is not None:
-                places.append([walk.start + walk.taken - 1, 0, batch])
-        return False
+            if self.places is not None:
+                self.places.append([walk.start + walk.taken - 1, 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
         """Count what hooks have returned in a walk up to the last item, whose `last` has not."""
@@ -373,19 +364,20 @@ class _MapIterator(ApplyIterator):
             runner.succeed()
         self.passed = taken
 
-    def _pass(self, stop: int) -> bool:
-        """Count that all hooks have returned something for the items up to `stop`; return False."""
+    def _pass(self, stop: int) -> None:
+        """Count that all hooks have returned something for the items up to `stop`."""
         passed, self.passed = self.passed, stop
-        keys: list[Any] = self.walk.keys[passed:stop]
+        if self.places is not None:
+            start = self.walk.start
+            self.places += [[row, 0, self.batch] for row in range(start + passed, start + stop)]
+        leaves: dict[int, int] = {0: stop - passed}
         if self.is_by_leaf:
-            leaves: dict[int, int] = Counter([key[0] for key in keys])
-        else:
-            leaves = {0: len(keys)}
+            keys: list[Any] = self.walk.keys[passed:stop]
+            leaves = Counter([key[0] for key in keys])
         for leaf, number in leaves.items():
             for runner in self.runners[leaf]:
                 runner.tally.succeeded += number
                 runner.record.succeeded |= number > 0
-        return False
 
     def _leave_out(self, row: int, address: RestoreKey) -> None:
         self.lane.counts["skipped after killing workers"] += 1

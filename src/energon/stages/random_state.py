@@ -108,7 +108,8 @@ class DrawWatch:
         """Return whether anything has drawn from generators that were not seeded for it."""
         if not (self._drawn or self._has_begun):
             present = present_states()
-            if self._expected.torch is None and present.torch == _torch_without_draws():
+            is_new = self._expected.torch is None and present.torch is not None
+            if is_new and present.torch == _torch_without_draws():
                 # A hook has imported torch, and drawn nothing from it.
                 self._expected = self._expected._replace(torch=present.torch)
             self._drawn = present != self._expected

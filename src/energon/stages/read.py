@@ -29,7 +29,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import RestoreKey
+from energon.samples.crude import RestoreKey, note_sources
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.lane import Lane
 
@@ -79,6 +79,13 @@ class LateRows(Protocol):
         """
 
 
+class LateRowsOfLeaf(LateRows, Protocol):
+    """Samples of one dataset."""
+
+    def noting_sources(self, dataset_path: str) -> LateRows:
+        """Return the same samples with `__sources__`: where each comes from."""
+
+
 @dataclass(frozen=True)
 class RowsAtOnce:
     """Samples that are made already."""
@@ -90,6 +97,11 @@ class RowsAtOnce:
         # Each is let go of when it is passed on: what the batch before took then serves the next.
         samples = self.samples[start:stop][::-1]
         return (samples.pop() for _ in range(len(samples)))
+
+    def noting_sources(self, dataset_path: str) -> RowsAtOnce:
+        """Note in the samples where they come from."""
+        note_sources(dataset_path, self.samples)
+        return self
 
 
 class NextRows(NamedTuple):

@@ -11,7 +11,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample, known_sources, noting_sources, sources_of
+from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
 from energon.stages.hook import Compiled, Hook
@@ -151,7 +151,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return (hooks.make("load_sample", leaf.load),)
     decoder = decoder_for(leaf.decoder, encoder)
     if leaf.sample_type is not None and leaf.field_map is not None:
-        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
+        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder, noted=True)
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
         return (hooks.make("decode", decoder),) if decoder is not None else ()
@@ -159,25 +159,43 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     arguments = cooker_arguments(
         cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
     )
-    cook = CookSample(LoadCrude(leaf.dataset_path, decoder), encoder, cooker, arguments)
+    crude = LoadCrude(leaf.dataset_path, decoder, noted=True)
+    cook = CookSample(crude, encoder, cooker, arguments)
     marked = encoder._hook_method("cook_crude_sample").marked
     if hasattr(cooker.cook, "__stateless__"):
         marked = cooker.cook
     return (hooks.make("cook_crude_sample", cook, settings=marked),)
 
 
+def notes_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
+    """Return whether `load_hooks` takes for granted that samples say where they come from."""
+    if leaf.join is not None or leaf.load is not None:
+        return False
+    is_typed = leaf.sample_type is not None and leaf.field_map is not None
+    return is_typed or bool(encoder.cookers)
+
+
 @dataclass(frozen=True)
 class LoadSample(Compiled):
-    """Makes a typed sample of the bytes of its parts."""
+    """Makes a typed sample of the bytes of its parts.
+
+    Args:
+        dataset_path: The dataset.
+        sample_type: Its type.
+        field_map: Makes its fields of the parts.
+        decoder: Decodes the parts.
+        noted: Whether whoever read the sample has noted where it comes from.
+    """
 
     dataset_path: str
     sample_type: type
     field_map: FieldMap | CodeFields
     decoder: LoadFunction | None
+    noted: bool = False
 
     def compile(self) -> Callable[[CrudeSample], Any]:
         """Return what makes a sample of the parts of one, decoded."""
-        path, decoder = self.dataset_path, self.decoder
+        path, decoder, noted = self.dataset_path, self.decoder, self.noted
         make = self.field_map.maker(self.sample_type)
 
         def load(raw: CrudeSample) -> Any:
@@ -186,7 +204,7 @@ class LoadSample(Compiled):
                 raw["__key__"],
                 raw["__restore_key__"],
                 raw["__subflavors__"],
-                sources_of(path, raw),
+                raw["__sources__"] if noted else sources_of(path, raw),
             )
 
         return load
@@ -195,37 +213,46 @@ class LoadSample(Compiled):
         """Return what makes a batch of columns of parts, which need no decoder."""
         if self.decoder is not None:
             return None
-        path, make = self.dataset_path, self.field_map.maker(self.sample_type)
+        make = self.field_map.maker(self.sample_type)
 
         def load(columns: CrudeSample) -> Any:
-            names, keys, subflavors = tuple(columns), columns["__key__"], columns["__subflavors__"]
-            restore_keys = columns["__restore_key__"]
-            known = ([path], keys, restore_keys, columns["__shard__"], [names])
-            sources = known_sources(known, len(keys))
-            return make(columns, keys, tuple(restore_keys), subflavors, sources)
+            return make(
+                columns,
+                columns["__key__"],
+                tuple(columns["__restore_key__"]),
+                columns["__subflavors__"],
+                columns["__sources__"],
+            )
 
         return load
 
 
 @dataclass(frozen=True)
 class LoadCrude(Compiled):
-    """Decodes the parts of a crude sample."""
+    """Decodes the parts of a crude sample, and notes where it comes from.
+
+    Args:
+        dataset_path: The dataset.
+        decoder: Decodes the parts.
+        noted: Whether whoever read the sample has noted that.
+    """
 
     dataset_path: str
     decoder: LoadFunction | None
+    noted: bool = False
 
     def compile(self, then: Callable[[Any], Any] | None = None) -> Callable[[CrudeSample], Any]:
-        """Return what decodes a sample, if there is a decoder, and notes where it comes from.
+        """Return what loads a sample.
 
         Args:
             then: Called with the sample, for what is returned; None returns the sample.
         """
-        path, decoder = self.dataset_path, self.decoder
-        if decoder is None and then is not None:
-            return noting_sources(path, then)
+        path, decoder, noted = self.dataset_path, self.decoder, self.noted
+        if decoder is None and noted and then is not None:
+            return then
 
         def load(raw: CrudeSample) -> Any:
-            sources = sources_of(path, raw)
+            sources = raw["__sources__"] if noted else sources_of(path, raw)
             sample: CrudeSample = raw if decoder is None else decoder(raw)
             sample["__sources__"] = sources
             return sample if then is None else then(sample)

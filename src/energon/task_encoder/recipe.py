@@ -33,7 +33,7 @@ from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, load_hooks
+from energon.task_encoder.load import OpenLeaf, load_hooks, notes_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -284,7 +284,7 @@ class Recipe:
     def reader(self) -> LeafReader:
         """Reads the samples of all leaves."""
         rows = window_rows(self.plan.leaves, shuffle_window=self.plan.shuffle_window)
-        return make_reader(self.opened, rows)
+        return make_reader(self.encoder, self.opened, rows)
 
     @property
     def _read_from(self) -> dict[str, str]:
@@ -330,10 +330,17 @@ class Recipe:
         return self._hooks.overridden(*_SEEDED)
 
 
-def make_reader(opened: Sequence[OpenedLeaf], window_rows: int = 0) -> LeafReader:
-    """Return what reads the samples of `opened`."""
-    sources = tuple(leaf.source for leaf in opened)
-    return LeafReader(sources, tuple(leaf.leaf.subflavors for leaf in opened), window_rows)
+def make_reader(
+    encoder: AnyTaskEncoder, opened: Sequence[OpenedLeaf], window_rows: int = 0
+) -> LeafReader:
+    """Return what reads the samples of `opened` for an encoder."""
+    leaves = [leaf.leaf for leaf in opened]
+    return LeafReader(
+        sources=tuple(leaf.source for leaf in opened),
+        subflavors=tuple(leaf.subflavors for leaf in leaves),
+        window_rows=window_rows,
+        noted=tuple(leaf.dataset_path if notes_sources(encoder, leaf) else None for leaf in leaves),
+    )
 
 
 def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[Any]:

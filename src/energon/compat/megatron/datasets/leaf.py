@@ -140,7 +140,8 @@ class LeafDataset(Sharder, DatasetClass):
 
     def _samples(self) -> Dataset[Any]:
         leaf = self._plan_leaf
-        reader = make_reader(self._among)
+        encoder = self._encoder or DefaultTaskEncoder()
+        reader = make_reader(encoder, self._among)
         number = next(n for n, each in enumerate(self._among) if each is self.opened)
         plan = LeafPlan(leaf, number, self.worker_config.seed_offset, self.training)
         stage: Dataset[Any] = (
@@ -149,7 +150,7 @@ class LeafDataset(Sharder, DatasetClass):
             else ReadDataset(plan, reader, number)
         )
         hooks = HookMaker(
-            self._encoder or DefaultTaskEncoder(),
+            encoder,
             reader,
             tuple(each.leaf.name for each in self._among),
             self.worker_config.global_error_handler,
