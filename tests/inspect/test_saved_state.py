@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -253,6 +254,7 @@ def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path
         (["--weight", "c/train=1"], "blends no 'c/train', only b/train, a/train"),
         (["--weight", "a=1"], "did you mean"),
         (["--weight", "a/train=-1"], "is not NAME=NUMBER"),
+        (["--weight", "a/train=0", "--weight", "b/train=0"], "all weights would be 0"),
         (["--position", "a/train=x"], "is not NAME=NUMBER"),
         (["--leave-out", "nobody"], "no dataset of the run has a sample 'nobody'"),
         ([], "pass --skip-steps, --weight"),
@@ -295,6 +297,24 @@ def test_tells_what_differs_between_states(blend, tmp_path):
     train(blend, tmp_path / "three", 4, batch_size=2)
     done = run("checkpoint", "diff", tmp_path / "one", tmp_path / "three", "--json")
     assert "batch_size: 4 became 2" in json.loads(done.stdout)["differences"]
+
+
+def test_tells_where_an_edited_run_continues(blend, tmp_path):
+    train(blend, tmp_path / "state", 20)
+    done = edit(tmp_path / "state", tmp_path / "edited", "--position", "b/train=80")
+    assert done.exit_code == 0, done.output
+    said = "then continues from epoch 2 after 0 samples, as edited"
+    info = run("checkpoint", "info", tmp_path / "edited").output
+    assert re.search(rf"b/train: epoch \d, after \d+ of 40 samples; 119 in all; {said}\n", info), info
+    assert info.count(said) == 1
+    differs = run("checkpoint", "diff", tmp_path / "state", tmp_path / "edited").output
+    assert differs.splitlines() == ["changes of the mix: 0 became 1", f"b/train: {said}"]
+    # Without a buffer, nothing was mixed before, and the run is there already.
+    train(blend, tmp_path / "plain", 20, shuffle_buffer_size=None)
+    edit(tmp_path / "plain", tmp_path / "there", "--position", "b/train=80")
+    info = run("checkpoint", "info", tmp_path / "there").output
+    assert "b/train: epoch 2, after 0 of 40 samples; 80 in all" in info
+    assert "as edited" not in info
 
 
 def give_other_lanes(folder, target):

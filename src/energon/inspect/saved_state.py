@@ -15,7 +15,7 @@ from energon.messages import counted, nearest
 from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
-from energon.stages.changes import begin_changes
+from energon.stages.changes import begin_changes, rows_of_changes
 from energon.task_encoder.dataset import mix_report
 
 
@@ -26,11 +26,39 @@ def describe_position(state: State) -> Iterator[str]:
         StateError: If it is not the state of a plan.
     """
     about = state["fingerprint"]
+    moves = _moves_ahead(state)
     for name, drawn in drawn_samples(state).items():
         samples = about["leaves"][name]["samples"]
         of = counted(samples, "sample", grouped=True)
         epoch, done = divmod(round(drawn), samples)
-        yield f"{name}: epoch {epoch:,}, after {done:,} of {of}; {drawn:,.0f} in all"
+        then = f"; {_goes_on(state, name, moves[name])}" if name in moves else ""
+        yield f"{name}: epoch {epoch:,}, after {done:,} of {of}; {drawn:,.0f} in all{then}"
+
+
+def _goes_on(state: State, name: str, position: int) -> str:
+    return f"then continues from {place_in_words(state, name, position)}, as edited"
+
+
+def _moves_ahead(state: State) -> dict[str, int]:
+    """Return the positions that an edit has set and that some lane has not come to, by dataset.
+
+    What was mixed before the edit is read first.
+    """
+    past = state["fingerprint"].get("mix_before") or []
+    moves: dict[str, int] = past[-1].get("then", {}) if past else {}
+    if not moves:
+        return {}
+    plan = PlanRecipe.from_json(state["fingerprint"])(state["lanes"])
+    for lane, position in _positions(state).items():
+        saved = position.saved_state()
+        rows = rows_of_changes(saved, len(past))
+        read = saved["read"] if saved else 0
+        moved, unmoved = (
+            plan.with_changes(lane, each).leaf_counts(lane, read) for each in (rows, rows[:-1])
+        )
+        if (moved == unmoved).all():
+            return moves
+    return {}
 
 
 def compare_states(first: State, second: State) -> Iterator[str]:
@@ -39,7 +67,11 @@ def compare_states(first: State, second: State) -> Iterator[str]:
     Raises:
         StateError: If one is not the state of a plan.
     """
-    for _, text in differences(first["fingerprint"], second["fingerprint"]):
+    for path, text in differences(first["fingerprint"], second["fingerprint"]):
+        if path == "mix_before":  # the mixes themselves: that of today is compared already
+            counts = [len(each["fingerprint"].get(path) or []) for each in (first, second)]
+            yield f"changes of the mix: {counts[0]} became {counts[1]}"
+            continue
         yield text.replace(": saved ", ": ", 1).replace(", now ", " became ", 1)
     if first["lanes"] != second["lanes"]:
         yield f"{counted(first['lanes'], 'lane')} became {second['lanes']}"
@@ -58,6 +90,8 @@ def compare_states(first: State, second: State) -> Iterator[str]:
             ]
             further = "further" if after > before else "less far"
             yield f"{name}: {more} {further}, {places[0]} became {places[1]}"
+    known, moves = _moves_ahead(first), _moves_ahead(second)
+    yield from (f"{n}: {_goes_on(second, n, p)}" for n, p in moves.items() if known.get(n) != p)
     left_out = [sum(len(p.skip_rows) for p in _positions(s).values()) for s in (first, second)]
     if left_out[0] != left_out[1]:
         yield f"rows that are left out: {left_out[0]} became {left_out[1]}"
@@ -194,6 +228,8 @@ def change_mix(
         )
     mix = copy.deepcopy(about["mix"])
     lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
+    if not any(entry["weight"] for _, entry in _entries(mix)):
+        raise ConfigError("all weights would be 0, so nothing would be drawn: leave one above 0")
     past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
     fingerprint = {**about, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
