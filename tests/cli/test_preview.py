@@ -21,6 +21,7 @@ from energon.prepare.dataset import prepare_dataset
 from megatron.energon import (
     LogSampleDataset,
 )
+from tests.commands import run
 from tests.datasets import jpeg, make_captions, make_crude, write_shard
 from tests.media_files import media_files
 from tests.task_encoder.runs import config, val
@@ -232,3 +233,16 @@ def test_draws_which_samples_were_seen_when(log, tmp_path):
     assert sorted(set(pixels.ravel().tolist())) == [0, 25]
     skipped = invoke("analyze-debug", log, "--skip", 1, "--json").output
     assert json.loads(skipped)["batches"] == 2
+
+
+def test_samples_before_the_first_are_not_decoded(tmp_path):
+    samples = [(f"s{n}", {"json": b"{" if n < 3 else b"%d" % n}) for n in range(6)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    done = run("preview", tmp_path / "ds", "--start", 2, "--count", 3)
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s3", "s4"]
+    assert re.findall(r"left out a sample: sample '(s\d)'", done.output) == ["s2"]
+    done = run("preview", tmp_path / "ds", "--start", 99)
+    assert "has only 6 samples" in done.output
+    assert "left out" not in done.output

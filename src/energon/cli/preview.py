@@ -19,7 +19,7 @@ import numpy as np
 
 from energon.cli.command_group import echo, echo_json, echo_lines
 from energon.cli.options import ADDRESS, allow_option
-from energon.errors import ConfigError
+from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
@@ -167,11 +167,17 @@ def command(
 
 
 def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:
-    """Return up to `count` samples of a split from number `start` on."""
-    samples = list(islice(dataset, start, start + count))
-    if not samples:
+    """Return up to `count` samples of a split from number `start` on; none before is decoded."""
+    rows = dataset.plan(1).rows(0, start, count)
+    if not len(rows.leaf):
         total = counted(len(dataset), "sample")
         raise ConfigError(f"--start {start}: {name} has only {total}, numbered from 0")
+    samples = []
+    for place in zip(*(column.tolist() for column in rows), strict=True):
+        try:
+            samples.append(dataset.restore_sample(place))
+        except SampleError as error:
+            echo(f"left out a sample: {error}", err=True)
     return samples
 
 

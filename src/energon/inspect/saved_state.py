@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import SavedRun
 from energon.loader.relane import rows_read
@@ -14,9 +16,9 @@ from energon.loader.state import LanePosition, differences, read_positions
 from energon.messages import counted, nearest
 from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe
+from energon.plan.rows import Plan
 from energon.stages.base import State
 from energon.stages.changes import begin_changes, rows_of_changes
-from energon.task_encoder.dataset import mix_report
 
 
 def describe_position(state: State) -> Iterator[str]:
@@ -48,13 +50,10 @@ def _moves_ahead(state: State) -> dict[str, int]:
     moves: dict[str, int] = past[-1].get("then", {}) if past else {}
     if not moves:
         return {}
-    plan = PlanRecipe.from_json(state["fingerprint"])(state["lanes"])
-    for lane, position in _positions(state).items():
-        saved = position.saved_state()
-        rows = rows_of_changes(saved, len(past))
-        read = saved["read"] if saved else 0
+    for plan, stream, rows, changes in _streams(state):
         moved, unmoved = (
-            plan.with_changes(lane, each).leaf_counts(lane, read) for each in (rows, rows[:-1])
+            plan.with_changes(stream, each).leaf_counts(stream, rows)
+            for each in (changes, changes[:-1])
         )
         if (moved == unmoved).all():
             return moves
@@ -117,20 +116,35 @@ def place_in_words(state: State, name: str, drawn: int) -> str:
 def drawn_samples(state: State) -> dict[str, float]:
     """Return how many samples of each dataset the lanes have drawn."""
     recipe = PlanRecipe.from_json(state["fingerprint"])
-    states = {lane: position.saved_state() for lane, position in _positions(state).items()}
-    report = mix_report(
-        recipe,
-        lanes=state["lanes"],
-        states=states,
-        counts={},
-        sample_bytes=[0.0] * len(recipe.leaves),
-    )
+    drawn = np.zeros(len(recipe.leaves))
+    for plan, stream, rows, changes in _streams(state):
+        drawn += plan.with_changes(stream, changes).leaf_counts(stream, rows)
     before: Mapping[str, int] = recipe.eras[-1]["draws"] if recipe.eras else {}
     return {
-        name: leaf["samples"] + before.get(name, 0)
-        for name, leaf in report["datasets"].items()
-        if name in state["fingerprint"]["leaves"]
+        leaf.uid: round(count) + before.get(leaf.uid, 0)
+        for leaf, count in zip(recipe.leaves, drawn.tolist(), strict=True)
+        if leaf.uid in state["fingerprint"]["leaves"]
     }
+
+
+def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
+    """Yield each stream of a run: the plan, its number, its rows that were read, and its changes.
+
+    By streams, since their counts begin anew where an edit has set a dataset to a position.
+    """
+    recipe = PlanRecipe.from_json(state["fingerprint"])
+    number = recipe.num_streams(state["lanes"])
+    plan = recipe.of_streams(number)
+    positions = _positions(state)
+    for stream in range(number):
+        saved = [
+            positions[n].saved_state()
+            for n in range(stream, state["lanes"], number)
+            if n in positions
+        ]
+        begun = [each for each in saved if each is not None]
+        changes = rows_of_changes(begun[0] if begun else None, len(recipe.past))
+        yield plan, stream, sum(each["read"] for each in begun), changes
 
 
 _ROWS = frozenset({"row", "read"})
