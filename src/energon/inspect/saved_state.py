@@ -130,7 +130,7 @@ def drawn_samples(state: State) -> dict[str, float]:
 def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
     """Yield each stream of a run: the plan, its number, its rows that were read, and its changes.
 
-    By streams, since their counts begin anew where an edit has set a dataset to a position.
+    By streams, since an edit that sets a position changes their counts.
     """
     recipe = PlanRecipe.from_json(state["fingerprint"])
     number = recipe.num_streams(state["lanes"])
