@@ -520,4 +520,4 @@ def test_a_key_may_be_there_twice_where_people_append_to_files(root, tmp_path, c
             copy, split_part="train", worker_config=config(), batch_size=1, task_encoder=Texts()
         )
     assert len(found) == 8
-    assert "the last one counts" in caplog.text
+    assert "the last one is used" in caplog.text
