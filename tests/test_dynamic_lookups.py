@@ -71,6 +71,10 @@ REASONS = {
         "setattr(AugmentTaskEncoder, _name, _delegate(_name))": HOOKS,
         "setattr(self, name, getattr(task_encoder, name))": HOOKS,
     },
+    "energon/compat/megatron/names.py": {
+        "getattr(import_module(home.module), home.name)": TABLE,
+        "import_module(home.module)": TABLE,
+    },
     "energon/compat/megatron/finder.py": {
         "getattr(fallback, name)": TABLE,
         "getattr(import_module(home.module), home.name)": TABLE,

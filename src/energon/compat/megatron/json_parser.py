@@ -20,6 +20,7 @@ from typing import IO, Any, Literal, Self, TypeVar, Union
 
 from energon.allow import is_allowed
 from energon.compat.megatron.datasets.arguments import call_with
+from energon.compat.megatron.names import class_of
 from energon.errors import ConfigError
 from energon.formats.meta.jsonl import jsonl_index_path
 from energon.io.epath import EPath
@@ -160,7 +161,9 @@ class JsonParser:
         base = kind if isinstance(kind, type) else object
         # Where anything will do, a document may not choose from all classes of the program.
         kinds = () if base is object else (base,)
-        found = resolve_class(module, name, allow=self.allow, kinds=kinds, ours=_ours(base))
+        named = None if base is object else class_of(name, base)
+        ours = {} if named is None else {name: named}
+        found = resolve_class(module, name, allow=self.allow, kinds=kinds, ours=ours)
         if is_allowed("code", self.allow) and not (
             isinstance(found, type) and issubclass(found, base)
         ):
@@ -231,17 +234,6 @@ def to_json_object(obj: Any) -> Any:
     if isinstance(obj, list | tuple | set):
         return [to_json_object(each) for each in obj]
     return str(obj) if isinstance(obj, EPath | Path) else obj
-
-
-def _ours(base: type) -> dict[str, type]:
-    """Return the classes of energon that derive from a class, by name."""
-    found, waiting = {}, [base]
-    while waiting:
-        kind = waiting.pop()
-        if kind.__module__.startswith("energon.") and kind is not object:
-            found[kind.__name__] = kind
-            waiting += kind.__subclasses__()
-    return found
 
 
 def _is_bool(raw: Any, kind: type) -> bool:

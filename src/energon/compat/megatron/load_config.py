@@ -20,6 +20,7 @@ from energon.compat.megatron.datasets.webdataset import (
     defaults_of,
     opening_for,
 )
+from energon.compat.megatron.names import class_of
 from energon.errors import ConfigError, UnknownArgumentError
 from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
@@ -64,7 +65,9 @@ def load_config(
     written = dict(document)
     module, name = written.pop("__module__", None), written.pop("__class__", None)
     given = read_arguments(written, origin=origin, allow=allow)
-    kind: Any = default_type if name is None else _find(str(module), str(name), allow)
+    kind: Any = default_type
+    if name is not None:
+        kind = _find(str(module), str(name), allow, default_type)
     defaults = dict(default_kwargs or {})
     if isinstance(kind, type) and issubclass(kind, WebdatasetFactory):
         if not issubclass(kind, DecoderWebdatasetFactory):
@@ -75,10 +78,15 @@ def load_config(
     return found
 
 
-def _find(module: str, name: str, allow: Collection[str]) -> Any:
-    """Return the class of that name: a dataset class, a sample type, or one of the user."""
-    ours = _DATASET_CLASSES
-    return resolve_class(module, name, allow=allow, kinds=(Sample, DatasetClass), ours=ours)
+def _find(module: str, name: str, allow: Collection[str], default: Any) -> Any:
+    """Return the class of that name: a dataset class, a sample type, or one like the default."""
+    ours: dict[str, type] = _DATASET_CLASSES
+    kinds: tuple[type, ...] = (Sample, DatasetClass)
+    if isinstance(default, type) and default is not object:
+        kinds = (*kinds, default)
+        if name not in ours and (named := class_of(name, default)) is not None:
+            ours = {**ours, name: named}
+    return resolve_class(module, name, allow=allow, kinds=kinds, ours=ours)
 
 
 _DATASET_CLASSES: dict[str, type] = {

@@ -10,6 +10,7 @@ To add a name, add it to both tables: no other file has to change.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import NamedTuple
 
 HOMES: dict[str, str] = {
@@ -384,6 +385,16 @@ def names_of(module: str) -> dict[str, Home]:
         where, _, original = home.partition(":")
         found[name] = Home(f"energon.{where}", original) if home else _HOMES[name]
     return found
+
+
+def class_of(name: str, base: type) -> type | None:
+    """Return the class of energon that has a name in `megatron.energon`, if it derives from `base`.
+
+    Only our own modules are imported for it.
+    """
+    home = _HOMES.get(name)
+    found = None if home is None else getattr(import_module(home.module), home.name)
+    return found if isinstance(found, type) and issubclass(found, base) else None
 
 
 def is_package(module: str) -> bool:
