@@ -28,7 +28,7 @@ SAMPLE = sample(JPG=b"x" * 1500, json=json.dumps(ABOUT).encode(), left_png=b"", 
         *("has:jpg", "lacks:txt", "has:left.png", "jpg.size>1.4kB", "jpg.size<=1500", "", "  "),
         *("json.width>=640", "json.width<640.5", "json.label=cat", "json.label!=dog"),
         *("json.meta.tags.1=b", "json.ok=true", "json.none=null", "json.width!=wide"),
-        *("has:jpg json.width=640", "left.png.size=0"),
+        *("has:jpg json.width==640", "left.png.size=0"),
     ],
 )
 def test_matches(text):
@@ -48,7 +48,11 @@ def test_does_not_match(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["jpg", "has:", "json.a", "jpg.size>big", ">5", "json>5", "a.=1", "jpg.width>="]
+    "text",
+    [
+        *("jpg", "has:", "json.a", "jpg.size>big", ">5", "json>5", "a.=1", "jpg.width>="),
+        *("json.width>>3", "json.width=>3", "json.width<>3"),
+    ],
 )
 def test_what_makes_no_sense_is_refused(text):
     with pytest.raises(ConfigError, match="expected"):

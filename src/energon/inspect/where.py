@@ -24,7 +24,7 @@ from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
 _HAS = re.compile(r"(has|lacks):(.+)")
-_COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|<|>|=)(.*)")
+_COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|==|<|>|=)([^<>=].*|)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -33,6 +33,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "=": operator.eq,
+    "==": operator.eq,
     "!=": operator.ne,
 }
 _SYNTAX = (
@@ -80,7 +81,7 @@ def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
     if found is None:
         raise ConfigError(f"{term!r}: expected {_SYNTAX}")
     left, sign, wanted = found.groups()
-    if not wanted and sign not in ("=", "!="):
+    if not wanted and sign not in ("=", "==", "!="):
         raise ConfigError(f"{term!r}: expected a value after {sign}")
     steps = left.split(".")
     size = _size(wanted) if steps[-1] == "size" else None
