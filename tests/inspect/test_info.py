@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
+from energon.errors import ConfigError
 from energon.inspect.info import describe
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
@@ -131,6 +132,12 @@ def test_a_dataset_whose_code_is_not_allowed_is_described(tmp_path, monkeypatch)
     (tmp_path / "meta.yaml").write_text("splits:\n  train: {path: ds}\n")
     assert describe(tmp_path / "meta.yaml")["splits"]["train"]["samples"] == 1
     assert describe(tmp_path / "ds")["sample_type"] == "TextSample"
+
+
+def test_a_missing_description_that_was_named_is_an_error(tmp_path):
+    dataset = make_crude(tmp_path / "ds", [2])
+    with pytest.raises(ConfigError, match=r"nope.yaml is missing"):
+        describe(dataset, dataset_config="nope.yaml")
 
 
 def test_lines_of_a_jsonl_file_are_counted_and_measured(tmp_path):

@@ -185,6 +185,8 @@ def _sample_type(address: str, name: str) -> str | None:
     try:
         config = load_dataset_config(address, name)
     except ConfigError:
+        if name != "dataset.yaml":
+            raise  # someone has asked for it by name
         return None
     except EnergonError as error:
         return f"unreadable: {error}"
