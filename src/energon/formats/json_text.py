@@ -28,7 +28,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
     except RecursionError:
         raise _too_deep(origin) from None
     except ValueError as error:
-        raise FormatError(f"{origin}: {error}{more}") from error
+        raise FormatError(f"{origin}: is not JSON: {error}{more}") from error
     marks: tuple[Any, Any] = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     # Most documents have few brackets, which need not be followed.
     if sum(map(text.count, marks)) > DOCUMENT_DEPTH.value:

@@ -200,10 +200,11 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:
+    if error.errno != errno.EROFS and os.path.isfile(path) and not os.access(path, os.R_OK):
+        return StorageAccessError(f"{path}: {error.strerror}; make it readable for this user")
     return StorageAccessError(
-        f"{path}: {error.strerror}; the index of a shard is written next to it, so its folder "
-        "has to be "
-        "writable: change that, or prepare a folder with links to the shards"
+        f"{path}: {error.strerror}; its folder has to be writable: change that, or, for shards in "
+        "a read-only place, prepare a folder with links to them"
     )
 
 
