@@ -1,6 +1,6 @@
 """Cookers: functions that turn crude samples into samples.
 
-Beside the sample they get auxiliary data, the own dataset, and the cache.
+Besides the sample, they can receive auxiliary data, their own dataset, and the cache.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cooker(Generic[T]):
-    """A function that converts crude samples, and the datasets that it is for.
+    """A function that converts crude samples, and the datasets it applies to.
 
     The type argument is the type of the crude sample.
 
     Args:
         cook: Called with the crude sample; returns a sample or yields some.
         has_subflavors: The subflavors that a dataset must have, with these values; None or
-            empty fits every dataset.
+            empty applies to every dataset.
 
     Example:
         >>> from energon import CaptioningSample, DefaultTaskEncoder, basic_sample_keys
@@ -54,16 +54,16 @@ class Cooker(Generic[T]):
 
     @property
     def need_primary(self) -> bool:
-        """Whether the function gets the files of its own dataset by name, see `cooker`."""
+        """Whether the function receives the files of its own dataset by name, see `cooker`."""
         return getattr(self.cook, "__need_primary__", False)
 
     @property
     def need_cache(self) -> bool:
-        """Whether the function gets the cache pool of the loader, see `cooker`."""
+        """Whether the function receives the cache pool of the loader, see `cooker`."""
         return getattr(self.cook, "__need_cache__", False)
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Return whether this cooker is for datasets with these `subflavors`."""
+        """Return whether this cooker applies to datasets with these `subflavors`."""
         found = subflavors or {}
         wanted = self.has_subflavors or {}
         return all(key in found and found[key] == value for key, value in wanted.items())
@@ -72,7 +72,7 @@ class Cooker(Generic[T]):
 def find_cooker(
     cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any], *, dataset: str
 ) -> Cooker[Any]:
-    """Return the first cooker that is for `dataset`, which has these `subflavors`.
+    """Return the first cooker that applies to `dataset`, which has these `subflavors`.
 
     Raises:
         ConfigError: If there is none.
@@ -91,7 +91,7 @@ def find_cooker(
 
 
 def is_generator_function(function: Any) -> bool:
-    """Return whether a function yields, also if it is wrapped, bound or an object to call."""
+    """Return whether a function yields, looking through wrappers, methods and callable objects."""
     if not callable(function):
         function = getattr(function, "__func__", None)  # a staticmethod or classmethod
     if function is None:
@@ -109,13 +109,13 @@ def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[
 def cooker(
     fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False
 ) -> F | Callable[[F], F]:
-    """Mark a function for a `Cooker`, and set what it gets besides the sample and auxiliary data.
+    """Mark a function for a `Cooker`, and choose what it receives besides sample and aux data.
 
     Args:
         fn: The function, when used as `@cooker`.
-        need_cache: Whether it gets the cache pool of the loader, as argument `cache`.
-        need_primary: Whether it gets all files of the sample's own dataset by name, as argument
-            `primary`: a `PrimaryFileStore`, to which ".jpg" is that part of the sample.
+        need_cache: Whether to pass the cache pool of the loader, as `cache`.
+        need_primary: Whether to pass all files of the sample's own dataset by name, as `primary`:
+            a `PrimaryFileStore`, in which ".jpg" is that part of the sample.
 
     Example:
         >>> from energon import TextSample, basic_sample_keys
@@ -151,22 +151,22 @@ def stateless(
     failure_rate: float | None = None,
     error_handler: ErrorHandler | None = None,
 ) -> F | Callable[[F], F]:
-    """Mark a hook, and set how it is run. Every hook is expected to be a function of its sample.
+    """Mark a hook, and set how it runs. Every hook is expected to be a function of its sample.
 
     Args:
         fn: The hook, when used as `@stateless`.
         restore_seeds: Whether to seed `random`, numpy and torch for each call from the address
-            of the sample, so that even a single sample can be restored exactly. Without it
-            they are seeded once a batch.
-        failure_tolerance: How many failures in a row end the run, 0 for never; None for that of
-            the task encoder.
-        failure_rate: Which share of the samples may fail, 0 to 1, judged in each worker from
-            1,000 samples on; None for that of the task encoder.
-        error_handler: Called as `error_handler(exception, sample, sources)` for each failure
-            that is tolerated; None for that of `WorkerConfig`.
+            of the sample, so that a single sample can be restored exactly. By default they are
+            seeded once per batch.
+        failure_tolerance: How many consecutive failures end the run, 0 for never; None for the
+            task encoder's.
+        failure_rate: The share of samples that may fail, 0 to 1, checked in each worker from
+            1,000 samples on; None for the task encoder's.
+        error_handler: Called as `error_handler(exception, sample, sources)` for each tolerated
+            failure; None for that of `WorkerConfig`.
 
     Raises:
-        ConfigError: If a tolerance is negative, or a rate is not a share.
+        ConfigError: If a tolerance is negative, or a rate is not between 0 and 1.
 
     Example:
         >>> import random
@@ -202,8 +202,8 @@ class CookerArguments:
 
     Args:
         stores: Auxiliary data, by the names in the metadataset.
-        primary: All files of the leaf's dataset; None if the cooker does not want them.
-        need_cache: Whether the cooker wants the cache pool.
+        primary: All files of the leaf's dataset; None if the cooker does not need them.
+        need_cache: Whether the cooker needs the cache pool.
     """
 
     stores: Mapping[str, FileStore[Any]] = field(default_factory=dict)
@@ -231,10 +231,11 @@ def cooker_arguments(
     decoder: FileStoreDecoder | None,
     dataset: str,
 ) -> CookerArguments:
-    """Return what `cooker` gets for the samples of a dataset, its files decoded.
+    """Return the keyword arguments of `cooker` for the samples of a dataset.
 
     Raises:
-        ConfigError: If the cooker does not take what the metadataset and its marks give it.
+        ConfigError: If the cooker does not accept the arguments that the metadataset and its
+            marks call for.
     """
     if decoder is not None and getattr(decoder, "is_random", False):
         # Decoded files are cached, and several samples may ask for one.
@@ -261,7 +262,7 @@ def cooker_arguments(
 
 
 def _check_signature(cooker: Cooker[Any], names: list[str], dataset: str) -> None:
-    """Complain now about what would fail for every sample."""
+    """Raise an error now for a call that would fail for every sample."""
     try:
         signature = inspect.signature(cooker.cook)
     except (TypeError, ValueError):
@@ -273,16 +274,16 @@ def _check_signature(cooker: Cooker[Any], names: list[str], dataset: str) -> Non
         given = ", ".join(names) or "nothing"
         raise ConfigError(
             f"{dataset}: cooker {name}{signature} is called with the sample and {given}: {error}. "
-            "It gets an argument for each `aux` of the metadataset, and those that "
-            "@cooker(need_primary=..., need_cache=...) asks for"
+            "It receives an argument for each `aux` of the metadataset, and those requested by "
+            "@cooker(need_primary=..., need_cache=...)"
         ) from error
 
 
 def note_sources(cooked: Any, crude: Any) -> Any:
-    """Return what a cooker made of `crude`, with all that it has read from stores noted in it.
+    """Return a cooked sample, with all files read from stores among its sources.
 
-    Cookers take over the sources of the crude sample before they read from stores or after, as
-    the arguments of a constructor happen to stand.
+    Cookers copy the sources of the crude sample before or after reading from stores, depending on
+    the order of a constructor's arguments.
     """
     if type(cooked) is GeneratorType:
         return (note_sources(each, crude) for each in cooked)

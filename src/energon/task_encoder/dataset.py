@@ -1,4 +1,4 @@
-"""What the getters return: a pipeline with its plan, ready to be given to a loader."""
+"""What the getters return: a pipeline with its plan, ready for a loader."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def mix_report(
     counts: Mapping[str, int],
     sample_bytes: Sequence[float],
 ) -> dict[str, Any]:
-    """Return for each leaf what some lanes have drawn from it; nothing is gone through for it.
+    """Return what some lanes have drawn from each leaf, computed without iterating.
 
     Args:
         recipe: The order.
-        lanes: How many lanes the run has.
-        states: Where the lanes are that are asked for; None at the beginning.
+        lanes: Number of lanes of the run.
+        states: Positions of the lanes in question; None at the beginning.
         counts: Statistics of hooks by name.
-        sample_bytes: Bytes of a sample of each leaf, on average.
+        sample_bytes: Average size of a sample of each leaf.
     """
     plan = recipe(lanes)
     drawn = np.zeros(len(recipe.leaves))
@@ -67,7 +67,7 @@ def mix_report(
 
 
 def _sample_tokens(recipe: PlanRecipe) -> dict[int, float]:
-    """Return the tokens of a sample, by leaf, where the metadataset says how many there are."""
+    """Return the average tokens per sample, for leaves whose tokens the metadataset gives."""
     found: dict[int, float] = {}
     for source, tokens in _sizes(recipe.mix) if recipe.mix else ():
         leaves = recipe.blend_sources[source]
@@ -102,9 +102,9 @@ log = logging.getLogger("energon")
 
 @dataclass(frozen=True, repr=False)
 class SavableDataset(IterableLanes, Dataset[Any]):
-    """A pipeline from the samples of some leaves to batches. Give it to a loader.
+    """A pipeline from the samples of some leaves to batches. Pass it to a loader.
 
-    Immutable and without a position: any number of loaders may share one. Wrappers can be put
+    Immutable and without a position: any number of loaders may share one, and wrappers may be put
     around it. Iterating over it yields the batches of this rank from the beginning, in this
     process.
 
@@ -114,15 +114,15 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         worker_config: Rank and workers.
         batch_size: Samples (or packs) of a batch; None yields them one by one.
         packing_buffer_size: Samples that are divided into packs together; None does not pack.
-        reader: Reads the samples; knows where each one lies.
-        data: For each leaf, what a saved state must find unchanged.
+        reader: Reads the samples, and locates them.
+        data: For each leaf, what identifies its samples: a saved state must match it.
         virtual_epoch_length: Batches of each rank after which an epoch ends; 0 never ends it.
         restart: Whether each pass starts from the beginning (validation) or continues.
-        batch_drop_last: Whether a batch that is not full does not count in the length.
-        batch_rows: How many rows every batch takes, unless hooks skip some; None if that differs.
+        batch_drop_last: Whether the length excludes a batch that is not full.
+        batch_rows: Rows per batch, unless hooks skip some; None if batches differ.
         grouping: Whether samples wait for others of their group.
-        read_from: What a training run reads, for commands that open its states: `path`, `split`,
-            and `dataset_config`, `split_config` and `exclude_from` if they were given.
+        read_from: The source of a training run, for commands that open its states: `path`,
+            `split`, and `dataset_config`, `split_config` and `exclude_from` if given.
 
     Example:
         >>> from energon import WorkerConfig, get_train_dataset
@@ -155,7 +155,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             )
 
     def _repr_html_(self) -> str:
-        """Return what it reads and how as a table, for notebooks."""
+        """Return a table of its settings, for notebooks."""
         from energon.samples.notebook import safe_html, table_html
 
         leaves = [
@@ -238,7 +238,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return ChangesDataset(self.stage, self._plan_of(lane.lanes), len(self.plan.past))
 
     def _plan_of(self, lanes: int) -> Plan:
-        """Return the plan; the same one each time, for all that it finds out."""
+        """Return the plan, always the same object, which caches what it computes."""
         known = self.__dict__.setdefault("_plans", {})
         if lanes not in known:
             known[lanes] = self.plan(lanes)
@@ -261,7 +261,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self.stage.restore(lane, key)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return how many batches a lane has at most; None means no end."""
+        """Return the maximum number of batches of a lane; None means no end."""
         return self.stage.num_items(lane, lanes)
 
     def state_after(self, batches: int) -> State | None:
@@ -274,21 +274,21 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     @cached_property
     def _endless_start(self) -> State | None:
-        """The state of any lane before its first batch, where only its row will change."""
+        """The state of a lane before its first batch, in which only the row differs later."""
         if self.batch_rows is None or self.plan.past or self.num_batches(0, 1) is not None:
             return None
         return self.open_lane(Lane(0, 1)).state_dict()
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
-        """Return which sample comes at a row of a lane: its key, shard and offset, in words.
+        """Return in words the sample at a row of a lane: its key, shard and offset.
 
-        Never fails on account of the data, since messages about failures are made of this.
+        Never fails because of the data, since messages about failures contain it.
 
         Args:
-            lane: Which lane.
-            lanes: Of how many.
-            row: Which row.
-            state: Any state of the lane, which tells where its mix was changed.
+            lane: Number of the lane.
+            lanes: Number of lanes of the run.
+            row: The row.
+            state: Any state of the lane, which records where its mix was changed.
         """
         plan = self.plan(lanes)
         if self.plan.past:
@@ -304,8 +304,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         """Return the achieved mix of some lanes, by dataset, as JSON.
 
         Args:
-            lanes: How many lanes the run has.
-            states: Where the lanes are that are asked for; None at the beginning.
+            lanes: Number of lanes of the run.
+            states: Positions of the lanes in question; None at the beginning.
             counts: Statistics of hooks by name.
         """
         return mix_report(
@@ -325,14 +325,14 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     ) -> Any:
         """Recreate the batch, pack or sample with this restore key.
 
-        Read again from the data, wherever it was in the run, by the same hooks.
+        It is read again from the data by the same hooks, whatever its place in the run.
 
         Args:
-            restore_key: The `__restore_key__` of a batch returns the batch. That of a sample
-                returns the sample as it is before packing and batching.
-            lanes: How many lanes the run has; None for that of the worker config. This and
-                `states` are for the numbers that hooks may ask for.
-            states: Where the lanes are that are known.
+            restore_key: The `__restore_key__` of a batch returns the batch; that of a sample
+                returns the sample as it was before packing and batching.
+            lanes: Number of lanes of the run; None for the worker config's. Only the numbers that
+                hooks can request depend on this and `states`.
+            states: Known positions of lanes.
 
         Raises:
             StateError: If there is no such key, or a hook skips the sample.
@@ -356,9 +356,9 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return restored
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return all that decides the order, as JSON: a state fits only where it is equal.
+        """Return everything that determines the order, as JSON; a state requires it to be equal.
 
-        But for `run`, which is for those who look at a state.
+        Only `run` is informational.
         """
         run = {**self.read_from, "world_size": self.worker_config.world_size}
         return {**self.config(lanes), **({"run": run} if self.read_from else {})}
@@ -385,11 +385,11 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def continuing(self, fingerprint: Mapping[str, Any]) -> SavableDataset:
         """Return this pipeline for a run that was saved with `fingerprint`.
 
-        Its lanes share samples as they did. If the mix was another one, it ends where the lanes
-        were read to, and that of this pipeline begins there.
+        Its lanes share samples as they did. If the mix was a different one, it ends at the present
+        positions of the lanes, where that of this pipeline begins.
 
         Raises:
-            StateError: If epochs could not continue with this mix.
+            StateError: If epochs cannot continue with this mix.
         """
         changed = replace(self, plan=self.plan.continuing(fingerprint))
         if inexact := changed._breaks_epochs(fingerprint):
@@ -408,9 +408,9 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         It begins with the first row that no lane of a stream has read.
 
         Args:
-            fingerprint: What the run was saved with.
-            states: Of the lanes that are known; None at the beginning.
-            lanes: How many lanes the run has in all.
+            fingerprint: The fingerprint in the state.
+            states: States of the known lanes; None at the beginning.
+            lanes: Number of lanes of the run.
 
         Raises:
             StateError: If lanes are missing that share a stream with one of these.
@@ -422,20 +422,20 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
 
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the differences after which epochs that have begun are not exact."""
+        """Return the differences that make epochs in progress inexact."""
         present = self.fingerprint(self.default_lanes)
         names = ("kind", "seed", "repeat", "stripe", "shuffle_window", "packing_buffer_size")
         found = [name for name in names if saved.get(name) != present.get(name)]
         before, now = saved.get("leaves"), present["leaves"]
         if isinstance(before, Mapping):
-            # In a blend datasets come and go, in a line each has its place.
+            # A blend may gain and lose datasets; in a line each has its place.
             uids = before.keys() & now.keys() if self.plan.kind == "blend" else {*before, *now}
             found += [f"leaves.{uid}" for uid in sorted(uids) if before.get(uid) != now.get(uid)]
         return found
 
 
 def _at_row(state: State, row: int) -> State:
-    """Return the state of a lane in which nothing waits, at another row."""
+    """Return the state of a lane at another row, with nothing pending."""
     return {
         name: row
         if name in ("row", "read")

@@ -1,9 +1,8 @@
-"""Datasets that a class of the program opens: what `__class__` in a `dataset.yaml` names.
+"""Datasets opened by a class of the program, named by `__class__` in a `dataset.yaml`.
 
-The classes that come with energon are a table, and a document that names one of them never gets
-here. Any other has to derive from `DatasetClass`, and to be defined or imported by the program.
-What it opens takes part in blends, orders and states like every other dataset: it says which
-samples there are, and how the bytes of one are decoded.
+Documents that name a class of energon never get here. Any other class has to derive from
+`DatasetClass`, and to be defined or imported by the program. Its datasets take part in blends,
+orders and states like all others: the class determines the samples and how they are decoded.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from energon.worker import WorkerConfig
 
 @dataclass(frozen=True)
 class SampleLoading:
-    """How the samples of a dataset are made of the bytes of their parts.
+    """How the samples of a dataset are made from the bytes of their parts.
 
     Args:
-        sample_type: What they become; None for crude samples, which are left to cookers.
-        field_map: Makes the fields of `sample_type`.
+        sample_type: Their type; None for crude samples, which are left to cookers.
+        field_map: Maps parts to the fields of `sample_type`.
         decoder: Decodes the parts.
-        load: Makes typed samples, instead of all that.
+        load: Makes typed samples, in place of the other three.
     """
 
     sample_type: type | None = None
@@ -43,7 +42,7 @@ class SampleLoading:
 
 
 class DatasetClass:
-    """What a class derives from that a `dataset.yaml` may name with `__class__`.
+    """Base of the classes that a `dataset.yaml` may name with `__class__`.
 
     Attributes:
         source: The samples, by number.
@@ -53,11 +52,11 @@ class DatasetClass:
 
     @classmethod
     def open_dataset(cls, opening: DatasetOpening) -> Self:
-        """Return the dataset of a document, opened."""
+        """Open the dataset of a document."""
         raise NotImplementedError
 
     def dataset_config(self) -> DatasetConfig:
-        """Return what it says of its order and its subflavors."""
+        """Return its configuration: order and subflavors."""
         raise NotImplementedError
 
     def sample_loading(self) -> SampleLoading:
@@ -67,13 +66,13 @@ class DatasetClass:
 
 @dataclass(frozen=True)
 class DatasetCall:
-    """For what datasets are opened, which the dataset classes of a program may ask.
+    """The call that opens datasets, which dataset classes of a program may inspect.
 
     Args:
-        training: Whether it is for training, or for validation.
-        worker_config: Who loads them; None where nobody does, as in commands.
-        settings: More that the dataset is opened with, like `max_samples_per_sequence`, where
-            neither its document nor its class says anything else.
+        training: Whether it is for training or for validation.
+        worker_config: Rank and workers; None if nothing is loaded, as in commands.
+        settings: Defaults for settings such as `max_samples_per_sequence`, used unless the
+            document or the class sets them.
     """
 
     training: bool = False
@@ -81,10 +80,10 @@ class DatasetCall:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, opening: DatasetOpening) -> DatasetClass | None:
-        """Return the dataset, if a class of the program opens it; None for all others.
+        """Open the dataset if a class of the program does that; return None for all others.
 
         Raises:
-            ConfigError: If the document names a class that is none, or that fails.
+            ConfigError: If the document names something else than a dataset class, or it fails.
             SecurityError: If it names what the program has neither defined nor imported.
         """
         named = opening.config.dataset_class
@@ -104,11 +103,11 @@ class DatasetOpening:
     """One dataset that is about to be opened.
 
     Args:
-        leaf: What a document says of it.
-        exclude: Keys of samples that are left out beside what its splits say.
-        pool: Where files are opened that all datasets of a run share; None makes one.
-        allow: What the data may do, see `get_train_dataset`.
-        call: For what it is opened.
+        leaf: The leaf of the document.
+        exclude: Keys to exclude in addition to those of its splits.
+        pool: The pool of open files that all datasets of a run share; None creates one.
+        allow: Permissions of the data, see `get_train_dataset`.
+        call: The call that opens it.
     """
 
     leaf: Leaf
@@ -119,5 +118,5 @@ class DatasetOpening:
 
     @cached_property
     def config(self) -> DatasetConfig:
-        """What its own description says."""
+        """Its own description."""
         return kind_named(self.leaf.kind).config(self.leaf)

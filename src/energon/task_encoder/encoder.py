@@ -1,4 +1,4 @@
-"""The hooks with which a user says what happens to samples."""
+"""The hooks by which a user defines what happens to samples."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class HookMethod:
     """A hook of a task encoder, as the recipe needs it.
 
     Args:
-        function: What is called.
-        marked: What `stateless` marked, which says how the hook is run; mostly the function.
+        function: The function to call.
+        marked: The object marked by `stateless`, which determines how the hook runs; usually the
+            function itself.
         overridden: Whether it does anything: a hook that does not adds no stage.
         may_yield: Whether one input may become several outputs.
     """
@@ -48,20 +49,20 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """The hooks that turn samples into batches. Subclass it and override those that you need.
 
     A sample passes `cook_crude_sample` (crude datasets only), `encode_sample`, `batch` and
-    `encode_batch`, in this order. Where samples are packed it passes `preencode_sample` (or
-    `encode_sample`), `select_samples_to_pack`, `postencode_sample` and `pack_selected_samples`
-    before `batch`. Hooks are functions of their argument: they may run in any
-    worker, again after a restore, and out of order. A hook may raise `SkipSample`, and yield
-    several results or none where its text says so. One that is not overridden costs nothing.
+    `encode_batch`, in this order. With packing it passes `preencode_sample` (or `encode_sample`),
+    `select_samples_to_pack`, `postencode_sample` and `pack_selected_samples` before `batch`.
+    Hooks are functions of their argument: they may run in any worker, again after a restore, and
+    out of order. A hook may raise `SkipSample`; hooks that "may be a generator" may also yield any
+    number of results. A hook that is not overridden costs nothing.
 
     Attributes:
         cookers: For crude datasets, tried in order. Without any, crude samples are passed on
             as they are.
         decoder: Decodes the parts of samples; None leaves them as bytes.
-        __default_failure_tolerance__: How many failures of a hook in a row end the run, unless the
-            hook sets its own; 0 for never.
-        __default_failure_rate__: Which share of the samples a hook may fail on, judged in each
-            lane from 1,000 samples on; None for any.
+        __default_failure_tolerance__: How many consecutive failures of a hook end the run, unless
+            the hook sets its own; 0 for never.
+        __default_failure_rate__: The share of samples a hook may fail on, checked in each lane
+            from 1,000 samples on; None for any.
 
     Example:
         >>> from energon import WorkerConfig, get_val_dataset
@@ -85,7 +86,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     __default_failure_rate__: float | None = None
 
     def cook_crude_sample(self, sample: Any, cooker: Cooker[Any], aux: dict[str, Any]) -> Any:
-        """Return the sample that `cooker` makes of a crude one."""
+        """Return the sample that `cooker` makes from a crude one."""
         return cooker.cook(sample, **aux)
 
     def encode_sample(self, sample: T_sample) -> T_encoded_sample:
@@ -103,30 +104,30 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def select_samples_to_pack(
         self, samples: list[T_sample]
     ) -> Sequence[Sequence[T_sample]] | Selection:
-        """Return the groups of samples of a window that are packed together.
+        """Divide the samples of a window into packs.
 
         Args:
-            samples: As many as `packing_buffer_size`; fewer where data end.
+            samples: As many as `packing_buffer_size`; fewer at the end of the data.
 
         Returns:
             Lists of samples, one for each pack; or a `Selection`, which can carry samples over
-            to the next window. Samples in neither are left out.
+            to the next window. Samples in neither are dropped.
         """
         raise NotImplementedError
 
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
-        """Return one sample made of those that were selected. May be a generator."""
+        """Combine the samples of a pack into one. May be a generator."""
         raise NotImplementedError
 
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
         """Return the group whose samples share batches, and its batch size.
 
-        None as size is the `batch_size` of the dataset.
+        A size of None stands for the `batch_size` of the dataset.
         """
         return None, None
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Return the batch of some samples. May be a generator."""
+        """Combine samples into a batch. May be a generator."""
         return self._batch(samples)  # type: ignore[no-any-return]
 
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
@@ -137,13 +138,13 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def current_batch_index(self) -> int:
         """Number of the batch of the current hook call, counted over all ranks.
 
-        The same on every topology and after every restore. Of samples that wait for packing or
-        in a group, it is the number of the batch that was made meanwhile; of those that a
-        generator yields, that of the batch for which it began.
+        The same on every topology and after every restore. While samples wait for packing or in a
+        group, it is the number of the batch being made at that time; for the outputs of a
+        generator, that of the batch for which it started.
 
         Raises:
-            ConfigError: If no hook is running, or a sample is restored on its own from a pipeline
-                whose batches take any number of samples.
+            ConfigError: If no hook is running, or a single sample is restored from a pipeline
+                whose batches take varying numbers of samples.
         """
         return active_batch_number()
 
@@ -151,7 +152,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def current_sample_index(self) -> int:
         """Number of the sample of the current hook call, counted over all ranks.
 
-        In the hooks of packs and batches, that of their first sample. The same on every
+        In the hooks of packs and batches, it is that of their first sample. The same on every
         topology, after every restore and in `restore_sample`.
 
         Raises:
@@ -161,11 +162,11 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def current_rng(self) -> np.random.Generator:
-        """Random generator for the current hook call: the same whenever its sample is made again.
+        """Random generator for the current hook call, reproducible for its sample.
 
-        Seeded by the run, the hook, and the sample with its epoch (for packs and batches, that of
-        their first sample). Unlike the global generators it costs nothing where it is not used,
-        and threads do not share it.
+        Seeded by the run, the hook, and the sample with its epoch (for packs and batches, their
+        first sample). Unlike the global generators, it costs nothing unless used, and is not
+        shared by threads.
 
         Raises:
             ConfigError: If no hook is running.
@@ -178,9 +179,9 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         return active_pool()
 
     def assemble(self, recipe: Recipe) -> Any:
-        """Return the pipeline of a run, which the dataset getters hand to the caller.
+        """Return the pipeline of a run, as the dataset getters return it.
 
-        Override it to put stages of your own between those of the recipe or around them.
+        Override it to add stages of your own between or around those of the recipe.
 
         Args:
             recipe: Opened datasets, their order, and the steps from samples to batches.
@@ -188,7 +189,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         return recipe.pipeline()
 
     def _hook_method(self, name: str) -> HookMethod:
-        """Return the hook of this name, and how it is run."""
+        """Return the hook of this name, and how it runs."""
         function = getattr(self, name)
         spaces = (vars(self), *map(vars, type(self).__mro__))
         return HookMethod(
@@ -205,16 +206,16 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         actions: dict[str, Callable[[list[Any]], Any]] | None = None,
         default_action: Callable[[list[Any]], Any] = generic_batch,
     ) -> Any:
-        """Return `samples` as one object: tensors stacked and padded, the rest as lists.
+        """Collate `samples`: tensors are stacked and padded, other values become lists.
 
-        Types that say with `from_samples` what a batch of them is decide that themselves.
+        Types with `from_samples` are collated by that.
 
         Args:
             samples: At least one, all of the same type: dataclasses, named tuples or dicts.
-            result_type: What to return; None for the type of the samples. Fields that it does
-                not have are left out.
-            actions: What makes the list of a field's values a batch, by field.
-            default_action: The same for all other fields.
+            result_type: Type of the result; None for that of the samples. Fields that it lacks
+                are dropped.
+            actions: By field, the function that collates the list of its values.
+            default_action: The function for all other fields.
         """
         first = samples[0]
         plain = not actions and default_action is generic_batch
@@ -241,11 +242,11 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """A task encoder that works as it is: samples are batched field by field.
+    """A task encoder that is usable as is: it batches samples field by field.
 
     Args:
-        encoded_sample_type: Type to convert samples to before batching: a dataclass, a named tuple
-            or dict, filled by field name; None leaves them unchanged.
+        encoded_sample_type: Type to convert samples to before batching, by field names: a
+            dataclass, a named tuple or dict; None leaves them unchanged.
         raw_batch_type: What `batch` returns; None for the type of the samples.
         batch_type: What `encode_batch` returns; None leaves batches as they are.
 
@@ -280,20 +281,20 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         self._batch_type = batch_type
 
     def encode_sample(self, sample: T_sample) -> T_encoded_sample:
-        """Return `sample` as `encoded_sample_type`."""
+        """Convert `sample` to `encoded_sample_type`."""
         return convert(sample, self._encoded_sample_type)  # type: ignore[no-any-return]
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Return `samples` as one `raw_batch_type`."""
+        """Collate `samples` to a `raw_batch_type`."""
         return self._batch(samples, self._raw_batch_type)  # type: ignore[no-any-return]
 
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        """Return `batch` as `batch_type`."""
+        """Convert `batch` to `batch_type`."""
         return convert(batch, self._batch_type)  # type: ignore[no-any-return]
 
 
 def overrides(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
-    """Return whether `hook` of `encoder` does anything of its own."""
+    """Return whether `encoder` overrides `hook`."""
     if hook in vars(encoder):
         return True
     function = getattr(type(encoder), hook)
@@ -311,7 +312,7 @@ def overrides(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
 
 
 def convert(value: Any, target: type | None) -> Any:
-    """Return `value` as a `target`, taking over the fields that both have; None is not a target."""
+    """Convert `value` to `target` by the fields that both have; None leaves it unchanged."""
     if target is None or type(value) is target:
         return value
     names = field_names(type(value)) or (list(value) if isinstance(value, dict) else [])

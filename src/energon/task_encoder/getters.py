@@ -1,4 +1,4 @@
-"""Get a dataset: from a path to a pipeline that a loader takes."""
+"""The getters: from a path to a pipeline for a loader."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ def get_train_dataset(
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
         split_part: The split to read.
-        worker_config: Who loads it, its lanes and seed.
+        worker_config: Rank, workers, lanes and seed.
         batch_size: Samples per batch; None yields samples.
         batch_drop_last: Whether to drop a last, smaller batch (only if the data end).
-        packing_buffer_size: Samples of a lane that are divided into packs together, by the
-            hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
-        shuffle_buffer_size: Rows of a lane that are permuted together after blending. No
-            buffer exists: the order is computed. None or 0 for none.
+        packing_buffer_size: Number of samples of a lane that the hooks `select_samples_to_pack`
+            and `pack_selected_samples` divide into packs at a time; None does not pack.
+        shuffle_buffer_size: Rows of a lane that are permuted together after blending. There is no
+            actual buffer: the order is computed. None or 0 for none.
         max_samples_per_sequence: How many consecutive samples are read together (a slice);
             1 shuffles globally; None chooses by the size of samples.
         virtual_epoch_length: Batches of each rank after which a `for` loop ends; 0 for never.
         shuffle_over_epochs_multiplier: 1 shuffles each epoch on its own, m over m epochs, -1
             draws with replacement, None keeps the order of the data.
-        parallel_shard_iters: Slices of a dataset that are open at a time in a lane; None for
-            16.
+        parallel_shard_iters: Slices of a dataset open at a time in a lane; None for 16.
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
             batches of one dataset; None for the setting of the metadataset, or samples.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
-        repeat: Whether the data start again at their end. A weighted blend has no end, unless all
-            of its entries have `max_epochs`; then it always ends.
+        repeat: Whether to start again at the end of the data. A weighted blend never ends, unless
+            all of its entries have `max_epochs`; then it always ends.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Labels of the samples, which override those of the datasets.
@@ -132,7 +131,7 @@ def get_val_dataset(
 ) -> SavableDataset:
     """Return the validation pipeline: each sample once, in the order of the datasets.
 
-    Weights and repetitions do not count. Every pass starts from the beginning.
+    Weights and repetitions are ignored. Every pass starts from the beginning.
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
