@@ -1,7 +1,7 @@
-"""Apply user hooks to what a stage draws: to single items, or to lists of them.
+"""Apply user hooks to the items that a stage draws, one by one or in lists.
 
-The position is that of what is drawn from, and for a hook that yields several outputs for one
-input, the number of outputs already given.
+The position is that of the stage below and, if a hook yields several outputs for one input, the
+number of outputs already returned.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OUTPUTS = {"given": int, "batch": int | None}
 
 
 class ApplyIterator(DatasetIterator[Any]):
-    """Draws inputs from `inner`, runs hooks on them, yields the outputs. Stages say how to draw."""
+    """Draws inputs from `inner`, runs hooks on them, yields the outputs. Subclasses draw."""
 
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict}
     """What `_position` returns; how many outputs were given is added to it."""
     yields_batches = False
-    """Whether each output is a batch, instead of one of the items that make it."""
+    """Whether each output is a batch rather than an item of one."""
 
     def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
         self.inner = inner
@@ -62,7 +62,7 @@ class ApplyIterator(DatasetIterator[Any]):
                 return output
 
     def _begin(self) -> Any:
-        """Draw an input for the batch that it was drawn for the first time."""
+        """Draw an input on behalf of the batch for which it was first drawn."""
         self.batch, self.next_batch = self.next_batch, None
         if self.batch is None:
             self.batch = self.lane.present.batch
@@ -109,7 +109,7 @@ class ApplyIterator(DatasetIterator[Any]):
             self._give_again(given)
 
     def _give_again(self, given: int) -> None:
-        """Make those outputs of the next input again that have been given."""
+        """Make the outputs of the next input that were already returned once more."""
         present, batch = self.lane.present, self.next_batch
         self.before = self._position()
         output = self._begin()
@@ -143,11 +143,11 @@ class ApplyIterator(DatasetIterator[Any]):
         """Return the output of hooks for `argument`, or the first, or SKIPPED.
 
         Args:
-            argument: What the first hook gets.
+            argument: Argument of the first hook.
             runners: Run the hooks, one after another.
             address: Seeds their random numbers.
-            key: Returns the restore key of `argument`, when a hook is a generator: its outputs
-                get it with a number.
+            key: Returns the restore key of `argument` if a hook is a generator: its outputs carry
+                that key with a number appended.
         """
         for done, runner in enumerate(runners, start=1):
             argument = runner(argument, address)
@@ -234,13 +234,13 @@ def apply_again(
     """Return one output of `hooks` for `argument`, and the numbers that are left.
 
     Args:
-        argument: What the first hook gets.
+        argument: Argument of the first hook.
         hooks: Applied one after another.
-        lane: Where they are run.
+        lane: The lane to run them in.
         address: Seeds their random numbers, as it did the first time.
         key: The restore key of `argument`.
-        subs: For each hook that yields several outputs the number of the wanted one, and
-            whatever later stages appended.
+        subs: For each hook that yields several outputs the number of the requested one, followed
+            by whatever later stages appended.
         yields_batches: Whether each of several outputs is a batch.
 
     Raises:
@@ -248,7 +248,7 @@ def apply_again(
         StateError: If a hook no longer yields this output.
     """
     for hook in hooks:
-        # Whoever asks for a certain sample wants to see why it fails.
+        # A request for a certain sample should show why it fails.
         strict = replace(hook, tolerance=0, rate=None, handler=reraise_exception)
         output = HookRunner(strict, lane)(argument, address)
         if type(output) is GeneratorType:

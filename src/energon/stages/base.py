@@ -1,8 +1,8 @@
 """The contract of every pipeline stage.
 
-A stage is two small classes. The *dataset* says what to do: it is immutable, can be pickled
-to any worker, and has no position. The *iterator* is the position: it lives in one lane, and
-all it knows can be saved as plain data.
+A stage is two small classes. The *dataset* describes what to do: it is immutable, can be pickled
+to any worker, and has no position. The *iterator* is the position: it belongs to one lane, and
+all of its state can be saved as plain data.
 
     dataset = BatchDataset(samples, batch_size=8)
     batches = dataset.open(lane)
@@ -15,9 +15,9 @@ Stages are iterators, never generators: a generator keeps its position on the ca
 where nobody can save it. Positions are addresses (rows of the plan and sub-numbers), never
 contents, so a state is small and restoring reads only what comes next.
 
-There are two ways to get a single item again. Its *place* says where it is in the lane; a
-stage that holds items back saves the places of these. Its *restore key* says where it came
-from in the data, and does not depend on lanes.
+There are two ways to make a single item again. Its *place* locates it in the lane; a stage that
+holds items back saves their places. Its *restore key* locates it in the data, independently of
+lanes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StateKind = type | UnionType
 
 @dataclass(frozen=True)
 class Dataset(Generic[T_co]):
-    """What a stage does. Subclasses add their parameters and the dataset they read."""
+    """The description of a stage. Subclasses add their parameters and the dataset they read."""
 
     def open(self, lane: Lane, state: State | None = None) -> DatasetIterator[T_co]:
         """Start reading in `lane`, at the beginning or where `state` was saved.
@@ -64,22 +64,22 @@ class Dataset(Generic[T_co]):
         raise NotImplementedError
 
     def num_items(self, lane: int, lanes: int) -> int | None:
-        """Return how many items lane `lane` of `lanes` yields at most; None means no end."""
+        """Return the maximum number of items of lane `lane` of `lanes`; None means no end."""
         raise NotImplementedError
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        """Return the items at some places of `lane`, or SKIPPED for what now fails."""
+        """Return the items at some places of `lane`, with SKIPPED for those that now fail."""
         return [next(self.open(lane, place)) for place in places]
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        """Make the item with this restore key again, wherever it was.
+        """Make the item with this restore key again, whatever its place.
 
         Args:
-            lane: What hooks are run in.
-            key: A key, of which later stages may have appended numbers of their own.
+            lane: The lane to run hooks in.
+            key: A key, to which later stages may have appended numbers.
 
         Returns:
-            The item, and what is left of the key.
+            The item, and the rest of the key.
 
         Raises:
             StateError: If no item of this stage has such a key.
@@ -88,7 +88,7 @@ class Dataset(Generic[T_co]):
 
 
 class DatasetIterator(Iterator[T_co]):
-    """Where a stage is. Created by `Dataset.open`, used by one thread at a time.
+    """The position of a stage. Created by `Dataset.open`, used by one thread at a time.
 
     Attributes:
         saves: What `state_dict` returns, by name; `unpack` checks states against it.
@@ -106,7 +106,7 @@ class DatasetIterator(Iterator[T_co]):
 
     @property
     def address(self) -> tuple[int, ...]:
-        """Numbers that tell this position from the others of the lane; they seed what comes."""
+        """Numbers that identify this position in the lane, and seed what comes next."""
         return (self.row,)
 
     @property
@@ -127,21 +127,21 @@ class DatasetIterator(Iterator[T_co]):
         return items, places
 
     def take_columns(self, count: int) -> Any:
-        """Return the next `count` items as one that has columns, as collating them would make it.
+        """Return the next `count` items as columns, equal to collating them.
 
-        None where items are made one by one, or are too few: then none is taken.
+        None if items are made one by one, or there are too few: then none is taken.
         """
         return None
 
     def peek(self, count: int) -> list[T_co]:
-        """Return up to `count` items, each a row behind the one before, without moving on.
+        """Return up to `count` items of consecutive rows, without advancing.
 
-        None at the end of the data, and where the next item cannot be told before it is taken.
+        None at the end of the data, or if the next item is not known before it is taken.
         """
         return []
 
     def advance(self, count: int) -> None:
-        """Move on behind as many of the items that `peek` returned."""
+        """Advance past this many of the items that `peek` returned."""
         raise NotImplementedError
 
     def state_dict(self) -> State:
@@ -149,19 +149,19 @@ class DatasetIterator(Iterator[T_co]):
         raise NotImplementedError
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved position. Only called before the first item is read."""
+        """Move to a saved position. Only called before the first item is read."""
         raise NotImplementedError
 
 
 def unpack(state: State, saves: Mapping[str, StateKind]) -> tuple[Any, ...]:
-    """Return the values of a state in the order of `saves`, or say what does not fit.
+    """Return the values of a state in the order of `saves`.
 
     Args:
         state: What some `state_dict` returned.
-        saves: All that it has to consist of: names, and what their values are.
+        saves: Its names, and the kinds of their values.
 
     Raises:
-        StateError: If it is something else.
+        StateError: If it has other names or values.
     """
     values, rest = unpack_some(state, saves)
     if rest:
@@ -170,7 +170,7 @@ def unpack(state: State, saves: Mapping[str, StateKind]) -> tuple[Any, ...]:
 
 
 def unpack_some(state: State, saves: Mapping[str, StateKind]) -> tuple[tuple[Any, ...], State]:
-    """Return the values of some names in a state, as `unpack` does, and what else it has."""
+    """Return the values of some names in a state, as `unpack` does, and the rest of it."""
     if not isinstance(state, Mapping) or not saves.keys() <= state.keys():
         raise _misfit(state, saves)
     for name, kind in saves.items():
@@ -213,7 +213,7 @@ def check_places(places: Sequence[ItemPlace], *, number_at: int, stop: int | Non
 
 
 class ThroughDataset(Dataset[Any]):
-    """Has the items of `dataset`, whatever happens on the way."""
+    """Base of stages that pass on the items of `dataset`."""
 
     dataset: Dataset[Any]
 
@@ -228,7 +228,7 @@ class ThroughDataset(Dataset[Any]):
 
 
 class ThroughIterator(DatasetIterator[Any]):
-    """Is where `inner` is."""
+    """Has the position of `inner`."""
 
     inner: DatasetIterator[Any]
 

@@ -32,9 +32,9 @@ class BatchDataset(Dataset[Any]):
         dataset: The items.
         batch_size: How many make a batch.
         hooks: Turn a list of items into a batch; without any the list is the batch.
-        drop_last: Whether a last, smaller batch is left out.
-        unit: What statistics call the items.
-        collates: Whether the first hook does no more than collate.
+        drop_last: Whether to drop a last, smaller batch.
+        unit: Name of the items in statistics.
+        collates: Whether the first hook only collates.
     """
 
     dataset: Dataset[Any]
@@ -62,7 +62,7 @@ class BatchDataset(Dataset[Any]):
 
 
 class BatchIterator(ApplyIterator):
-    """Draws lists of items, and runs hooks on them. Stages say which."""
+    """Draws lists of items and runs hooks on them. Subclasses choose the items."""
 
     yields_batches = True
 
@@ -71,13 +71,13 @@ class BatchIterator(ApplyIterator):
         self.runners = runners_of(hooks, lane)
 
     def _apply_to_batch(self, items: list[Any], row: int) -> Any:
-        """Return what the hooks of batches make of `items`."""
+        """Return the result of the batch hooks for `items`."""
         address = batch_address(items, self.lane, row)
         key = partial(batch_key, items, self.lane.batch_number(address))
         return with_key(self._apply(items, self.runners, address, key), items, key)
 
     def _apply_to_columns(self, columns: Any) -> Any:
-        """Return what the hooks of batches make of items that are collated already."""
+        """Return the result of the batch hooks for items that are already collated."""
         keys = columns.__restore_key__
         address = ("batch", *keys[0])
         key = ("batch", keys, self.lane.batch_number(address))
@@ -112,21 +112,21 @@ class _BatchIterator(BatchIterator):
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
-    """Return what seeds the hooks of a batch: its first sample, or else its place in the lane."""
+    """Return what seeds the hooks of a batch: its first sample, or its place in the lane."""
     first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
 def batch_key(items: list[Any], number: int) -> RestoreKey | None:
-    """Return the key of what is made of `items` as batch `number` of the run."""
+    """Return the key of a batch of `items` with a number in the run."""
     joint = joint_key("batch", items)
     return None if joint is None else (*joint, number)
 
 
 def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | None]) -> Any:
-    """Return `batch`, which carries the key from now on unless its maker gave it one.
+    """Attach the key to `batch` unless its maker set one, and return it.
 
-    To list the keys of `items`, as collating does, is to give it none.
+    A list of the keys of `items`, which collating makes, does not count as one.
     """
     if carries_key(batch):
         own = key_of(batch)
@@ -140,7 +140,7 @@ def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | No
 def restore_batch(
     dataset: Dataset[Any], hooks: tuple[Hook, ...], lane: Lane, key: RestoreKey
 ) -> tuple[Any, RestoreKey]:
-    """Make the batch again whose items have the keys in `key`; or one item, by its own key."""
+    """Make the batch whose items have the keys in `key` again, or one item by its own key."""
     split = split_key(key, "batch")
     if split is None:
         return dataset.restore(lane, key)
@@ -164,8 +164,8 @@ def restore_batch(
 class UnitBatchDataset(BatchDataset):
     """Make a batch of every `batch_size` rows, even if hooks skip some of their samples.
 
-    So a batch never has samples of two units; it is smaller by what was skipped, and left out
-    if nothing remains. `drop_last` is about the end of the data only.
+    So a batch never mixes two units; it is smaller by the samples skipped, and omitted if none
+    remains. `drop_last` applies only to the end of the data.
     """
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:

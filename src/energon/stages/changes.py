@@ -1,8 +1,8 @@
-"""Remember at which rows the mix of a run was changed.
+"""Record the rows at which the mix of a run was changed.
 
-A blend may be restored with other weights. Rows that were read before keep their order, since
-stages that hold items back read them again; the new mix begins with the first row of a stream
-that was never read by any of its lanes. That row is part of their states from then on.
+A blend may be restored with different weights. Rows that were already read keep their order, since
+stages that hold items back read them again; the new mix begins with the first row of a stream that
+none of its lanes has read. From then on, that row is part of their states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from energon.stages.lane import Lane
 
 @dataclass(frozen=True)
 class ChangesDataset(ThroughDataset):
-    """Yield the items of `dataset`, read by a plan whose mixes begin where the state says.
+    """Yield the items of `dataset`, read by a plan whose mixes begin at the rows in the state.
 
     Args:
         dataset: The items.
@@ -85,13 +85,13 @@ class _ChangesIterator(ThroughIterator):
 
 
 def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
-    """Return at which rows of a lane `count` changes took place.
+    """Return the rows of a lane at which `count` changes took place.
 
-    Those that the state does not know yet do so now, with the next row that is read.
+    Changes that are not in the state take place now, with the next row that is read.
 
     Args:
-        state: Of the lane; None if nothing was read.
-        count: How many changes the run has seen.
+        state: State of the lane; None if nothing was read.
+        count: Number of changes of the run.
     """
     if state is None:
         return (0,) * count
@@ -107,12 +107,12 @@ def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
 def begin_changes(
     states: Mapping[int, State | None], recipe: PlanRecipe, lanes: int
 ) -> dict[int, State | None]:
-    """Return states of lanes that know all changes of a run: the new ones take place now.
+    """Return states of lanes with all changes of a run; the new ones take place now.
 
     Args:
-        states: Of the lanes that are known; None if nothing was read.
+        states: States of the known lanes; None if nothing was read.
         recipe: The order, with the changes.
-        lanes: How many lanes the run has in all.
+        lanes: Number of lanes of the run.
 
     Raises:
         StateError: If lanes are missing that share a stream with one of these.

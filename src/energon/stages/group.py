@@ -1,6 +1,6 @@
-"""Make batches of items of the same group: one bucket for each, given when it is full.
+"""Make batches of items of the same group, collected in one bucket per group.
 
-The position is that of the stream, and the places of the items that wait in buckets.
+The position is that of the stream, and the places of the items waiting in buckets.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class GroupDataset(Dataset[Any]):
 
     Args:
         dataset: The items.
-        criterion: Takes an item, returns its group (anything hashable) and how many items make
-            a batch of that group, or None for `batch_size`.
-        batch_size: How many make a batch where the criterion returns no number.
+        criterion: Takes an item and returns its group (anything hashable) and the batch size of
+            that group, or None for `batch_size`.
+        batch_size: Batch size if the criterion returns none.
         hooks: Turn a list of items into a batch.
-        drop_last: Whether what waits when the data end is left out, instead of being given in
-            smaller batches.
-        unit: What statistics call the items.
+        drop_last: Whether to drop the items that wait when the data end, instead of returning
+            them in smaller batches.
+        unit: Name of the items in statistics.
     """
 
     dataset: Dataset[Any]
@@ -106,7 +106,7 @@ class _GroupIterator(BatchIterator):
         return self._apply_to_batch(items, row)
 
     def _next_full(self) -> list[Any]:
-        """Return the items of the next bucket that is full, or of any at the end."""
+        """Return the items of the next full bucket, or of any at the end."""
         bucket, self.filled = self.filled, None
         while bucket is None or len(bucket.items) < bucket.size:
             if not self.drawn:
@@ -119,7 +119,7 @@ class _GroupIterator(BatchIterator):
         return self._empty(bucket)
 
     def _missing(self) -> int:
-        """Return how many items are needed at least to fill a bucket."""
+        """Return the least number of items that can fill a bucket."""
         if self.stage.batch_size is None or len(self.buckets) > MAX_COMPARED:
             return 1
         missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
@@ -173,10 +173,10 @@ class _GroupIterator(BatchIterator):
         return list(bucket.items.values())
 
     def _read_waiting(self, places: list[ItemPlace]) -> None:
-        """Fill the buckets as they were.
+        """Refill the buckets.
 
-        What became of these items before they got here was counted then. The criterion counts:
-        what it skips now was not in a bucket, but drawn ahead, and it has not seen it before.
+        Earlier stages have counted these items already. The criterion does count: an item that it
+        skips now was not in a bucket but drawn ahead, so the criterion has not seen it before.
         """
         self.unread = None
         lane = replace(self.lane, counts=Counter())

@@ -1,4 +1,4 @@
-"""Run a function of the user: seeds, skips, tolerance, error reports. Written once, here."""
+"""Run a function of the user: seeds, skips, tolerance and error reports, in one place."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ logger = logging.getLogger("energon")
 DEFAULT_TOLERANCE = 100
 
 UNTRIED_TOLERANCE = 10
-"""After so many failures a hook that has never succeeded is taken to be wrong, not the data."""
+"""After this many failures, a hook that has never succeeded is blamed rather than the data."""
 
 SHOWN_REPEATS = 10
-"""This many failures of one cause are logged one by one; after that, only how many there are."""
+"""This many failures of one cause are logged one by one; after that, only their number."""
 
 SHOWN_SAMPLES = 3
-"""This many samples are named for each reason why some were left out."""
+"""How many samples are named for each reason for skipping some."""
 
 MAX_REASONS = 64
-"""This many reasons are told apart, in a worker and for a hook."""
+"""How many reasons are distinguished, per worker and hook."""
 
 RATED_CALLS = 1000
-"""Before so many calls a share of failures means little."""
+"""Before this many calls, a share of failures means little."""
 
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
@@ -59,16 +59,16 @@ SKIPPED: Final = _Skipped()
 
 
 class Compiled:
-    """A function that is compiled where it runs: it looks up once what is the same every time."""
+    """A function that is compiled where it runs, to look up invariant values once."""
 
     def compile(self) -> Callable[[Any], Any]:
         """Return the function."""
         raise NotImplementedError
 
     def of_columns(self) -> Callable[[Any], Any] | None:
-        """Return what makes the same of columns as collating what it makes of rows; None if none.
+        """Return the equivalent on columns of this function on rows and collating; None if none.
 
-        So where there is nothing else to be done to single samples, none are made.
+        With it, batches are made without making samples, if nothing else is done to these.
         """
         return None
 
@@ -78,13 +78,13 @@ class Compiled:
 
 
 def compiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what is called instead of `function` where it runs."""
+    """Return the compiled function."""
     return function.compile() if isinstance(function, Compiled) else function
 
 
 @dataclass(eq=False)
 class HookRecord:
-    """What is known of a hook in a worker, from all of its lanes.
+    """The history of a hook in a worker, over all of its lanes.
 
     Args:
         succeeded: Whether it has ever given an output.
@@ -99,7 +99,7 @@ class HookRecord:
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of the user, and how it is run.
+    """A function of the user, and how to run it.
 
     Args:
         name: How messages and statistics call it.
@@ -214,7 +214,7 @@ class HookRunner:
         return self._outputs(output, argument, flat(address))
 
     def succeed(self, count: int = 1) -> None:
-        """Account for outputs."""
+        """Count outputs."""
         self.tally.succeeded += count
         self.record.succeeded = True
 
@@ -259,7 +259,7 @@ class HookRunner:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
     def fail(self, error: Exception, argument: Any) -> _Skipped:
-        """Account for a failure. Never returns if the failure ends the run."""
+        """Handle a failure. Does not return if it ends the run."""
         hook = self.hook
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
@@ -291,7 +291,7 @@ class HookRunner:
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
         """Log the first failure of a cause in full, some more in a line, then how many there are.
 
-        A bug in a hook fails for sample after sample: one traceback says it all.
+        A bug in a hook fails for sample after sample, and one traceback is enough.
         """
         cause, failures = _raised_at(error), self.hook.record.failures
         failures[cause] += 1
@@ -327,7 +327,7 @@ class HookRunner:
             counts[f"{what}: {hook.name}: {hook.dataset(argument)}"] += 1
 
     def _give_reason(self, what: str, reason: str, error: Exception, argument: Any) -> None:
-        """Count why a sample is left out, and note the first samples for which it was."""
+        """Count the reason for skipping a sample, and record the first samples."""
         hook, counts, known = self.hook, self.lane.counts, self.hook.record.reasons
         dataset = "" if hook.dataset is None else hook.dataset(argument)
         name = _joined(what, hook.name, dataset, reason)
@@ -339,7 +339,7 @@ class HookRunner:
             counts[_joined(name, describe_sources(self._sources(argument)), str(error))] = 1
 
     def _intolerable(self) -> str | None:
-        """Account for a failure, and return why it is one too many; None if it is not."""
+        """Count a failure, and return why it is one too many; None if it is not."""
         hook, lane = self.hook, self.lane
         self.tally.count_failure()
         in_a_row = self.tally.failed_in_a_row
@@ -401,22 +401,22 @@ _MAX_TEXT = 300
 
 
 def _joined(*parts: str) -> str:
-    """Return the name under which statistics have a reason: short texts, told apart by tabs."""
+    """Return the name of a reason in statistics: short texts separated by tabs."""
     first, *rest = parts
     return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
 
 
 def _cause_in_words(error: Exception) -> str:
-    """Return what failures of one cause have in common: the kind, and the line that raised."""
+    """Return what failures of one cause share: the exception type, and the line that raised."""
     _, *place = _raised_at(error)
     where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
     return type(error).__name__ + where
 
 
 def is_of_program(error: BaseException) -> bool:
-    """Return whether an exception that is no `Exception` ends the program, not user code.
+    """Return whether a `BaseException` comes from the program rather than from user code.
 
-    That is ^C, and what a handler of signals raises, in the main thread of the program.
+    That is ^C, and whatever a signal handler raises, in the main thread of the program.
     """
     if is_worker_process() or threading.current_thread() is not threading.main_thread():
         return False
@@ -452,8 +452,8 @@ def _code_of(handler: Any) -> Any:
 def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
     """Log that a sample failed and is skipped, with its origin and the traceback.
 
-    Of damaged data, whose messages say all, the traceback is only logged at level DEBUG, and so
-    it is if the message should be `brief`.
+    For damaged data, whose messages are sufficient, and with `brief`, the traceback is logged at
+    level DEBUG.
 
     Example:
         >>> from energon import WorkerConfig
@@ -499,7 +499,7 @@ def describe_sources(sources: Any) -> str:
 
 
 def _raised_at(error: Exception) -> tuple[Any, ...]:
-    """Return what tells failures of one cause from others: the kind, and the line that raised."""
+    """Return what identifies a cause of failures: the exception type and the line that raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -21,9 +21,9 @@ class IterableLanes:
     """Makes a pipeline iterable: an `IterableDataset` to torch.
 
     Each iteration starts at the beginning, yields what a loader of this rank delivers, in the
-    same order, and keeps no position: for states, processes of our own and everything else use
-    `get_savable_loader`. In the workers of a loader of torch each yields the batches of its
-    share of the lanes, so give it `batch_size=None` and a `WorkerConfig` with lanes for all.
+    same order, and keeps no position: for states, worker processes and everything else use
+    `get_savable_loader`. Each worker of a torch DataLoader yields the batches of its share of the
+    lanes, so pass that `batch_size=None`, and a `WorkerConfig` with enough lanes for all workers.
     """
 
     worker_config: WorkerConfig
@@ -78,7 +78,7 @@ def register_with_torch(kind: type) -> None:
 
 
 def _torch_worker() -> tuple[int, int]:
-    """Return which worker of a loader of torch this is, and how many there are."""
+    """Return the number of this worker of a torch DataLoader, and how many there are."""
     data = sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if data is not None else None
     return (0, 1) if info is None else (info.id, info.num_workers)

@@ -1,4 +1,4 @@
-"""What the stages of one lane share while it is open in some worker."""
+"""What the stages of a lane share while a worker hosts it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TellsRows(Protocol):
 
 @dataclass(eq=False)
 class Tally:
-    """How often a hook has succeeded and failed in a lane.
+    """Counts of successes and failures of a hook in a lane.
 
     Args:
         succeeded: How often it returned an output.
