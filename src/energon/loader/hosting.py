@@ -60,10 +60,10 @@ class DeliveryOrder:
 
 
 class Event(NamedTuple):
-    """What a worker has to say next: a batch, the end of a lane, or a failure.
+    """The next event of a worker: a batch, the end of a lane, or a failure.
 
     Args:
-        lane: Which lane it is about.
+        lane: The lane concerned.
         batch: What the lane yielded.
         state: State of the lane after the batch, pickled: later batches do not change it.
         counts: Statistics of the lane after the batch.
@@ -80,13 +80,13 @@ class Event(NamedTuple):
 
 
 class WorkerStatus(NamedTuple):
-    """How a worker is.
+    """The status of a worker.
 
     Args:
-        name: How messages call it.
-        pid: Of its process; None before that is started.
-        ready: How many batches wait to be taken, as far as is known without asking it.
-        thread: Which thread makes its batches, as the system counts them; None before it starts.
+        name: Its name in messages.
+        pid: Process id; None before the process starts.
+        ready: How many batches wait to be taken, as far as known without communication.
+        thread: Native id of the thread that makes its batches; None before it starts.
     """
 
     name: str
@@ -96,7 +96,7 @@ class WorkerStatus(NamedTuple):
 
 
 class HostWatch(Protocol):
-    """Who wants to know where a host is, see `transport/slots.py`."""
+    """An observer of a host's progress, see `transport/slots.py`."""
 
     def enter(self, lane: int) -> None:
         """Record that work on a batch of `lane` begins."""
@@ -115,15 +115,15 @@ class HostWatch(Protocol):
 class LaneHost:
     """The batches of some lanes, in the order of delivery.
 
-    Lanes are opened when it is their turn, so the first batch waits for one lane only; but if
-    they share anything, all are opened after it, so that this knows of them.
+    Each lane is opened on its turn, so the first batch waits for one lane only. If lanes share
+    anything, all are opened after the first batch, so that the shared part knows of them.
 
     Args:
-        pipeline: What the lanes run.
-        positions: Where each hosted lane continues.
-        lanes: How many lanes the run has in all.
-        watch: Told about every step; None means nobody.
-        trace: Told when batches begin and end; None means nobody.
+        pipeline: The pipeline to run.
+        positions: Positions at which the hosted lanes continue.
+        lanes: Number of lanes of the run.
+        watch: Notified of every step, if given.
+        trace: Notified when batches begin and end, if given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Iterate over the batches of a rank, whoever hosts its lanes."""
+"""Iterate over the batches of a rank, whatever hosts its lanes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class LaneWorker(Protocol):
-    """Whoever hosts some lanes of a rank."""
+    """A host of some lanes of a rank: the training process, a thread or a process."""
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Begin to host these lanes, of `lanes` in all, and forget all others.
+        """Start hosting these lanes, out of `lanes` in all, and forget all others.
 
-        `positions` stays the property of the caller, who moves it on with every batch taken.
+        The caller owns `positions` and advances it with every batch taken.
         """
 
     def take(self) -> Event:
@@ -40,16 +40,16 @@ class LaneWorker(Protocol):
 
     @property
     def status(self) -> WorkerStatus:
-        """How it is."""
+        """Its present status."""
 
     def stats(self) -> dict[str, int]:
-        """Return counts of what happened so far, by name."""
+        """Return counts of events so far, by name."""
 
     def stop(self) -> None:
-        """Begin to stop, without waiting."""
+        """Start stopping, without waiting."""
 
     def close(self) -> None:
-        """Stop, and give back all that is held. May be called twice."""
+        """Stop and release all resources. May be called twice."""
 
 
 def deal_lanes(lanes: Sequence[int], workers: int) -> list[Sequence[int]]:
@@ -63,7 +63,7 @@ def deal_lanes(lanes: Sequence[int], workers: int) -> list[Sequence[int]]:
 
 
 class RankStream:
-    """The batches of a rank from given positions, which are moved on with every batch.
+    """The batches of a rank from given positions, which advance with every batch.
 
     Args:
         workers: Who hosts the lanes, dealt by `deal_lanes`.
@@ -227,30 +227,30 @@ class BasicDataLoader:
             return -1
 
     def stats(self, *, flat: bool = False) -> dict[str, Any]:
-        """Return what happened since this loader was created, and how long it took, as JSON.
+        """Return the statistics since this loader was created, as JSON.
 
         At the top are counts by name: batches, samples, failures, deaths of workers. Figures for
-        the `run` (from the first batch on) and for the `last_minute` are samples and bytes a
-        second, the share of the time that the trainer waited, and what each stage has taken, in
-        all, for a sample and by dataset; then come `workers`, `failures` and `skips` by reason
-        with their first samples, and `memory`.
+        the `run` (from the first batch on) and the `last_minute` are samples and bytes per second,
+        the share of time that the trainer waited, and the time of each stage: in total, per sample
+        and by dataset. Then come `workers`, `failures` and `skips` by reason with their first
+        samples, and `memory`.
 
         Args:
-            flat: Return the numbers only, by their paths: `run/wait_share`.
+            flat: Return numbers only, by paths such as `run/wait_share`.
         """
         stats = self._monitor.stats(self._watched())
         return dict(flat_stats(stats)) if flat else stats
 
     def verdict(self) -> str:
-        """Return one sentence on what the trainer has waited for in the last minute."""
+        """Return one sentence on what the trainer waited for in the last minute."""
         return self._monitor.verdict(self._watched())
 
     def progress(self, console: Console | None = None) -> Iterator[Any]:
         """Yield the batches, and show the progress of the run in the terminal or notebook.
 
-        Samples a second, the share of the time that the trainer waits, samples that were skipped
-        or failed, and how many epochs of each dataset were drawn. Where the output is a file,
-        nothing is shown.
+        It shows samples per second, the share of time that the trainer waits, samples that were
+        skipped or failed, and the epochs drawn from each dataset. If the output is a file, nothing
+        is shown.
 
         Args:
             console: Where to show it; None for standard error, or the cell of a notebook.
@@ -267,7 +267,7 @@ class BasicDataLoader:
         return bool(self._workers)
 
     def _watched(self) -> Watched:
-        # Other threads may ask, while the trainer takes batches.
+        # Other threads may call this while the trainer takes batches.
         positions, workers = self._positions or {}, list(self._workers)
         dealt = deal_lanes(list(positions), len(workers)) if workers else []
         return Watched(
@@ -282,10 +282,10 @@ class BasicDataLoader:
     def report(self) -> dict[str, Any]:
         """Return what this rank has drawn from each dataset since the run began, as JSON.
 
-        For each dataset the number of samples, their share, epochs over all ranks, bytes
-        (estimated), tokens (if the metadataset says how many there are), and how many samples
-        hooks have skipped or failed on since this loader was made. Samples count when they are
-        drawn, so those that wait for packing or a group are in it.
+        For each dataset: the number of samples, their share, epochs over all ranks, bytes
+        (estimated), tokens (if the metadataset gives them), and the samples that hooks skipped or
+        failed on since this loader was created. Samples count when they are drawn, including those
+        that wait for packing or a group.
 
         Raises:
             ConfigError: If the pipeline does not know.
@@ -322,7 +322,7 @@ class BasicDataLoader:
         )
 
     def config(self) -> dict[str, Any]:
-        """Return a description of the run and of how it is loaded, as JSON."""
+        """Return a description of the run and of the loader's settings, as JSON."""
         return {
             "type": type(self).__name__,
             "rank": self.worker_config.rank,
@@ -364,7 +364,7 @@ class BasicDataLoader:
         return bool(positions) and all(position.ended for position in positions.values())
 
     def _restart(self) -> None:
-        """Go to the first batch of every lane; what was learned about bad rows is kept."""
+        """Move to the first batch of every lane, keeping what is known of bad rows."""
         if isinstance(self.dataset, Continues):
             dataset = self.dataset.restarted()
             if dataset is not self.dataset:
@@ -426,8 +426,8 @@ class BasicDataLoader:
         except StopIteration:
             raise
         except Exception:
-            # What workers have done ahead is dropped: the next call continues after the last
-            # batch that was delivered, even if it fails again.
+            # Work done ahead is dropped: the next call continues after the last delivered batch,
+            # even if it fails again.
             self._stream = None
             raise
         except BaseException:
@@ -447,7 +447,7 @@ class BasicDataLoader:
         return self._pin(batch) if self._pin else batch
 
     def _epoch_progress(self) -> int:
-        """Return how many batches of the virtual epoch are done; a full one is over."""
+        """Return the number of delivered batches of the virtual epoch; a full one is over."""
         length = self.dataset.virtual_epoch_length
         done = sum(p.epoch_batches for p in self._current_positions().values())
         if length and done >= length:

@@ -1,4 +1,4 @@
-"""How lanes are hosted, checked once at the door; and the logger of the package."""
+"""How lanes are hosted, validated once; and the logger of the package."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ WorkerKind = Literal["process", "thread"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """How lanes are hosted; nothing here changes which batches come in which order.
+    """How lanes are hosted. Nothing here affects the batches or their order.
 
     Args:
-        workers: Whether workers are processes or threads. Threads cost no transfer and pay when
-            the work releases the GIL; they cannot be replaced when they hang.
+        workers: Whether workers are processes or threads. Threads need no transfer, and pay off
+            if the work releases the GIL; they cannot be replaced when they hang.
         start_method: How processes start. "forkserver" forks from a clean process that has
             imported energon (and torch, if the training process has); "spawn" imports again;
-            "fork" inherits all of the training process.
-        prefetch_factor: How many batches of each worker wait ready. Batches of a few kB travel
-            together, so there may be more of those.
-        watchdog_timeout_seconds: How long a worker that is waited for may go without beginning
-            another sample, before it is replaced; None waits forever.
+            "fork" inherits everything from the training process.
+        prefetch_factor: How many finished batches of each worker may wait. Batches of a few kB
+            travel together, so there may be more of those.
+        watchdog_timeout_seconds: How long a worker that the trainer waits for may go without
+            starting another sample before it is replaced; None waits forever.
         watchdog_initial_timeout_seconds: The same until its first sample, which includes
             imports and opening the data; None means five times as long.
         fail_on_timeout: Raise `WorkerError` instead of replacing a worker that hangs.
-        max_deaths: How often a worker may die at the same row before that row is left out, and
-            crash elsewhere, without a batch in between, before the run ends.
-        restart_patience_seconds: How long a worker that is killed from outside (SIGKILL, as by
-            the system when memory runs out) is started again without a batch in between, before
-            the run ends. The pauses before the starts grow to 10 seconds.
-        shared_memory_bytes: How much a worker may keep in shared memory, unless one batch alone
+        max_deaths: How often a worker may die at the same row before that row is skipped, and
+            how often it may crash elsewhere without delivering a batch before the run ends.
+        restart_patience_seconds: How long to restart a worker that is killed from outside
+            (SIGKILL, as by the system when memory runs out) and delivers no batch, before the run
+            ends. The pauses between restarts grow to 10 seconds.
+        shared_memory_bytes: How much shared memory a worker may use, unless a single batch
             needs more.
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
-            process and in each worker process, see `memory`; 0 leaves its settings alone.
+            process and in each worker process, see `memory`; 0 does not change its settings.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
-        verdict_seconds: How often at most the log says what the trainer waits for, if it does;
-            None never.
+        verdict_seconds: Minimum time between log messages on what the trainer waits for; None
+            logs none.
         trace: The file for a trace of what workers and trainer do, see `monitoring/trace.py`;
             None for no trace.
-        trace_batches: Of which batches of the rank: of so many from the first on, or from one
-            up to another.
+        trace_batches: The batches of the rank to trace: a number of batches from the first on,
+            or the first and the one after the last.
     """
 
     workers: WorkerKind = "process"
@@ -108,7 +108,7 @@ class LoaderOptions:
 
     @property
     def first_timeout_seconds(self) -> float | None:
-        """How long a worker may take to its first sample; None for no limit."""
+        """How long a worker may take until its first sample; None for no limit."""
         if self.watchdog_initial_timeout_seconds is not None:
             return self.watchdog_initial_timeout_seconds
         return self.watchdog_timeout_seconds and 5 * self.watchdog_timeout_seconds

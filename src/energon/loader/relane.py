@@ -1,8 +1,8 @@
-"""Give a saved run another number of lanes.
+"""Change the number of lanes of a saved run.
 
-States continue exactly with the lanes that they have. Other lanes are for world sizes that do not
-divide these: the position in every dataset is kept to the sample, the number of the next batch to
-one of each new lane. What lanes held back for packing or groups counts as not read.
+States continue exactly with the lanes that they have. Another number of lanes is for world sizes
+that do not divide it: the position in every dataset is kept to the sample, the number of the next
+batch to within one per new lane. Samples held back for packing or groups count as not read.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from energon.stages.base import State, unpack_some
 
 
 class Relaned(NamedTuple):
-    """A state with other lanes, and what that cost."""
+    """A state with another number of lanes, and the cost of the change."""
 
     state: State
     again: int
-    """Samples of the epochs in progress that may come again."""
+    """Samples of the epochs in progress that may be repeated."""
     left_out: int
-    """Samples of these epochs that may be left out."""
+    """Samples of these epochs that may be missed."""
 
     def describe(self) -> str:
         """Return what it has, and what that cost, in words."""

@@ -1,15 +1,15 @@
 """The state of a loader: where each lane is, as JSON that fits any topology.
 
-A rank state holds the lanes of one rank, a global state those of all ranks; both have one
-form, and states are joined by taking their lanes together:
+A rank state has the lanes of one rank, a global state those of all ranks; both have the same form,
+and states are merged by combining their lanes:
 
     {"format": "energon loader state", "version": 1, "order_version": 1,
      "lanes": 4, "fingerprint": {...},
      "positions": {"0": {"batches": 7, "epoch_batches": 2, "state": {...}}, "2": ...}}
 
-`batches` counts what the trainer has received from the lane, `epoch_batches` those of the
-current virtual epoch. As both are counts of lanes, nothing in a state depends on how many
-ranks and workers there were.
+`batches` counts the batches that the trainer has received from the lane, `epoch_batches` those of
+the current virtual epoch. Both belong to lanes, so nothing in a state depends on the number of
+ranks and workers.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ VERSION = 1
 
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 COVERS = "covers"
-"""Part of a rank state that tells whose lanes are in it."""
+"""Part of a rank state that identifies its rank."""
 PAST = ("mix_before", "eras")
 """Parts of a fingerprint that tell how data were mixed and dealt to lanes earlier in the run."""
 RUN = "run"
-"""Part of a fingerprint that tells what was read, and by how many ranks. It need not agree."""
+"""Part of a fingerprint with the source of the data and the number of ranks. It may differ."""
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
-"""Far beyond any row, and far from where the plan would have to count in more than 64 bits."""
+"""Far beyond any row, and far below the limits of 64-bit arithmetic in the plan."""
 _MAX_LANES = 1 << 24
 
 
 @dataclass(slots=True)
 class LanePosition:
-    """Where a lane is, counted in what the trainer has received.
+    """The position of a lane, counted in batches that the trainer has received.
 
     Args:
         batches: Number of batches delivered since the beginning of the run.
         epoch_batches: Number of those that belong to the current virtual epoch.
-        state: State of the pipeline after them, or its pickle (few states are ever looked at);
+        state: State of the pipeline after them, or its pickle (few states are ever used);
             None at the beginning.
-        skip_rows: Rows that are left out, because they killed workers.
+        skip_rows: Rows to skip because they killed workers.
         ended: Whether the pass over the data is over in this lane.
         counts: Statistics of the lane.
     """
@@ -112,11 +112,11 @@ def build_state(
     """Return the state of the lanes in `positions`, of `lanes` in all, as JSON.
 
     Args:
-        positions: Where these lanes are.
-        lanes: How many lanes the run has.
-        fingerprint: What the state has to agree with where it is restored.
-        covers: Whose lanes they are, if it is not all of them: `rank`, `world_size`, and
-            `alone`, whether the lanes of the other ranks follow from these.
+        positions: Positions of these lanes.
+        lanes: Number of lanes of the run.
+        fingerprint: What a run that restores the state has to match.
+        covers: The rank of the lanes, unless these are all: `rank`, `world_size`, and `alone`,
+            whether the lanes of the other ranks follow from them.
     """
     state = {
         "format": FORMAT,
@@ -127,7 +127,7 @@ def build_state(
         "positions": {str(lane): position.to_json() for lane, position in positions.items()},
         **({COVERS: covers} if covers else {}),
     }
-    # What is handed out is the caller's own, and proven to be JSON.
+    # The result belongs to the caller, and is proven to be JSON.
     copied: State = json.loads(json.dumps(state))
     return copied
 
@@ -219,7 +219,7 @@ def check_steps(
 
 
 def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
-    """Return in words after how many batches each of some rank states was saved."""
+    """Return in words the number of batches after which each rank state was saved."""
     steps: list[tuple[str, int]] = []
     for number, state in enumerate(map(unflatten, states)):
         own = {int(lane): position["batches"] for lane, position in state["positions"].items()}
@@ -234,7 +234,7 @@ def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
 
 
 def _steps_of_lanes(positions: Mapping[int, LanePosition]) -> str:
-    """Return in words after how many batches lanes were saved."""
+    """Return in words the number of batches after which lanes were saved."""
     found: dict[int, list[int]] = {}
     for lane, position in positions.items():
         found.setdefault(position.batches, []).append(lane)
@@ -261,7 +261,7 @@ def covered_by(state: State) -> tuple[int, int, bool] | None:
 
 
 def batches_of_lanes(state: State, rank: int, world_size: int) -> dict[int, int]:
-    """Return how many batches each lane of a run has given, where one rank has its state.
+    """Return how many batches each lane of a run has delivered, given the state of one rank.
 
     All ranks have delivered equally many batches.
     """
@@ -274,16 +274,16 @@ def batches_of_lanes(state: State, rank: int, world_size: int) -> dict[int, int]
 def check_fingerprint(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, strict: bool | Collection[str] = True
 ) -> list[str]:
-    """Compare what was saved with what runs now; return the differences that are let through.
+    """Compare a saved run with the present one, and return the permitted differences.
 
     Args:
         saved: Fingerprint in the state.
         current: Fingerprint of this run.
-        strict: True lets nothing through, False everything; a collection of names (dotted for
-            nested ones, like "data.train") lets these through and what is below them.
+        strict: True permits none, False all; a collection of names (dotted for nested ones, such
+            as "data.train") permits differences in these and anything below them.
 
     Raises:
-        StateError: If others differ.
+        StateError: If anything else differs.
     """
     waived: list[str] = []
     refused: list[str] = []
@@ -307,9 +307,9 @@ def check_fingerprint(
 
 
 def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
-    """Return what need not agree because a run takes it over from the state.
+    """Return the parts of a fingerprint that a run takes over from the state.
 
-    That is what went before, and how lanes share the rows of streams.
+    These are the run's history, and how lanes share the rows of streams.
     """
     shared = "streams" in saved or "stripe" not in saved or "stripe" not in current
     return {*PAST, RUN, "streams", *(["stripe"] if shared else [])}
