@@ -137,7 +137,7 @@ def command(
     chosen = media_filter(by_extension, by_header, by_glob)
     if chosen is None:
         raise ConfigError(
-            "say which files are media files, with --media-metadata-by-extension, "
+            "choose the media files with --media-metadata-by-extension, "
             "--media-metadata-by-header or --media-metadata-by-glob"
         )
     with open_indexing(doing="reading headers of media", wait=wait, **reading) as how:
