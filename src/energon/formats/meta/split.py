@@ -328,7 +328,8 @@ def ratio_range(
     name = find_split(split_part, names)
     if name is None:
         hint = (
-            f'say which {what} it has, as in `read: {{split: "99,1,0"}}`'
+            f"say which {what} it has in a metadataset (YAML), beside the path: "
+            '`read: {split: "99,1,0"}`'
             if ratio is None
             else f"the ratio {ratio!r} gives it no {what}"
         )
