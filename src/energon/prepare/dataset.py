@@ -1,4 +1,4 @@
-"""Prepare a folder of shards: index it, split it, say how its samples are decoded."""
+"""Prepare a folder of shards: index it, split it, and describe its samples."""
 
 from __future__ import annotations
 
@@ -100,23 +100,23 @@ Progress = Callable[[int, int], None]
 
 
 def no_progress(done: int, total: int) -> None:
-    """Show nothing."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Indexing:
-    """How the shards of a dataset are indexed.
+    """How to index the shards of a dataset.
 
     Args:
-        engine: Where it is done.
-        sqlite: Whether to write `index.sqlite`, too, which plain training does not need.
-        checksum: Whether to read the contents and to keep a checksum of each.
-        force: Whether to read shards that have not changed, too.
+        engine: Where to run.
+        sqlite: Whether to write `index.sqlite` too, which plain training does not need.
+        checksum: Whether to read the contents and store a checksum of each.
+        force: Whether to read shards even if they have not changed.
         fix_duplicates: Whether to rewrite shards that contain duplicate keys.
         wait: Whether to wait for another process that prepares the dataset.
-        is_locked: Whether the caller holds the lock of the dataset already.
+        is_locked: Whether the caller already holds the lock of the dataset.
         after_kill: Whether the last process that held the lock was killed, see `dataset_lock`.
-        progress: Called with the number of shards that are done, and of all.
+        progress: Called with the number of finished shards and of all shards.
     """
 
     engine: Engine = field(default_factory=Engine)
@@ -148,37 +148,37 @@ def prepare_dataset(
     progress: Progress = no_progress,
     indexing: Indexing | None = None,
 ) -> DatasetInfo:
-    """Make a folder of tar shards a dataset, by files beside the shards and in `.nv-meta`.
+    """Turn a folder of tar shards into a dataset, by files beside the shards and in `.nv-meta`.
 
-    The shards are not touched. Those that have not changed since they were indexed are not
-    read again. At any moment the dataset is what it was, or what it becomes.
+    The shards are not modified, and those that have not changed since they were indexed are not
+    read again. The change is atomic: readers see the dataset as it was, or as it will be.
 
     Args:
         path: The folder.
         split_ratio: Ratio by name of the split.
-        split_parts: Instead of ratios, `NAME:REGEX` for each split.
-        split_by_folder: Instead of these, each folder of shards is a split.
-        split_unit: What is dealt by ratio: "shard", "sample", or "auto" for shards unless there
+        split_parts: `NAME:REGEX` for each split, instead of ratios.
+        split_by_folder: Whether each folder of shards is a split, instead of these.
+        split_unit: What to divide by ratio: "shard", "sample", or "auto" for shards unless there
             are too few of them.
-        shuffle_shards: Whether shards are dealt in a shuffled order, always the same.
-        exclude: Regular expressions; shards in whose path one is found are left out.
+        shuffle_shards: Whether to shuffle shards, always alike, before dividing them.
+        exclude: Regular expressions; shards are excluded if one is found in their paths.
         exclude_from: Quarantine files, or folders of them, whose shards and samples are excluded.
         sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
         field_map: How parts become the fields of the sample type.
-        sample_loader: Instead of it, the code that makes samples: the text of `sample_loader.py`,
-            which readers run if they are allowed to.
+        sample_loader: The code that makes samples, instead of a field map: the text of
+            `sample_loader.py`, which readers run if allowed.
         dataset_yaml_name: Name of the description below `.nv-meta`.
         num_workers: Number of processes that read shards.
-        progress: Called with the number of shards that are done, and of all.
-        indexing: All else about indexing; None for what `num_workers` and `progress` say.
+        progress: Called with the number of finished shards and of all shards.
+        indexing: Further settings; None for those of `num_workers` and `progress`.
 
     Returns:
-        What was found.
+        The shards and their numbers of samples.
 
     Raises:
         DatasetNotFoundError: If there are no shards.
         DatasetBusyError: If another process prepares it.
-        FormatError: If a shard is damaged or a key is there twice.
+        FormatError: If a shard is damaged or a key occurs twice.
         ConfigError: If the arguments are invalid.
         StorageError: If files cannot be read or written.
     """
@@ -218,7 +218,7 @@ def prepare_dataset(
 
 @contextmanager
 def locked(dataset: Path, indexing: Indexing) -> Iterator[Indexing]:
-    """Hold the lock of a dataset, and give how it is indexed by who holds it."""
+    """Hold the lock of a dataset, and yield the settings for its holder."""
     if indexing.is_locked:
         yield indexing
         return
@@ -235,16 +235,16 @@ def index_dataset(
     check: Callable[[frozenset[str]], None] = lambda parts: None,
     rewrite_sqlite: bool = False,
 ) -> DatasetInfo:
-    """Index the shards of a dataset, and say so in `.nv-meta`. Hold the lock of the dataset.
+    """Index the shards of a dataset and write `.nv-meta`. Call it with the dataset's lock held.
 
     Args:
         dataset: The folder.
-        shards: Paths below it, in the order that the index has.
-        indexing: How.
+        shards: Paths below it, in the order of the index.
+        indexing: Settings.
         documents: Returns names and contents of further files of `.nv-meta`.
-        check: Called with the names of all parts before anything is written but the indexes of
-            shards; may raise.
-        rewrite_sqlite: Whether the present SQL index is of no use, whatever it says.
+        check: Called with the names of all parts after the indexes of shards are written and
+            before anything else is; may raise.
+        rewrite_sqlite: Whether to rewrite the SQL index even if it looks current.
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
@@ -288,7 +288,7 @@ def _collected(
     found: list[IndexedShard],
     parts: set[str],
 ) -> Iterator[IndexedShard]:
-    """Yield the shards as they are indexed, note them and their parts, and check all keys."""
+    """Yield the shards as they are indexed, recording them and their parts and checking keys."""
     options = IndexOptions(
         checksum=indexing.checksum, force=indexing.force, durable=not _is_flushed_here(indexing)
     )
@@ -302,7 +302,7 @@ def _collected(
 
 
 def _is_flushed_here(indexing: Indexing) -> bool:
-    """Return whether one flush at the end does, which is much faster with many small shards."""
+    """Return whether one flush at the end is enough, much faster with many small shards."""
     return indexing.engine.name == "local"
 
 
@@ -314,7 +314,7 @@ def _unflushed(dataset: Path, indexing: Indexing, found: Sequence[IndexedShard])
 
 
 def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
-    """Return the shards in whose path none of the regular expressions is found.
+    """Return the shards whose paths match none of the regular expressions.
 
     Raises:
         ConfigError: If nothing is left, or an expression is malformed.
@@ -335,7 +335,7 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
 def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
     """Bring the index of a dataset up to date.
 
-    The shards keep their numbers; those that are new in the folder are not added.
+    The shards keep their numbers; new shards in the folder are not added.
 
     Args:
         path: Folder of the prepared dataset.

@@ -1,7 +1,7 @@
-"""Where shards are indexed: in this process, in processes of this machine, on Dask or on Ray.
+"""Where shards are processed: in this process, in processes of this machine, on Dask or on Ray.
 
-Each engine is a factory of executors as in `concurrent.futures`; what is done with them is the
-same for all and written once, in `run_batches`.
+Each engine is a factory of executors as in `concurrent.futures`; `run_batches` uses all of them
+alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENGINES: tuple[EngineName, ...] = ("local", "dask", "ray")
 MAX_TRIES = 3
 MAX_STARTS = 5
 BATCHES_AHEAD = 4
-"""Batches per worker that are handed over before they are needed."""
+"""Batches per worker that are submitted ahead."""
 
 CONNECT_SECONDS = 20.0
 
@@ -36,9 +36,9 @@ class Workers(NamedTuple):
     """Something that runs functions."""
 
     submit: Callable[..., Future[Any]]
-    """Starts a call of a function with arguments somewhere, and returns what will be its result."""
+    """Submits a call of a function with arguments, and returns a future."""
     number: int
-    """How many run at the same time."""
+    """Number of calls that run at the same time."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Engine:
 
     Args:
         name: "local", "dask" or "ray".
-        address: That of the scheduler or of the head; None starts a cluster on this machine.
-        num_workers: How many processes at most on this machine.
+        address: Address of the scheduler or head; None starts a cluster on this machine.
+        num_workers: Maximum number of processes on this machine.
     """
 
     name: EngineName = "local"
@@ -65,11 +65,11 @@ class Engine:
 
     @property
     def num_local(self) -> int:
-        """How many processes are started on this machine, if it is this machine."""
+        """How many processes are started, if they run on this machine."""
         return min(self.num_workers, len(os.sched_getaffinity(0)))
 
     def open(self) -> AbstractContextManager[Workers]:
-        """Start or join what runs the functions.
+        """Start or join the engine.
 
         Raises:
             MissingExtraError: If the package of the engine is not installed.
@@ -81,17 +81,17 @@ class Engine:
 def run_batches(
     engine: Engine, function: Callable[..., T], batches: Iterable[tuple[Any, ...]]
 ) -> Iterator[tuple[int, T]]:
-    """Call a function with the arguments of each batch, anywhere, and yield what it returns.
+    """Call a function with the arguments of each batch on an engine, and yield the results.
 
-    Calls that fail for a reason that may pass, as a lost worker or a full network, are tried
-    again. The first other error ends everything.
+    Calls that fail for a transient reason, such as a lost worker or an overloaded network, are
+    retried. The first other error ends everything.
 
     Yields:
-        The number of a batch and its result, in the order in which they become ready.
+        The number of a batch and its result, in the order of completion.
 
     Raises:
-        EnergonError: What the function raised.
-        WorkerError: If workers get lost again and again.
+        EnergonError: If the function raised it.
+        WorkerError: If workers are lost again and again.
     """
     todo = list(enumerate(batches))[::-1]
     tries = [0] * len(todo)
@@ -102,7 +102,7 @@ def run_batches(
             try:
                 yield from _run(workers, function, todo, tries)
             except BrokenExecutor as error:
-                # All of its processes are gone; what they were at is in `todo` again.
+                # All of its processes are gone; their work is in `todo` again.
                 if starts == MAX_STARTS:
                     raise WorkerError(
                         f"the processes that read shards died {starts} times; is there too little "
@@ -182,9 +182,9 @@ def _local(engine: Engine) -> Iterator[Workers]:
 
 
 class _Interrupt:
-    """What this process, a worker, does about Ctrl-C: it ends what it is at, tidily.
+    """Handles Ctrl-C in a worker process by ending the present call cleanly.
 
-    It is left to the pool to end the process: as soon as one dies, the pool kills all others.
+    Ending the process is left to the pool: as soon as one dies, the pool kills all others.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ _interrupt = _Interrupt()
 
 
 def begin_worker() -> None:
-    """Let Ctrl-C end the calls of this process, without a traceback, and let it not stay alone."""
+    """Let Ctrl-C end the calls of this process without a traceback, and end it with its parent."""
     signal.signal(signal.SIGINT, _interrupt)
     threading.Thread(target=_leave_with_the_main_process, daemon=True).start()
 
@@ -216,7 +216,7 @@ def _leave_with_the_main_process() -> None:
 
 
 def run_unless_interrupted(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function, or raise SystemExit at Ctrl-C, and from then on."""
+    """Call a function; raise SystemExit at Ctrl-C and ever after."""
     _interrupt.at_work = True
     try:
         if _interrupt.happened:

@@ -1,8 +1,8 @@
-"""All access to files that preparing a dataset needs.
+"""File access for preparing datasets.
 
 Many small files are made durable together: they are written under temporary names, flushed to
-disk with one call, and renamed. Each is there as a whole or not at all. One process at a time
-writes a dataset, and clears away what killed ones have left.
+disk with one call, and renamed, so each appears atomically. One process at a time writes a
+dataset, and removes the leftovers of killed ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.kind import advice
 
 MIN_FLUSH_TOGETHER = 8
-"""Fewer files are flushed one by one, so as not to wait for what others have written."""
+"""Fewer files than this are flushed one by one, not to wait for the writes of others."""
 
 
 class FileState(NamedTuple):
@@ -46,8 +46,8 @@ class FileState(NamedTuple):
 def list_files(dataset: Path) -> list[str]:
     """Return the paths of all files below a folder, relative to it, sorted.
 
-    Links are followed; `.nv-meta` folders are left out. A folder that can be reached in several
-    ways, as those above a link to them, is listed once.
+    Links are followed; `.nv-meta` folders are skipped. A folder that can be reached in several
+    ways, such as one with a link to itself, is listed once.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
@@ -83,12 +83,12 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
 
 
 def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> None:
-    """Write files that exist as a whole or not at all.
+    """Write files atomically.
 
     Args:
         files: Paths and contents.
-        durable: Whether they are on disk when this returns. If not, a power failure may leave
-            files that are truncated, until `flush_files` was called.
+        durable: Whether to flush them to disk. If not, a power failure before `flush_files` may
+            leave truncated files.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
@@ -97,18 +97,18 @@ def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
 
 
 class StagedFiles:
-    """Files that are on disk under temporary names."""
+    """Files on disk under temporary names."""
 
     def __init__(self, files: list[tuple[Path, Path]]) -> None:
         self._files = files
 
     @property
     def temporaries(self) -> list[Path]:
-        """Where they are now."""
+        """Their present paths."""
         return [temporary for temporary, _ in self._files]
 
     def commit(self) -> None:
-        """Give the files their names, in order."""
+        """Rename the files to their final names, in order."""
         for temporary, target in self._files:
             with reporting(target):
                 os.replace(temporary, target)
@@ -156,10 +156,10 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def temporary_file(target: Path) -> Iterator[Path]:
-    """Give an empty file beside `target`, which is deleted at the end unless it was renamed.
+    """Yield an empty file beside `target`, which is deleted at the end unless it was renamed.
 
     Raises:
-        StorageError: If it cannot be made.
+        StorageError: If it cannot be created.
     """
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     with reporting(target):
@@ -172,12 +172,12 @@ def temporary_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the system says of a file into an error that says what to do.
+    """Turn an error of the system into one that says what to do.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
         StorageAccessError: If it may not be read or written.
-        StorageError: If anything else is wrong with it, as a full disk.
+        StorageError: If anything else fails, such as on a full disk.
     """
     try:
         yield
@@ -229,7 +229,7 @@ def _folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def _flush_file_system(folder: Path) -> bool:
-    """Flush all that was written to a file system; return whether there is such a call."""
+    """Flush a whole file system; return whether the system supports that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync = getattr(ctypes.CDLL(None), "syncfs", None)
@@ -244,9 +244,9 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the right to write a dataset. It ends with the process, however that ends.
+    """Hold the exclusive right to write a dataset. It ends with the process, however that ends.
 
-    Yields whether the last process that held it was killed: then nobody knows what it has done.
+    Yields whether the last holder was killed: then the state of its work is unknown.
 
     Args:
         dataset: Its folder.
@@ -302,7 +302,7 @@ def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
 
 
 def _sign(lock: FileLock) -> None:
-    """Note who holds the lock; on a full disk nobody does."""
+    """Write down who holds the lock, unless the disk is full."""
     about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with suppress(OSError):
         os.ftruncate(lock.descriptor, 0)
@@ -323,17 +323,17 @@ _INDEX_SUFFIXES = (".tar.idx", ".tar.parts")
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a file has the name of one that is not complete yet."""
+    """Return whether a file has the name of an incomplete one."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> list[str]:
-    """Delete the temporary files in a folder that would have got one of our names.
+    """Delete the temporary files in a folder that were to get one of our names.
 
     Call it only while nobody else writes these files.
 
     Returns:
-        The names of what was deleted.
+        The names of the deleted files.
     """
     found = []
     for name in os.listdir(folder):
@@ -345,7 +345,7 @@ def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bo
 
 
 def clear_leftovers(dataset: Path, shards: Iterable[str]) -> None:
-    """Delete what killed preparations of a dataset have left. Hold its lock for that."""
+    """Delete the leftovers of killed preparations. Call it with the dataset's lock held."""
     for folder in {(dataset / shard).parent for shard in shards}:
         remove_leftovers(folder, lambda name: name.endswith(_INDEX_SUFFIXES))
     remove_leftovers(dataset / META, lambda name: True)

@@ -1,4 +1,4 @@
-"""Deal shards and samples to train, val, test or any other splits."""
+"""Divide shards and samples between splits: train, val, test or any others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_NAMES = ("train", "val", "test")
 
 
 def parse_ratio(text: str) -> dict[str, float]:
-    """Return the ratio of each split, as written in "8,1,1" or "train:9,holdout:1".
+    """Return the ratio of each split from text such as "8,1,1" or "train:9,holdout:1".
 
     Raises:
         ConfigError: If the text is malformed.
@@ -54,9 +54,9 @@ def parse_ratio(text: str) -> dict[str, float]:
 
 
 def split_by_ratio(shards: Sequence[T], ratios: Mapping[str, float]) -> dict[str, Sequence[T]]:
-    """Deal every shard to a split, consecutive ones together.
+    """Assign every shard to a split, consecutive ones together.
 
-    No shard is left out, and each split with a ratio above 0 gets one if there are enough.
+    Each split with a ratio above 0 gets at least one shard if there are enough.
 
     Example:
         >>> split_by_ratio(["a", "b", "c", "d"], {"train": 98, "val": 1, "test": 1})
@@ -85,16 +85,16 @@ def split_by_ratio(shards: Sequence[T], ratios: Mapping[str, float]) -> dict[str
 def split_samples_by_ratio(
     counts: Mapping[str, int], ratios: Mapping[str, float]
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, tuple[int, int]]]]:
-    """Deal every sample to a split, consecutive ones together; splits may share shards.
+    """Assign every sample to a split, consecutive ones together; splits may share shards.
 
-    No sample is left out, and each split with a ratio above 0 gets one if there are enough.
+    Each split with a ratio above 0 gets at least one sample if there are enough.
 
     Args:
         counts: Number of samples by shard.
         ratios: Ratio by name of the split.
 
     Returns:
-        The shards of each split, and for those that it shares which samples are its own, as in
+        The shards of each split, and for shared ones the range of its own samples, as in
         `energon.formats.meta.split.Split`.
 
     Example:
@@ -119,7 +119,7 @@ def split_samples_by_ratio(
 
 
 def split_by_folder(shards: Sequence[str]) -> dict[str, list[str]]:
-    """Make each folder of shards a split: the first folder in which their paths differ.
+    """Make each folder of shards a split: the first folder in which the paths differ.
 
     Example:
         >>> split_by_folder(["shards/train/0.tar", "shards/train/1.tar", "shards/val/0.tar"])
@@ -151,7 +151,7 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
     Args:
         shards: Paths below the dataset folder.
         patterns: As in `train:shards/train_.*`: a name and a regular expression for the
-            beginning of a path, in which braces are expanded first. Names may come again.
+            beginning of a path, in which braces are expanded first. Names may occur repeatedly.
 
     Raises:
         ConfigError: If a pattern is malformed or matches no shard.
@@ -190,7 +190,7 @@ SHUFFLE_SEED = 42
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """How a dataset is to be split, see `energon.prepare.dataset.prepare_dataset`.
+    """How to split a dataset, see `energon.prepare.dataset.prepare_dataset`.
 
     Raises:
         ConfigError: If it is invalid.
@@ -216,7 +216,7 @@ class SplitRequest:
             raise ConfigError(f"split_unit {self.unit!r}: expected one of {', '.join(UNITS)}")
 
     def check(self, shards: Sequence[str]) -> None:
-        """Check before anything is written that the request fits the shards.
+        """Check the request against the shards before anything is written.
 
         Raises:
             ConfigError: If a pattern matches none of them, or a quarantine file is invalid.
@@ -232,12 +232,12 @@ class SplitRequest:
 def check_excluded(
     dataset: Path, request: SplitRequest, present: Split | None, shards: Sequence[str]
 ) -> None:
-    """Check that all that is excluded is there, or was when the dataset was last prepared.
+    """Check that excluded shards exist, or did when the dataset was last prepared.
 
     Args:
         dataset: The folder.
-        request: How it is to be split.
-        present: Its splits so far.
+        request: How to split it.
+        present: Its present splits.
         shards: All shards on disk.
 
     Raises:
@@ -257,14 +257,14 @@ def check_excluded(
 
 
 def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | None) -> Split:
-    """Return the splits of a dataset. What was excluded before stays excluded.
+    """Return the splits of a dataset. Present exclusions are kept.
 
     Entries for shards that the dataset no longer has are dropped.
 
     Args:
         info: Its shards.
         request: How to split it.
-        present: Its splits so far, if there are any.
+        present: Its present splits, if any.
     """
     shards = list(info.shard_counts)
     exclude = dict.fromkeys(() if present is None else present.exclude)
