@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
 from energon.plan.subset import include_ordinals, resolve_range
+from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
 from energon.sources.webdataset import included
+from energon.stages.read import LateRowsOfLeaf
 
 
 class NumberedSource(SingleSource, ABC):
-    """The samples of a split, numbered from 0. Items of the whole dataset are numbered through.
+    """The samples of a split, numbered from 0. Items are numbered over the whole dataset.
 
     Args:
         path: Path or address of the dataset.
@@ -85,3 +87,29 @@ class NumberedSource(SingleSource, ABC):
     def _why_empty(self) -> str:
         count = self.last - self.first
         return f"split {self.split_part!r} has {count} samples, of which none is left"
+
+
+class LateSource(NumberedSource):
+    """A numbered source that reads many samples at once, and makes each when its turn comes."""
+
+    @abstractmethod
+    def read_late(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> LateRowsOfLeaf:
+        """Read samples, in the order of `ordinals`; see `Source.read`."""
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> list[CrudeSample]:
+        """Return samples, in the order of `ordinals`; see `Source.read`."""
+        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        late = self.read_late(ordinals, restore_keys=keys, subflavors=subflavors)
+        return list(late.between(0, len(ordinals)))

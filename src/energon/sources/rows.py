@@ -28,7 +28,7 @@ from energon.sources.columns import (
 )
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
-from energon.sources.numbered import NumberedSource
+from energon.sources.numbered import LateSource
 from energon.sources.row_kind import RowOptions, file_of_part
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RowGroups(Protocol):
         """Return a file, open for reading ranges."""
 
 
-class RowSource(NumberedSource):
+class RowSource(LateSource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -156,18 +156,6 @@ class RowSource(NumberedSource):
             "range": [self.first, self.last, self.start, self.stop],
         }
         return content_fingerprint(len(self), content)
-
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples, in the order of `ordinals`; see `Source.read`."""
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        late = self.read_late(ordinals, restore_keys=keys, subflavors=subflavors)
-        return list(late.between(0, len(ordinals)))
 
     def read_late(
         self,

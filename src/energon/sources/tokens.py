@@ -21,10 +21,9 @@ from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
-from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import DatasetKind, Location, content_fingerprint
-from energon.sources.numbered import NumberedSource
+from energon.sources.numbered import LateSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.token_files import TokenCorpus, TokenRows, TokenRuns
@@ -78,7 +77,7 @@ class TokenOptions:
             parse_shares(self.split, origin=self.origin)
 
 
-class TokenSource(NumberedSource):
+class TokenSource(LateSource):
     """The documents of a split of token files, or windows over them, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
@@ -166,18 +165,6 @@ class TokenSource(NumberedSource):
             "range": [self.start, self.stop],
         }
         return content_fingerprint(len(self), content)
-
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples, in the order of `ordinals`; see `Source.read`."""
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        late = self.read_late(ordinals, restore_keys=keys, subflavors=subflavors)
-        return list(late.between(0, len(ordinals)))
 
     def read_late(
         self,
