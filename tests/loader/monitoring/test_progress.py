@@ -8,6 +8,7 @@ from rich.console import Console
 
 from energon import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader
 from energon import get_train_dataset as train
+from energon.loader.monitoring.progress import with_progress
 from tests.datasets import make_crude
 
 
@@ -49,6 +50,22 @@ def test_a_terminal_shows_where_the_run_is(loader):
     loader.close()
     with get_savable_loader(loader.dataset) as plain:
         assert [batch for _, batch in zip(range(12), plain, strict=False)] == found
+
+
+def test_a_cell_of_a_notebook_is_drawn_over(loader):
+    pages = []
+
+    def show(html):
+        pages.append(html)
+        return lambda html: pages.append(f"again: {html}")
+
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    shown = with_progress(loader, console, show=show)
+    assert len([batch for _, batch in zip(range(12), shown, strict=False)]) == 12
+    shown.close()
+    assert pages[0].startswith("<pre>1 batch ·")
+    assert pages[-1].startswith("again: <pre>12 batches ·")
+    assert "ds/train" in pages[-1]
 
 
 def test_a_file_gets_the_batches_and_no_text(loader):

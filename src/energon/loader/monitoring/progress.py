@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from energon.errors import ConfigError
@@ -11,6 +13,8 @@ from energon.messages import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    Draw = Callable[[RenderableType], None]
 
 REFRESH_SECONDS = 0.5
 """The display is drawn again this often at most."""
@@ -32,34 +36,82 @@ class ReportingLoader(Protocol):
         """Return what it has drawn from each dataset."""
 
 
-def with_progress(loader: ReportingLoader, console: Console | None = None) -> Iterator[Any]:
+def with_progress(
+    loader: ReportingLoader,
+    console: Console | None = None,
+    *,
+    show: Callable[[str], Callable[[str], None]] | None = None,
+) -> Iterator[Any]:
     """Yield the batches of a loader, and draw its progress between them.
 
-    Nothing is drawn by another thread, nor where the output is a file: logs have the verdict.
+    Nothing is drawn by another thread, nor if the output is a file: logs have the verdict.
 
     Args:
-        loader: Whose batches.
-        console: Where to; None for standard error, or the cell of the notebook.
+        loader: Provides the batches.
+        console: Where to draw; None for standard error, or the cell of the notebook.
+        show: Shows HTML in a notebook, and returns a function that replaces it; None does so
+            with IPython.
     """
     from rich.console import Console
-    from rich.live import Live
 
     console = console or Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
         yield from loader
         return
-    with Live(console=console, auto_refresh=False) as live:
+    opened = _in_cell(show or _show_in_cell) if console.is_jupyter else _in_terminal(console)
+    with opened as draw:
         next_at = 0.0
         try:
             for batch in loader:
                 begun = time.perf_counter()
                 if begun >= next_at:
-                    live.update(_drawn(loader), refresh=True)
+                    draw(_drawn(loader))
                     now = time.perf_counter()
                     next_at = now + max(REFRESH_SECONDS, (now - begun) / DRAWING_SHARE)
                 yield batch
         finally:
-            live.update(_drawn(loader), refresh=True)
+            draw(_drawn(loader))
+
+
+@contextmanager
+def _in_terminal(console: Console) -> Iterator[Draw]:
+    """Yield a function that draws in a terminal, over what it drew before."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda drawn: live.update(drawn, refresh=True)
+
+
+@contextmanager
+def _in_cell(show: Callable[[str], Callable[[str], None]]) -> Iterator[Draw]:
+    """Yield a function that draws in the cell of a notebook, where rich itself needs ipywidgets."""
+    shown: list[Callable[[str], None]] = []
+
+    def draw(drawn: RenderableType) -> None:
+        page = _html(drawn)
+        if shown:
+            shown[0](page)
+        else:
+            shown.append(show(page))
+
+    yield draw
+
+
+def _show_in_cell(html: str) -> Callable[[str], None]:
+    from IPython.display import HTML, display
+
+    cell = display(HTML(html), display_id=True)
+    return lambda html: cell.update(HTML(html))
+
+
+def _html(drawn: RenderableType) -> str:
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(), record=True, width=100, force_jupyter=False, highlight=False
+    )
+    console.print(drawn)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def _drawn(loader: ReportingLoader) -> RenderableType:
