@@ -11,10 +11,10 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
-from energon.plan.subset import include_ordinals, resolve_range
+from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
-from energon.sources.webdataset import included
+from energon.sources.webdataset import included, places_of
 from energon.stages.read import LateRowsOfLeaf
 
 
@@ -60,16 +60,7 @@ class NumberedSource(SingleSource, ABC):
         Raises:
             IndexError: If there is no such sample.
         """
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        inside = ordinals + self.start
-        if len(self.excluded):
-            inside = include_ordinals(inside, self.excluded)
-        return np.asarray(inside + self.first)
+        return np.asarray(places_of(self, ordinals) + self.first)
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key."""

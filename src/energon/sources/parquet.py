@@ -327,23 +327,23 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
     """
     configs = {config.name: config for config in files.card()}
     names = [found.key for found in files.found]
-    wanted = options.config
-    if wanted is None and configs:
+    chosen = options.config
+    if chosen is None and configs:
         given = [config.name for config in configs.values() if config.is_default]
         if not given and len(configs) > 1:
             raise ConfigError(
                 f"{options.origin or redact(files.address)}: has the configurations "
                 f"{', '.join(configs)}; say which to read, as in `read: {{config: {min(configs)}}}`"
             )
-        wanted = given[0] if given else min(configs)
-    if wanted is None:
+        chosen = given[0] if given else min(configs)
+    if chosen is None:
         return _splits_of(names)
-    if wanted not in configs:
+    if chosen not in configs:
         raise ConfigError(
-            f"{options.origin}: read: {redact(files.address)} has no configuration {wanted!r}, "
+            f"{options.origin}: read: {redact(files.address)} has no configuration {chosen!r}, "
             f"only {', '.join(configs) or 'one without a name'}"
         )
-    splits = {split: files.matching(patterns) for split, patterns in configs[wanted].splits.items()}
+    splits = {split: files.matching(patterns) for split, patterns in configs[chosen].splits.items()}
     return _splits_of(splits[""]) if "" in splits else splits
 
 

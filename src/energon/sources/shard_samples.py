@@ -212,11 +212,11 @@ def _read_parts(
     names: tuple[str, ...],
     numbers: NDArray[np.int64],
     meta: Sequence[Any],
-    wanted: PartNames | PartFilter | None,
+    chosen: PartNames | PartFilter | None,
 ) -> list[CrudeSample] | SlicedRows:
     """Return samples with these parts, a row of numbers per sample and a column per name."""
-    if wanted is not None and not wanted.issuperset(names):
-        places = [place for place, name in enumerate(names) if name in wanted]
+    if chosen is not None and not chosen.issuperset(names):
+        places = [place for place, name in enumerate(names) if name in chosen]
         names, numbers = tuple(names[place] for place in places), numbers[:, places]
     if not names:
         return join_rows((), meta, ())

@@ -217,7 +217,7 @@ class WebdatasetSource:
         Shards that are not open yet are opened together, so that waiting for a distant store
         does not add up. Those that cannot be opened are left out.
         """
-        raw = self._raw_indices(ordinals)
+        raw = places_of(self, ordinals)
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
         numbers = sorted(set(shards.tolist()))
         opened_shards = self._pool.open_together(self.open_shard, numbers)
@@ -231,7 +231,7 @@ class WebdatasetSource:
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample lies."""
-        raw = int(self._raw_indices(np.array([ordinal]))[0])
+        raw = int(places_of(self, np.array([ordinal]))[0])
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
         index = raw - int(self.bounds[shard]) + int(self.firsts[shard])
         table = self.open_shard(shard).table
@@ -275,7 +275,7 @@ class WebdatasetSource:
 
     def shard_of(self, ordinal: int) -> str:
         """Return the shard of a sample, without opening it."""
-        raw = self._raw_indices(np.array([ordinal]))[0]
+        raw = places_of(self, np.array([ordinal]))[0]
         return self.shards[int(np.searchsorted(self.bounds, raw, side="right")) - 1]
 
     def check_field_map(self, field_map: FieldMap) -> None:
@@ -327,16 +327,6 @@ class WebdatasetSource:
             except EnergonError:
                 yield None
 
-    def _raw_indices(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self.path}: split {self.split_part!r} has samples 0 to {len(self) - 1}, not "
-                f"{outside[0]}"
-            )
-        ordinals = ordinals + self.start
-        return include_ordinals(ordinals, self.excluded) if len(self.excluded) else ordinals
-
     def _read_shards(
         self,
         ordinals: NDArray[np.int64],
@@ -344,7 +334,7 @@ class WebdatasetSource:
         subflavors: Mapping[str, Any] | None,
     ) -> tuple[NDArray[np.int64], list[list[CrudeSample] | SlicedRows]]:
         """Return samples shard by shard, and the places in `ordinals` of those."""
-        raw = self._raw_indices(ordinals)
+        raw = places_of(self, ordinals)
         order = np.argsort(raw, kind="stable")
         raw = raw[order]
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
@@ -421,12 +411,30 @@ def _in_order(
 
 
 class _Numbered(Protocol):
-    """A source that leaves samples of its split out, and is narrowed to a range of the rest."""
+    """A source that excludes samples of its split, and is narrowed to a range of the rest."""
 
+    path: AnyPath
+    split_part: str
     start: int
     excluded: NDArray[np.int64]
 
     def __len__(self) -> int: ...
+
+
+def places_of(source: _Numbered, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places in the split of samples, counting excluded ones.
+
+    Raises:
+        IndexError: If there is no such sample.
+    """
+    outside = ordinals[(ordinals < 0) | (ordinals >= len(source))]
+    if len(outside):
+        raise IndexError(
+            f"{source.path}: split {source.split_part!r} has samples 0 to {len(source) - 1}, not "
+            f"{outside[0]}"
+        )
+    places = ordinals + source.start
+    return include_ordinals(places, source.excluded) if len(source.excluded) else places
 
 
 def included(source: _Numbered, place: int) -> list[int]:
