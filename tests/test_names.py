@@ -22,7 +22,7 @@ def modules():
 JSONL_AT_HOME = {
     "formats/meta/jsonl.py": "the format",
     "prepare/jsonl.py": "indexes, splits and upkeep",
-    "sources/jsonl.py": "the kind",
+    "sources/tables/jsonl.py": "the kind",
     "metadataset/kind.py": "the registry",
 }
 JSONL_TABLES = {

@@ -12,7 +12,7 @@ from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.verify import verify_dataset
-from energon.sources.jsonl import JsonlSource
+from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import make_captions, make_crude

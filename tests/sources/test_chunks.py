@@ -23,7 +23,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES
 from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
-from energon.sources.row_kind import RowOptions
+from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run
 from tests.task_encoder.runs import config
 

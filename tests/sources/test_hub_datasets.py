@@ -14,10 +14,10 @@ from energon.errors import FormatError
 from energon.formats.parquet import parse_card
 from energon.io.files import forget_stores
 from energon.metadataset.kind import dataset_kind
-from energon.sources.parquet import ParquetOptions, ParquetSource
+from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.servers.hub import hub
-from tests.sources.test_parquet import Encoder, numbers, write_rows
+from tests.sources.tables.test_parquet import Encoder, numbers, write_rows
 from tests.task_encoder.runs import config
 
 ADDRESS = "hf://datasets/me/texts"

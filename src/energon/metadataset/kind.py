@@ -64,7 +64,7 @@ KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
     KindEntry(
         "jsonl",
-        "energon.sources.jsonl:KIND",
+        "energon.sources.tables.jsonl:KIND",
         suffixes=(".jsonl", ".jsonl.gz", ".jsonl.zst"),
         upkeep="energon.prepare.jsonl:UPKEEP",
     ),
@@ -82,8 +82,12 @@ KINDS = (
     KindEntry(
         "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
     ),
-    KindEntry("arrow", "energon.sources.arrow:KIND", holds=("state.json", "dataset_dict.json")),
-    KindEntry("parquet", "energon.sources.parquet:KIND", suffixes=(".parquet",), below=".parquet"),
+    KindEntry(
+        "arrow", "energon.sources.tables.arrow:KIND", holds=("state.json", "dataset_dict.json")
+    ),
+    KindEntry(
+        "parquet", "energon.sources.tables.parquet:KIND", suffixes=(".parquet",), below=".parquet"
+    ),
     KindEntry("mds", "energon.sources.chunks:MDS", holds=_INDEXES, says="shards"),
     KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
     KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),

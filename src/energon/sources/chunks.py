@@ -38,7 +38,7 @@ from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_document
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.extents import Extents, PartFilter, read_spans
-from energon.sources.row_kind import ItemSource, RowKind, RowOptions, file_of_part
+from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
 from energon.utf8 import decode_utf8
 
 HELD_BYTES = 512 << 20

@@ -43,8 +43,8 @@ from energon.messages import warn_once
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.row_kind import ItemSource, RowKind, RowOptions
 from energon.sources.shards import ShardPool
+from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions
 from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")

@@ -18,7 +18,10 @@ from energon.formats.parquet import ParquetFooter
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, note_sources
-from energon.sources.columns import (
+from energon.sources.extents import Extents, PartFilter
+from energon.sources.kinds import Location, content_fingerprint
+from energon.sources.numbered import LateSource
+from energon.sources.tables.columns import (
     class_name,
     class_names,
     column_values,
@@ -26,10 +29,7 @@ from energon.sources.columns import (
     is_file,
     plain_type,
 )
-from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import Location, content_fingerprint
-from energon.sources.numbered import LateSource
-from energon.sources.row_kind import RowOptions, file_of_part
+from energon.sources.tables.row_kind import RowOptions, file_of_part
 
 if TYPE_CHECKING:
     import pyarrow as pa

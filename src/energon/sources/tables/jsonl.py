@@ -53,7 +53,7 @@ from energon.sources.kinds import DatasetKind, Location, content_fingerprint
 from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
-from energon.sources.unpacked_file import MAX_SLICES, UnpackedFile
+from energon.sources.tables.unpacked_file import MAX_SLICES, UnpackedFile
 from energon.utf8 import decode_utf8
 
 

@@ -31,8 +31,8 @@ from energon.errors import FormatError, TruncatedError
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
-from energon.sources import parquet_files
-from energon.sources.parquet import ParquetGroups, ParquetOptions, ParquetSource
+from energon.sources.tables import parquet_files
+from energon.sources.tables.parquet import ParquetGroups, ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind
@@ -490,7 +490,7 @@ def test_captions_are_loaded_as_typed_samples(tmp_path):
 NO_PANDAS = """
 import sys
 import numpy as np
-from energon.sources.parquet import ParquetSource
+from energon.sources.tables.parquet import ParquetSource
 ParquetSource(sys.argv[1]).read(np.arange(3))
 assert "pandas" not in sys.modules
 """

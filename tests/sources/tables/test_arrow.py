@@ -11,8 +11,8 @@ import pytest
 from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
 from energon.errors import FormatError, TruncatedError
 from energon.metadataset.kind import dataset_kind
-from energon.sources.arrow import ArrowSource
-from energon.sources.row_kind import RowOptions
+from energon.sources.tables.arrow import ArrowSource
+from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.task_encoder.runs import config

@@ -29,9 +29,9 @@ from energon.limits import DECODED_BYTES
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.extents import PartFilter
-from energon.sources.parquet_files import SUFFIX, ParquetFiles, is_pattern
-from energon.sources.row_kind import RowKind, RowOptions, row_config
-from energon.sources.rows import RowSource
+from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles, is_pattern
+from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
+from energon.sources.tables.rows import RowSource
 
 if TYPE_CHECKING:
     import pyarrow as pa

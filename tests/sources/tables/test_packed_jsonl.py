@@ -15,9 +15,9 @@ from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.jsonl import prepare_jsonl
-from energon.sources import unpacked_file
 from energon.sources.files.open import open_file_store
-from energon.sources.jsonl import JsonlSource
+from energon.sources.tables import unpacked_file
+from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run
 from tests.servers.places import open_place
 from tests.sources.distant import train, upload

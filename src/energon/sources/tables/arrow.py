@@ -30,8 +30,8 @@ from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
 from energon.sources.extents import PartFilter
-from energon.sources.row_kind import RowKind, RowOptions
-from energon.sources.rows import RowSource
+from energon.sources.tables.row_kind import RowKind, RowOptions
+from energon.sources.tables.rows import RowSource
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,1 @@
+"""Kinds of datasets whose samples are rows: Parquet, Arrow and JSON Lines."""
