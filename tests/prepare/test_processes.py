@@ -65,3 +65,51 @@ def test_a_tokenizer_in_the_running_program_is_refused(tmp_path):
         pack_tokens(
             [str(tmp_path / "texts.jsonl")], tmp_path / "out", TokenizeOptions("__main__:encode")
         )
+
+
+BESIDE = """
+import multiprocessing
+import os
+import sys
+import threading
+
+from energon.prepare.processes import process_context
+
+
+def own():
+    sys.exit(23)
+
+
+class Probe:
+    # Is pickled while a process is started: then other threads start some, too.
+    def __reduce__(self):
+        thread = threading.Thread(target=start_one)
+        thread.start()
+        thread.join()
+        return int, ()
+
+
+def start_one():
+    for method in ("spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=own)
+        process.start()
+        process.join()
+        print(method, process.exitcode)
+
+
+if __name__ == "__main__":
+    process = process_context("json").Process(target=print, args=("it", Probe()))
+    process.start()
+    process.join()
+    print(process.exitcode, os.path.basename(__file__))
+"""
+
+
+def test_other_threads_start_processes_that_import_the_program_meanwhile(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(BESIDE)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["spawn 23", "forkserver 23", "it 0", "0 program.py"]

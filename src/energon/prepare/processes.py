@@ -1,31 +1,22 @@
-"""Processes that run functions of this package, whatever program has asked for them."""
+"""Processes that run functions of this package, whatever program has asked for them.
+
+They do not import the main program. It would run all of it once more in a program without
+`if __name__ == "__main__":`, and they need nothing of it: see `portable`.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from collections.abc import Callable
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
 from typing import Any
 
 _MAIN = ("__main__", "__mp_main__")
-
-
-class _ProcessWithoutMain(ForkServerProcess):
-    """Does not import the main program.
-
-    It would run all of it once more in a program without `if __name__ == "__main__":`, and needs
-    nothing of it: see `portable`.
-    """
-
-    def start(self) -> None:
-        with _main_hidden():
-            super().start()
-
-
-class _Context(ForkServerContext):
-    Process = _ProcessWithoutMain
+_ABOUT_MAIN = ("init_main_from_name", "init_main_from_path")
+"""What tells a process where the main program is."""
 
 
 def process_context(preload: str) -> ForkServerContext:
@@ -33,6 +24,54 @@ def process_context(preload: str) -> ForkServerContext:
     context = _Context()
     context.set_forkserver_preload([preload])
     return context
+
+
+class _Popen(popen_forkserver.Popen):
+    """Starts a process as its base does, without telling it where the main program is.
+
+    Hiding the program from multiprocessing for that long would hide it from other threads, too,
+    whose processes need it.
+    """
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        content = self._message(process_obj)
+        self.sentinel, pipe = forkserver.connect_to_new_process(self._fds)
+        # The process takes its parent for alive as long as this copy is open.
+        copy = os.dup(pipe)
+        self.finalizer = util.Finalize(self, _close, (copy, self.sentinel))
+        with open(pipe, "wb") as file:
+            file.write(content)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+    def _message(self, process_obj: Any) -> bytes:
+        """Return what the new process reads: how to prepare itself, and what to run."""
+        about = spawn.get_preparation_data(process_obj._name)
+        preparation = {name: about[name] for name in about if name not in _ABOUT_MAIN}
+        file = io.BytesIO()
+        set_spawning_popen(self)  # of this thread: descriptors are passed through it
+        try:
+            for each in (preparation, process_obj):
+                reduction.dump(each, file)
+        finally:
+            set_spawning_popen(None)
+        return file.getvalue()
+
+
+def _close(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:
+        return _Popen(process_obj)
+
+
+class _Context(ForkServerContext):
+    Process = _Process
 
 
 def portable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,21 +91,3 @@ class _Packed:
 
     def __call__(self, *arguments: Any) -> Any:
         return pickle.loads(self.packed)(*arguments)
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Leave multiprocessing without a way to find the main program again.
-
-    It goes by these two attributes, and takes a program without them for an interactive one.
-    """
-    main = sys.modules["__main__"]
-    names = vars(main)
-    kept: dict[str, Any] = {name: names[name] for name in ("__spec__", "__file__") if name in names}
-    for name in kept:
-        del names[name]
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        names.update(kept)
