@@ -18,7 +18,7 @@ def picture(mode="RGB", size=(21, 13)):
     pixels = np.random.default_rng(1).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     if mode == "I;16":
-        return Image.fromarray(pixels[:, :, 0].astype(np.uint16))
+        return Image.fromarray(pixels[:, :, 0] * np.uint16(257))
     return image.convert(mode)
 
 
@@ -43,7 +43,10 @@ FILES = [
 def test_every_spec_gives_what_pillow_gives(data, spec):
     library, mode, floats = image_spec(spec)
     found = decode_image(data, image_spec(spec))
-    expected = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+    image = Image.open(io.BytesIO(data))
+    if image.mode.startswith("I"):  # of which Pillow makes white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    expected = np.asarray(image.convert(mode))
     if library == "pil":
         assert found.mode == mode
         assert np.array_equal(np.asarray(found), expected)
@@ -92,3 +95,31 @@ def test_image_bombs_are_refused(monkeypatch):
 def test_unknown_specs_are_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="torchrgb8"):
         image_spec("RGB")
+
+
+def grey(values, file_format):
+    buffer = io.BytesIO()
+    Image.fromarray(values.astype(np.uint16)).save(buffer, file_format)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF", "PPM", "JPEG2000"])
+def test_grey_values_of_16_bits_keep_their_brightness(file_format, caplog):
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    data = grey(ramp, file_format)
+    found = decode_image(data, image_spec("l8")).astype(int)
+    assert np.abs(found - (ramp >> 8)).max() <= (1 if file_format == "JPEG2000" else 0)
+    assert np.array_equal(decode_image(data, image_spec("rgb8"))[:, :, 1], found)
+    assert decode_image(data, image_spec("torchrgb")).max() == 1
+    assert np.asarray(decode_image(data, image_spec("pill"))).max() == 255
+    assert SampleDecoder("l8", image_size=16).decode("a.png", data).shape == (16, 16)
+    assert caplog.messages == []
+
+
+def test_numbers_in_16_bits_that_become_black_are_said(caplog):
+    labels = np.arange(16).reshape(4, 4)
+    assert not decode_image(grey(labels, "PNG"), image_spec("l8")).any()
+    assert "no value above 15, so its upper 8 bits" in caplog.text
+    caplog.clear()
+    decode_image(grey(np.zeros((4, 4)), "PNG"), image_spec("l8"))
+    assert caplog.messages == []

@@ -8,6 +8,7 @@ first; numpy makes floats of it, in one pass and one thread.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +18,12 @@ from numpy.typing import NDArray
 from energon.decode.resize import Box, Resize, cut, reduced, resize_image, resize_pixels
 from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
+from energon.messages import warn_once
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+logger = logging.getLogger("energon")
 
 EXTENSIONS = frozenset(
     {
@@ -165,7 +169,7 @@ def _open(
         if is_jpeg and factor > 1:
             image.draft(None, (width // factor, height // factor))
         image.load()
-        converted = image.convert(mode)
+        converted = _in_8_bits(image).convert(mode)
         if resize is None:
             return converted
         if factor > 1 and converted.size == (width, height):
@@ -186,6 +190,32 @@ def _open(
         raise DecodeError(
             f"{len(data)} bytes that begin with {data[:8]!r} are not a whole image: {reason}"
         ) from error
+
+
+_UP_TO_16 = ("PNG", "PPM")
+"""Formats in which white is the highest of 16 bits also where Pillow takes 32 for them."""
+
+
+def _in_8_bits(image: Image) -> Image:
+    """Return an image whose grey values have 8 bits: of 16, the upper ones.
+
+    Of colors with 16 bits, Pillow keeps these; grey values above 255 it would turn into white.
+    """
+    if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in _UP_TO_16)):
+        return image
+    from PIL.Image import fromarray
+
+    values = np.asarray(image)
+    if values.size and 0 < values.max() < 1 << 8:
+        warn_once(
+            logger,
+            "16 bits without upper ones",
+            "an image has 16 bits per pixel and no value above %d, so its upper 8 bits, which "
+            "become the image, are black; if its values are numbers and not brightness, have the "
+            "decoder leave them as bytes, and decode those in a cooker",
+            values.max(),
+        )
+    return fromarray((values >> 8).astype(np.uint8))
 
 
 def _jpeg_pixels(
