@@ -90,13 +90,13 @@ class StorageError(EnergonError, OSError):
     Args:
         message: What happened where.
         transient: Whether the same request may well succeed when it is made again.
-        refused: Whether nothing listened at the address.
+        unreachable: Whether there is no such host, or nothing that listens there.
     """
 
-    def __init__(self, message: str, *, transient: bool = False, refused: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
         self.transient = transient
-        self.refused = refused
+        self.unreachable = unreachable
 
 
 class StorageAccessError(StorageError, PermissionError):

@@ -7,7 +7,12 @@ import time
 
 import pytest
 
-from energon.errors import DatasetNotFoundError, StorageAccessError, StorageTimeoutError
+from energon.errors import (
+    DatasetNotFoundError,
+    StorageAccessError,
+    StorageError,
+    StorageTimeoutError,
+)
 from energon.io import retries
 from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
@@ -68,20 +73,52 @@ def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch)
     assert any("x.bin: no answer yet" in line for line in lines(caplog))
 
 
-def test_refused_connections_end_in_time_and_say_how_to_change_that(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:{port}", "http://no-such-host.invalid:{port}"]
+)
+def test_servers_that_are_not_there_are_given_up_early_with_advice(address, monkeypatch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.5")
     monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1000")
     forget_stores()
-    store, _ = open_store(f"http://127.0.0.1:{port}")
+    store, _ = open_store(address.format(port=port))
     with pytest.raises(
-        StorageTimeoutError, match=r"connection refused.*ENERGON_STORAGE_REFUSED_SECONDS=0\.5 sets"
+        StorageTimeoutError,
+        match=r"(refused|cannot be resolved).*ENERGON_STORAGE_REFUSED_SECONDS=0\.5 sets",
     ) as caught:
         store.read_range("x.bin", 0, 10)
-    assert "Nothing listens there" in str(caught.value)
+    assert "Check the address and the endpoint" in str(caught.value)
     assert store.statistics.snapshot()["requests"] < 1000
-    assert "connection refused; retrying" in lines(caplog)[0]
+    assert "; retrying" in lines(caplog)[0]
+    forget_stores()
+
+
+def test_a_server_that_has_answered_before_is_waited_for():
+    trouble = Retries("s3://b", StorageSettings(refused_seconds=1), None, sleep=len_of_sleep)
+    error = StorageError("s3://b/x: connection refused", transient=True, unreachable=True)
+    long_ago = time.monotonic() - 2
+    with pytest.raises(StorageTimeoutError, match="REFUSED_SECONDS=1 sets"):
+        trouble.failed(error, asked_at=long_ago, begun=long_ago, attempts=1, seconds=300)
+    trouble.answered()
+    trouble.failed(error, asked_at=long_ago, begun=long_ago, attempts=1, seconds=300)
+    with pytest.raises(StorageTimeoutError, match="DEADLINE_SECONDS=300 for how long"):
+        trouble.failed(error, asked_at=long_ago, begun=long_ago - 300, attempts=2, seconds=300)
+
+
+def test_the_host_behind_a_bucket_is_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
+    forget_stores()
+    store, key = open_store("s3://bucket/x")
+    with pytest.raises(
+        StorageTimeoutError, match=rf"x: connection refused \(127\.0\.0\.1:{port}\)"
+    ):
+        store.info(key)
     forget_stores()
 
 

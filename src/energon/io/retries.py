@@ -62,15 +62,17 @@ class Retries:
         self._renewed_at = -RENEW_SECONDS
         self._failures = 0
         self._began = self._last = 0.0
-        self._refused_since: float | None = None
+        self._unreachable_since: float | None = None
+        self._was_found = False
 
     def answered(self) -> None:
         """Record that the store has answered as it should."""
+        self._was_found = True
         if not (self._failures or self.is_denied):
             return
         with self._lock:
             self.is_denied = False
-            self._refused_since = None
+            self._unreachable_since = None
             now = time.monotonic()
             # While some requests fail and others do not, it is the same episode.
             if self._failures and now - self._last > SAY_SECONDS / 2:
@@ -103,15 +105,17 @@ class Retries:
                 raise _denied(error) from error
         elif not error.transient:
             raise error
-        self._note(error)
+        self._note(error, asked_at)
         settings, now = self._settings, time.monotonic()
         longest = settings.longest_wait_seconds
-        if error.refused:
+        # A server that has answered before is likely to come back, others need another address.
+        is_lost = error.unreachable and not self._was_found
+        if is_lost:
             longest = min(longest, settings.refused_seconds / 5)
         pause = _random.uniform(0.0, min(longest, settings.first_wait_seconds * 2**attempts / 2))
         gives_up = attempts >= settings.attempts or now + pause - begun > seconds
-        if error.refused and self._refused_since is not None:
-            gives_up |= now + pause - self._refused_since > settings.refused_seconds
+        if is_lost and self._unreachable_since is not None:
+            gives_up |= now + pause - self._unreachable_since > settings.refused_seconds
         if gives_up:
             raise StorageTimeoutError(
                 f"{error}; gave up after {counted(attempts, 'attempt')} in {now - begun:.1f} s. "
@@ -135,22 +139,22 @@ class Retries:
             seconds,
         )
 
-    def _note(self, error: StorageError) -> None:
+    def _note(self, error: StorageError, asked_at: float) -> None:
         """Count a failure in the present episode, or start a new one."""
         with self._lock:
             now = time.monotonic()
             if not self._failures or now - self._last > CALM_SECONDS:
-                self._failures, self._began, self._refused_since = 0, now, None
+                self._failures, self._began, self._unreachable_since = 0, now, None
             self._failures += 1
             self._last = now
-            if not error.refused:
-                self._refused_since = None
-            elif self._refused_since is None:
-                self._refused_since = now
+            if not error.unreachable:
+                self._unreachable_since = None
+            elif self._unreachable_since is None:
+                self._unreachable_since = asked_at
 
     def _say(self, error: StorageError, begun: float, seconds: float) -> None:
         now = time.monotonic()
-        if error.refused:
+        if error.unreachable and not self._was_found:
             name, limit = "REFUSED_SECONDS", min(seconds, self._settings.refused_seconds)
         else:
             name, limit = "DEADLINE_SECONDS", seconds
@@ -170,11 +174,12 @@ class Retries:
 
     def _advice(self, error: StorageError) -> str:
         settings = self._settings
-        if error.refused:
+        if error.unreachable and not self._was_found:
             return (
-                f"Nothing listens there; is the address right, and the server running? "
-                f"{PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets how long refused "
-                f"connections are retried, {PREFIX}ATTEMPTS={settings.attempts} how often"
+                "Check the address and the endpoint, that the server is running, and that this "
+                f"machine can reach it. {PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets "
+                "how long a server that has never answered is tried, "
+                f"{PREFIX}ATTEMPTS={settings.attempts} how often"
             )
         return (
             "Is the store reachable, and can it serve this many requests? "

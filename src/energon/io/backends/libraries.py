@@ -25,7 +25,7 @@ from energon.errors import (
 )
 from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_errors import REFUSED, cause_of, changed
+from energon.io.backends.object_errors import UNREACHABLE, cause_of, changed
 
 CHUNK_BYTES = 8 << 20
 
@@ -174,7 +174,9 @@ class FsspecBackend(LibraryBackend):
     def _translate(self, error: Exception, place: str) -> StorageError:
         transient = isinstance(error, OSError)
         cause = cause_of(error)
-        return StorageError(f"{place}: {cause}", transient=transient, refused=cause == REFUSED)
+        return StorageError(
+            f"{place}: {cause}", transient=transient, unreachable=cause in UNREACHABLE
+        )
 
 
 def _fsspec_info(key: str, found: Any) -> ObjectInfo:

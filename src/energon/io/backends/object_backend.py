@@ -27,8 +27,8 @@ from energon.errors import (
 )
 from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.object_errors import (
-    REFUSED,
     TRANSIENT_STATUS,
+    UNREACHABLE,
     cause_of,
     changed,
     translate,
@@ -327,7 +327,9 @@ def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator
         raise
     except OSError as error:
         cause = cause_of(error)
-        raise StorageError(f"{place}: {cause}", transient=True, refused=cause == REFUSED) from None
+        raise StorageError(
+            f"{place}: {cause}", transient=True, unreachable=cause in UNREACHABLE
+        ) from None
     except (HTTPException, ValueError) as error:
         raise StorageError(
             f"{place}: the answer is not HTTP ({type(error).__name__})", transient=True

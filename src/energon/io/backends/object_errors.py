@@ -27,13 +27,17 @@ _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
 """Where cloud machines obtain the credentials of their role."""
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 REFUSED = "connection refused"
+UNKNOWN_HOST = "the host name cannot be resolved"
+UNREACHABLE = (REFUSED, UNKNOWN_HOST)
+"""Causes that an address is more likely to have than a server."""
+_HOST = re.compile(r"https?://(?:[^/\s@]*@)?([^/\s?()]+)")
 _BAD_LISTING = "InvalidListResponse"
 _CAUSES = {
     _BAD_LISTING: "the listing is truncated or damaged",
     "TooManyRedirects": "the server redirects again and again",
     "ContentLengthInvalid": "the Content-Length of the answer is not a number",
     "Parse(": "the answer is not HTTP",
-    "dns error": "the host name cannot be resolved",
+    "dns error": UNKNOWN_HOST,
     "ConnectionRefused": REFUSED,
     "ConnectionReset": "connection reset",
     "IncompleteBody": "the answer ended early",
@@ -43,7 +47,7 @@ _CAUSES = {
     "TimedOut": "no answer in time",
 }
 _OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (socket.gaierror, "the host name cannot be resolved"),
+    (socket.gaierror, UNKNOWN_HOST),
     (ConnectionRefusedError, REFUSED),
     (ConnectionError, "connection reset"),
     (TimeoutError, "no answer in time"),
@@ -173,7 +177,11 @@ def _connection_error(said: _Said) -> StorageError:
     cause = causes[0] if causes else (kind[1] if kind else said.name)
     transient = kind is not None and "InvalidCertificate" not in said.text
     transient = transient or _BAD_LISTING in said.text
-    return StorageError(f"{said.place}: {cause}", transient=transient, refused=cause == REFUSED)
+    host = _HOST.search(said.text)
+    at = f" ({host[1]})" if host and host[1] not in said.place else ""
+    return StorageError(
+        f"{said.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
+    )
 
 
 _MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | None]], ...] = (
