@@ -207,7 +207,7 @@ def test_only_the_split_that_is_used_has_to_exist(tmp_path):
     )
     assert message(EmptyDatasetError, path, split_part="test") == f"{path}:3: split 'test' is empty"
     assert message(ConfigError, path, split_part="tst") == (
-        f"{path}:3: no split 'tst'; there is 'train', 'val', 'test'; did you mean 'test'?"
+        f"{path}:6: no split 'tst'; there is 'train', 'val', 'test'; did you mean 'test'?"
     )
 
 
@@ -498,3 +498,23 @@ def test_what_is_not_there_may_be_listed_all_the_same(tmp_path):
     document["splits"]["train"]["blend"][0]["path"] += ".yaml"
     with pytest.raises(DatasetNotFoundError):
         traverse_metadataset(document, split_part="train", must_exist=False)
+
+
+def test_a_misspelled_split_is_named_where_it_is_written(tmp_path):
+    make_datasets(tmp_path, "a")
+    path = write(tmp_path / "m.yaml", V2 + "  valid: {path: a}\n  trian: {path: a}\n")
+    assert message(ConfigError, path, split_part="train").startswith(f"{path}:5: no split 'train'")
+    document = {"splits": {"trian": {"path": str(tmp_path / "a")}}}
+    with pytest.raises(ConfigError, match=r"^document\.splits\.trian: no split 'train'"):
+        resolve(document, split_part="train")
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"", ["a", "b"]])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(ConfigError, match="expected the folder of a dataset, the file of a meta"):
+        resolve(path, split_part="train")
+
+
+def test_an_empty_path_is_not_the_folder_of_the_document(tmp_path):
+    path = write(tmp_path / "m.yaml", V2 + '  train: {path: ""}\n')
+    assert message(ConfigError, path, split_part="train") == f"{path}:4: the path is empty"

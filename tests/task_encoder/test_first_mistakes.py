@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
@@ -69,3 +70,19 @@ def test_settings_of_workers_that_are_no_numbers_are_refused():
         WorkerConfig(rank=0, world_size=1, num_workers=0, lanes="8")
     with pytest.raises(ConfigError, match="lanes must be 1 or more, got 0"):
         WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=0)
+
+
+@pytest.mark.parametrize("name", ["repeat", "batch_drop_last"])
+@pytest.mark.parametrize("value", ["no", "False", "", 2, None])
+def test_text_in_place_of_true_or_false_is_refused(captions, name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
+        opened(captions, **{name: value})
+
+
+def test_numbers_from_the_command_line_are_no_numbers_of_batches(captions):
+    dataset = opened(captions, repeat=np.bool_(True), batch_drop_last=0)
+    for name in ("prefetch_factor", "watchdog_timeout_seconds", "restart_patience_seconds"):
+        with pytest.raises(ConfigError, match=f"{name} must be .*, got '2'"):
+            get_loader(dataset, **{name: "2"})
+    with pytest.raises(ConfigError, match="pin_memory must be True or False, got 'no'"):
+        get_loader(dataset, pin_memory="no")

@@ -75,26 +75,29 @@ class LoaderOptions:
                     f"got {getattr(self, name)!r}"
                 )
         for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not hasattr(value, "__index__") or value < 1:
+                raise ConfigError(f"{name} must be 1 or more, as a whole number, got {value!r}")
         for name in (
             "watchdog_timeout_seconds",
             "watchdog_initial_timeout_seconds",
             "verdict_seconds",
         ):
             seconds = getattr(self, name)
-            if seconds is not None and seconds <= 0:
+            if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
                 raise ConfigError(f"{name} must be positive or None, got {seconds!r}")
-        if self.restart_patience_seconds < 0:
-            raise ConfigError(
-                f"restart_patience_seconds must be 0 or more, got {self.restart_patience_seconds!r}"
-            )
+        patience = self.restart_patience_seconds
+        if not (isinstance(patience, int | float) and patience >= 0):
+            raise ConfigError(f"restart_patience_seconds must be 0 or more, got {patience!r}")
         start, stop = self.trace_window
         if not 0 <= start < stop:
             raise ConfigError(
                 "trace_batches must be a number of batches, or the first and the one after the "
                 f"last as in (100, 200), got {self.trace_batches!r}"
             )
+        for name in ("fail_on_timeout", "pin_memory"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.workers == "process" and sys.platform == "win32":
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.split import find_split
-from energon.formats.meta.yaml import plain
+from energon.formats.meta.yaml import plain, where
 from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.messages import nearest
@@ -132,6 +132,11 @@ def resolve(
         EmptyDatasetError: If the split exists but names no dataset.
         DatasetNotFoundError: If the only problem is missing paths; names all of them.
     """
+    if not (isinstance(path, Mapping) or (isinstance(path, str | os.PathLike) and os.fspath(path))):
+        raise ConfigError(
+            f"path={path!r}: expected the folder of a dataset, the file of a metadataset, or its "
+            "document as a dict"
+        )
     walk = _Walk(training, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
@@ -301,6 +306,8 @@ class _Walk:
             asked = "" if origin == document.origin else f", which {origin} asks for"
             close = nearest(part, splits)
             hint = f"; did you mean {close!r}?" if close else ""
+            if close:
+                place = where(document.content._raw["splits"], close)
             raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}{hint}")
         node = splits[part]
         if node is None:
@@ -339,6 +346,8 @@ class _Walk:
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
     def reference(self, node: Reference, context: NodeContext) -> _Branch:
+        if not node.path:
+            raise ConfigError(f"{node.where('path')}: the path is empty")
         path = absolute(node.path, context.folder)
         branch = self.address(path, context.below(node), origin=node.where("path"))
         if not branch.is_leaf:

@@ -30,6 +30,7 @@ class BatchSettings:
         # How small they may be is for the stages to say.
         _check_whole("batch_size", self.batch_size)
         _check_whole("packing_buffer_size", self.packing_buffer_size)
+        _check_flag("batch_drop_last", self.batch_drop_last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class TrainSettings(BatchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_flag("repeat", self.repeat)
         _check_whole("virtual_epoch_length", self.virtual_epoch_length)
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
@@ -81,6 +83,12 @@ def _check_least(least: int, name: str, value: Any) -> None:
 def _check_whole(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, Integral):
         raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    # Text such as "no" counts as true everywhere else in Python.
+    if isinstance(value, str) or value not in (True, False):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
 PARALLEL_SLICES = 16
