@@ -236,9 +236,21 @@ def test_a_dataset_of_which_everything_is_excluded_fails_as_the_loader_does(tmp_
     with pytest.raises(EmptyDatasetError):
         WebdatasetSource(root)
     done = run("lint", root)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "split 'train' has no samples" in done.output
     assert "no problems" not in done.output
+
+
+def test_a_split_of_which_everything_is_excluded_is_a_problem_beside_others(tmp_path):
+    root = make_captions(tmp_path / "ds", [2, 1], split_parts=["train:.*000", "val:.*001"])
+    path = root / ".nv-meta/split.yaml"
+    path.write_text(path.read_text().replace("[]", "[shards/001.tar]"))
+    assert run("lint", root, "--split", "train").exit_code == 0
+    done = run("lint", root)
+    assert done.exit_code == 1
+    assert "split 'val' has no samples" in done.output
+    assert "2 samples: 1 problem" in done.output
+    assert run("lint", root, "--split", "val").exit_code == 2
 
 
 def test_where_there_is_nothing_to_look_at_nothing_is_said_to_be_right(tmp_path):

@@ -154,6 +154,10 @@ def test_folders_without_shards_are_refused(tmp_path):
     ("arguments", "message"),
     [
         ({"split_parts": []}, "neither split_ratio nor split_parts"),
+        ({"dataset_yaml_name": "a/b.yaml"}, "expected the name of a file in .nv-meta"),
+        ({"dataset_yaml_name": "split.yaml"}, "expected the name of a file in .nv-meta"),
+        ({"dataset_yaml_name": ".info.yaml"}, "expected the name of a file in .nv-meta"),
+        ({"dataset_yaml_name": "crude"}, "expected the name of a file in .nv-meta"),
         ({"sample_type": "CaptoinSample"}, "did you mean 'CaptioningSample'"),
         ({"sample_type": "TextSample", "field_map": {"txt": "txt"}}, "no field 'txt'"),
         ({"sample_type": "TextSample"}, "needs the field 'text'"),

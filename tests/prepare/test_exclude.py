@@ -53,9 +53,22 @@ def test_prepare_refuses_what_a_list_excludes_in_vain(root, tmp_path):
     assert load_split(root).exclude == []
 
 
-def test_prepare_warns_of_an_expression_that_matches_nothing(root, caplog):
-    prepare(root, exclude=["nothing", "002"])
-    assert "exclude 'nothing' matches none of 3 shards" in caplog.text
+@pytest.mark.parametrize(
+    ("expression", "hint"),
+    [("nothing", ", like 'shards/000.tar'"), ("shards/02.tar", "; did you mean 'shards/002.tar'?")],
+)
+def test_prepare_refuses_an_expression_that_matches_no_shard(root, expression, hint):
+    before = load_split(root)
+    with pytest.raises(ConfigError) as caught:
+        prepare(root, exclude=["002", expression])
+    assert str(caught.value) == f"exclude {expression!r} matches none of 3 shards{hint}"
+    assert load_split(root) == before
+    done = run(
+        *("prepare", root, "--non-interactive", "--force-overwrite", "--split-parts", "train:.*"),
+        *("--exclude", expression),
+    )
+    assert done.exit_code == 2
+    assert hint in done.output
 
 
 def test_what_is_excluded_of_shards_that_are_gone_is_forgotten(root, tmp_path):

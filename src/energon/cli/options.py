@@ -175,6 +175,8 @@ class AddressType(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> AnyPath:
         """Return the path that a text stands for."""
+        if value == "":
+            self.fail("the path is empty; is a variable of the shell not set?", param, ctx)
         return any_path(value)
 
 

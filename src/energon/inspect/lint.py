@@ -204,12 +204,12 @@ def lint_dataset(
     if exclude_from is not None:
         leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
         check_exclude_from(leaves, exclude_from)
-    work = _work(found, report, max_samples, exclude_from, tuple(allow))
+    work, empty = _work(found, report, max_samples, exclude_from, tuple(allow))
     if not work and not report.findings:
-        raise EmptyDatasetError(
-            f"{redact(path)}: there is no sample to look at in "
-            f"{', '.join(f'split {name!r}' for name in report.num_samples) or 'any split'}"
-        )
+        looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
+        nothing = f"{redact(path)}: there is no sample to look at in {looked_in}"
+        raise EmptyDatasetError("\n".join(each.reason for each in empty) or nothing)
+    report.findings += empty
     runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
     _collect(report, work, runs, progress)
     return report
@@ -259,8 +259,9 @@ def _work(
     max_samples: int | None,
     exclude_from: str | os.PathLike[str] | None,
     allow: tuple[str, ...],
-) -> list[tuple[str, IsolatedCall]]:
-    """Return splits and what is to be looked at in them."""
+) -> tuple[list[tuple[str, IsolatedCall]], list[Finding]]:
+    """Return splits and what is to be looked at in them, and which have no samples left."""
+    empty: list[Finding] = []
     found_in: dict[str, list[tuple[str, Leaf, OpenedLeaf]]] = {}
     for split, leaves in found.splits.items():
         report.num_samples[split] = 0
@@ -271,7 +272,8 @@ def _work(
                 # A dataset may have splits that list nothing, but no metadataset may name them.
                 on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"
                 if not (on_purpose and kind_of(leaf.path).lists_nothing(leaf)):
-                    report.findings.append(Finding(leaf.path, split, str(error)))
+                    findings = empty if isinstance(error, EmptyDatasetError) else report.findings
+                    findings.append(Finding(leaf.path, split, str(error)))
                 continue
             found_in.setdefault(leaf.path, []).append((split, leaf, opened))
     run = secrets.token_hex(8)
@@ -282,7 +284,7 @@ def _work(
             arguments = (run, pack_leaf(leaf, opened), allow)
             for batch in _batches(ordinals, mean_bytes(opened.source)):
                 work.append((split, IsolatedCall(len(work), arguments, batch)))
-    return work
+    return work, empty
 
 
 def _spread_over(counts: Sequence[int], most: int | None) -> list[Sequence[int]]:

@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
-from energon.io.address import address_name, is_remote, join_address, redact, split_address
+from energon.formats.meta.info import META
+from energon.io.address import (
+    address_name,
+    is_remote,
+    join_address,
+    parent_address,
+    redact,
+    split_address,
+)
 from energon.io.files import is_file, open_store, read_document
 from energon.messages import nearest
 
@@ -124,6 +132,9 @@ MAX_COMPARED = 10_000
 MAX_SHOWN = 10
 """How many names of a folder a message lists."""
 
+META_DOCUMENTS = ("dataset.yaml", "split.yaml", ".info.yaml")
+"""Documents of a prepared dataset that could be taken for metadatasets."""
+
 
 def dataset_kind(path: str | os.PathLike[str]) -> str:
     """Return the name of the kind of dataset at `path`, looking at as few files as possible.
@@ -133,6 +144,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
+    refuse_metadata(path)
     folder = _Folder(path)
     for entries in _known():
         name = address_name(path)
@@ -323,12 +335,42 @@ def _among(name: str, names: Sequence[str]) -> str:
     return f", which has {', '.join(map(repr, names[:MAX_SHOWN]))}{more}"
 
 
+def refuse_metadata(path: str) -> None:
+    """Raise DatasetNotFoundError if an address leads to metadata of a dataset instead of to it."""
+    owner = _dataset_around(path)
+    if owner is not None:
+        raise DatasetNotFoundError(f"{redact(path)} {_belongs_to(owner)}")
+
+
+def _dataset_around(path: str) -> str | None:
+    """Return the dataset to whose metadata an address leads; None for any other address.
+
+    Metadatasets with names of their own may lie anywhere, also there.
+    """
+    folder, name = path, ""
+    if address_name(folder) != META:
+        folder, name = parent_address(path), address_name(path)
+    is_document = name.endswith((".yaml", ".yml")) and name not in META_DOCUMENTS
+    if address_name(folder) != META or is_document:
+        return None
+    owner = parent_address(folder)
+    infos = (join_address(folder, marker) for entry in KINDS for marker in entry.markers)
+    return owner if any(map(is_file, infos)) else None
+
+
+def _belongs_to(owner: str) -> str:
+    return f"is metadata of a prepared dataset; name the dataset itself, {redact(owner)}"
+
+
 def advice(path: str) -> str:
     """Return in words how to turn the files at an address into a dataset.
 
     Raises:
         StorageError: If it is remote and cannot be listed.
     """
+    owner = _dataset_around(path)
+    if owner is not None:
+        return _belongs_to(owner)
     shown = redact(path)
     pack = f"`energon pack {shown} {_target(path)}`"
     if is_file(path):

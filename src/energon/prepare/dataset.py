@@ -15,6 +15,7 @@ from energon.errors import ConfigError
 from energon.formats.meta import yaml
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.io.address import local_path
+from energon.messages import counted, nearest
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index.index import (
@@ -183,6 +184,7 @@ def prepare_dataset(
         StorageError: If files cannot be read or written.
     """
     dataset = Path(local_path(path))
+    _check_yaml_name(dataset_yaml_name)
     description = describe_samples(sample_type, field_map, with_loader=sample_loader is not None)
     request = SplitRequest(
         ratio=split_ratio,
@@ -214,6 +216,15 @@ def prepare_dataset(
                 FieldMap.parse(field_map).check_parts(parts, origin=str(dataset))
 
         return index_dataset(dataset, shards, held, documents, check=check)
+
+
+def _check_yaml_name(name: str) -> None:
+    is_ours = name == "split.yaml" or name.startswith(".")
+    if name != os.path.basename(name) or is_ours or not name.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"dataset_yaml_name {name!r}: expected the name of a file in .nv-meta, like "
+            "dataset.yaml or dataset_crude.yaml"
+        )
 
 
 @contextmanager
@@ -317,7 +328,7 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
     """Return the shards whose paths match none of the regular expressions.
 
     Raises:
-        ConfigError: If nothing is left, or an expression is malformed.
+        ConfigError: If nothing is left, or an expression is malformed or matches none of them.
     """
     try:
         expressions = [re.compile(text) for text in exclude]
@@ -325,7 +336,12 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
         raise ConfigError(f"exclude: {error}") from error
     for expression in expressions:
         if not any(map(expression.search, shards)):
-            log.warning("exclude %r matches none of %d shards", expression.pattern, len(shards))
+            close = nearest(expression.pattern, shards)
+            hint = f"; did you mean {close!r}?" if close else f", like {shards[0]!r}"
+            raise ConfigError(
+                f"exclude {expression.pattern!r} matches none of "
+                f"{counted(len(shards), 'shard')}{hint}"
+            )
     left = [shard for shard in shards if not any(e.search(shard) for e in expressions)]
     if not left:
         raise ConfigError(f"exclude {list(exclude)} leaves none of {len(shards)} shards")

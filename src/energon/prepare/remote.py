@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,6 +41,7 @@ from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.limits import read_document
 from energon.metadataset.kind import advice
+from energon.prepare.dataset import without_shards
 from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
 
 MAX_PARALLEL = 16
@@ -367,7 +367,7 @@ def standing_in(
             )
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
-        wanted = [name for name in shards if not any(re.search(each, name) for each in exclude)]
+        wanted = without_shards(shards, exclude) if shards else shards
         mirror.index(wanted, IndexOptions() if options is None else options, progress)
 
     with mirror.locked():

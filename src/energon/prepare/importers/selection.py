@@ -22,6 +22,7 @@ from energon.io.files import file_size, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
+from energon.metadataset.kind import refuse_metadata
 from energon.prepare.files import list_files
 
 BUFFER_BYTES = 1 << 20
@@ -202,6 +203,7 @@ def is_about_data(name: str) -> bool:
 def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
     """Return the files that an address stands for, or all those of a folder."""
     path = any_path(address)
+    refuse_metadata(address)
     if path.is_file():
         return [path]
     if path.is_dir():

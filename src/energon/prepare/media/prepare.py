@@ -21,6 +21,7 @@ from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
+from energon.metadataset.kind import refuse_metadata
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import dataset_lock, file_state, list_files, reporting
@@ -203,6 +204,7 @@ def prepare_media(
         MissingExtraError: If there is audio or video, and PyAV is not installed.
     """
     folder = Path(path)
+    refuse_metadata(os.fspath(path))
     is_dataset, names = _plan(folder, chosen)
     engine = Engine() if engine is None else engine
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
