@@ -242,7 +242,38 @@ def test_samples_before_the_first_are_not_decoded(tmp_path):
     done = run("preview", tmp_path / "ds", "--start", 2, "--count", 3)
     assert done.exit_code == 0, done.output
     assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s3", "s4"]
-    assert re.findall(r"left out a sample: sample '(s\d)'", done.output) == ["s2"]
+    assert re.findall(r"skipped a sample: sample '(s\d)'", done.output) == ["s2"]
     done = run("preview", tmp_path / "ds", "--start", 99)
     assert "has only 6 samples" in done.output
-    assert "left out" not in done.output
+    assert "skipped" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [("png", "PNG", np.uint16), ("tiff", "TIFF", np.uint16), ("tif", "TIFF", np.float32)],
+)
+def test_images_of_more_than_8_bits_are_drawn_from_their_darkest_to_their_brightest_pixel(
+    tmp_path, name, kind, dtype
+):
+    depth = np.repeat(np.linspace(1000, 3000, 90), 60).reshape(90, 60).astype(dtype)
+    buffer = io.BytesIO()
+    Image.fromarray(depth).save(buffer, kind)
+    write_shard(tmp_path / "ds/0.tar", [("a", {name: buffer.getvalue()})])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    done = invoke("preview", tmp_path / "ds", "--save", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    with Image.open(tmp_path / f"out/0000_{name}.png") as image:
+        rows = np.asarray(image.convert("L")).mean(axis=1)
+    assert rows[0] < 8
+    assert abs(rows[45] - 128) < 8
+    assert rows[-1] > 247
+
+
+def test_damaged_samples_among_those_that_are_chosen_are_skipped(tmp_path):
+    samples = [(f"s{n}", {"jpg": jpeg(n)[: 300 if n == 1 else None]}) for n in range(3)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    done = run("preview", tmp_path / "ds", "--where", "has:jpg")
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s0", "s2"]
+    assert re.search(r"skipped a sample: sample 's1'.*s1\.jpg: \d+ bytes", done.output)

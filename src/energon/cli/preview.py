@@ -53,7 +53,9 @@ KITTY_PIECE = 4096
     metavar="NAME,…",
     help="Show the samples of these splits one by one, with a prompt after each.",
 )
-@click.option("--dataset-config", metavar="FILE", help="File below .nv-meta, not dataset.yaml.")
+@click.option(
+    "--dataset-config", metavar="FILE", help="File in .nv-meta to use in place of dataset.yaml."
+)
 @click.option(
     "--count", type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
 )
@@ -64,11 +66,16 @@ KITTY_PIECE = 4096
     show_default=True,
     help="Number of the first sample.",
 )
-@click.option("--key", "keys", metavar="KEY", multiple=True, help="The samples with this key.")
+@click.option(
+    *("--key", "keys"),
+    metavar="KEY",
+    multiple=True,
+    help="Show the samples with this key; may be repeated.",
+)
 @click.option(
     "--where",
     metavar="CONDITIONS",
-    help="Samples that meet conditions, like 'has:jpg json.width>=512', from --start on.",
+    help="Show samples that meet conditions, such as 'has:jpg json.width>=512', from --start on.",
 )
 @click.option(
     "--state",
@@ -78,16 +85,20 @@ KITTY_PIECE = 4096
     type=ADDRESS,
     help="With --step: a state or checkpoint of the run; may be repeated for files of ranks.",
 )
-@click.option("--step", type=click.IntRange(0), help="The samples of a step of the run of --state.")
+@click.option(
+    "--step", type=click.IntRange(0), help="Show the samples of this step of the run of --state."
+)
 @click.option(
     "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
 )
-@click.option("--html", metavar="FILE", help="Write the samples as one page of HTML.")
-@click.option("--save", metavar="FOLDER", help="Write that page as index.html, and the images.")
+@click.option("--html", metavar="FILE", help="Write the samples to a self-contained HTML page.")
+@click.option(
+    "--save", metavar="FOLDER", help="Write that page as index.html, and images and texts as files."
+)
 @click.option(
     "--images/--no-images",
     default=None,
-    help="Draw images: as the terminal can, or with blocks of color.",
+    help="Draw images, in the best way that the terminal supports.",
     show_default="on terminals",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -112,7 +123,8 @@ def command(
 ) -> None:
     """Show samples of the dataset or metadataset at PATH, as hooks get them.
 
-    Those of crude datasets are shown part by part, decoded. On terminals, images are drawn.
+    Those of crude datasets are shown part by part, decoded. On terminals, images are drawn; those
+    of more than 8 bits from their darkest to their brightest pixel.
 
     \b
     Example:
@@ -150,10 +162,10 @@ def command(
             places = list(islice(shown.where(where, start), count))
         else:
             places = shown.of_step(state or {}, read_from, step or 0, world_size)
-        samples = [dataset.restore_sample((leaf, 0, ordinal)) for leaf, ordinal in places]
-        if not samples and not as_json:
+        if not places and not as_json:
             echo(f"no sample of split {split_part!r} of {redact(path)} matches")
             return
+        samples = _restored(dataset, [(leaf, 0, ordinal) for leaf, ordinal in places])
     else:
         samples = _first_samples(dataset, start, count, f"split {split_part!r} of {redact(path)}")
     if html is not None:
@@ -172,12 +184,17 @@ def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -
     if not len(rows.leaf):
         total = counted(len(dataset), "sample")
         raise ConfigError(f"--start {start}: {name} has only {total}, numbered from 0")
+    return _restored(dataset, zip(*(column.tolist() for column in rows), strict=True))
+
+
+def _restored(dataset: SavableDataset, places: Iterable[tuple[int, int, int]]) -> list[Any]:
+    """Return the samples at places: dataset, epoch and number; without those that are damaged."""
     samples = []
-    for place in zip(*(column.tolist() for column in rows), strict=True):
+    for place in places:
         try:
             samples.append(dataset.restore_sample(place))
         except SampleError as error:
-            echo(f"left out a sample: {error}", err=True)
+            echo(f"skipped a sample: {error}", err=True)
     return samples
 
 
@@ -193,14 +210,18 @@ def _draw(samples: Iterable[Any], images: bool | None) -> None:
 def _open(
     path: str, split_part: str, dataset_config: str | None, allow: tuple[str, ...]
 ) -> SavableDataset:
-    """Return the samples of a split in order, one by one, decoded."""
+    """Return the samples of a split in order, one by one, decoded to be looked at."""
+    from energon.decode.images import EXTENSIONS
     from energon.decode.sample_decoder import SampleDecoder
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
     from energon.task_encoder.getters import get_val_dataset
+    from energon.viewer.images import visible_pixels
     from energon.worker import WorkerConfig
 
     encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
-    encoder.decoder = SampleDecoder(image_decode="rgb8", allow=allow)
+    encoder.decoder = SampleDecoder(
+        image_decode="rgb8", decoders=dict.fromkeys(EXTENSIONS, visible_pixels), allow=allow
+    )
     return get_val_dataset(
         path,
         split_part=split_part,

@@ -37,7 +37,7 @@ EXTENSIONS = frozenset(
 """Of all that Pillow registers, what it decodes on its own, and what holds nothing but images."""
 
 
-_JPEG_START = b"\xff\xd8"
+JPEG_START = b"\xff\xd8"
 _MARKER, _SCAN = 0xFF, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
@@ -110,7 +110,7 @@ def decode_image(
         DecodeError: If the data are damaged, truncated or not an image.
         MissingExtraError: If tensors are requested and torch is not installed.
     """
-    is_jpeg = data[:2] == _JPEG_START
+    is_jpeg = data[:2] == JPEG_START
     if is_jpeg:
         _check_scans(data)
     max_pixels = IMAGE_PIXELS.value

@@ -209,6 +209,8 @@ class SampleDecoder:
             return data
         try:
             return decode(data)
+        except DecodeError as error:
+            raise DecodeError(f"{fname}: {error}") from error
         except _NOT_OF_THE_DATA:
             raise
         except Exception as error:
