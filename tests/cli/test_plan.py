@@ -55,7 +55,7 @@ def test_tells_when_a_sample_is_seen(path):
     output = invoke(path, "--where", "s3", "--batch-size", "2", "--batches", "40")
     assert output.startswith("step ")
     assert "a/train  epoch 0  sample 3  s3  000.tar" in output
-    assert "not seen in these batches" in invoke(path, "--where", "s3", "--batches", "1")
+    assert "not read in these batches" in invoke(path, "--where", "s3", "--batches", "1")
 
 
 def test_an_unknown_dataset_is_an_error_without_a_traceback():
@@ -98,4 +98,4 @@ def test_a_picture_of_no_kind_is_refused(path):
 def test_looking_for_a_step_and_listing_one_exclude_each_other(path):
     result = CliRunner().invoke(main, ["plan", path, "--where", "s1", "--step", "2"])
     assert result.exit_code == 2
-    assert "pass one of them" in result.output
+    assert "pass --where or --step, not both" in result.output

@@ -98,7 +98,7 @@ def test_skipped_steps_are_those_that_would_have_come(blend, tmp_path, steps, sk
     done = edit(tmp_path / "state", tmp_path / "edited", "--skip-steps", skipped)
     assert done.exit_code == 0, done.output
     assert f"step {steps} becomes step {steps + skipped}" in done.output
-    assert f"{RANKS * skipped} batches are left out: b/train" in done.output
+    assert f"{RANKS * skipped} batches skipped: b/train" in done.output
     after = resume(blend, tmp_path / "edited", 6)
     assert after == [batches[steps + skipped :] for batches in expected]
 
@@ -229,7 +229,7 @@ def test_left_out_samples_come_in_no_epoch_and_all_others_as_before(blend, tmp_p
         del before[key]
     assert before <= after
     info = run("checkpoint", "info", tmp_path / "edited").output
-    assert "rows skipped, because they killed workers or by an edit" in info
+    assert "rows skipped after crashing workers or by an edit" in info
 
 
 def with_option(name, values):
@@ -288,7 +288,7 @@ def test_tells_what_differs_between_states(blend, tmp_path):
     train(blend, tmp_path / "one", 4)
     train(blend, tmp_path / "two", 8)
     same = run("checkpoint", "diff", tmp_path / "one", tmp_path / "one")
-    assert "the same position of the same run" in same.output
+    assert "at the same position of the same run" in same.output
     output = run("checkpoint", "diff", tmp_path / "one", tmp_path / "two").output
     assert "batches: 8 batches more" in output
     assert (

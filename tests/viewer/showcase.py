@@ -61,7 +61,7 @@ def landscape(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def _picture(n: int) -> tuple[str, dict[str, bytes]]:
+def _image_sample(n: int) -> tuple[str, dict[str, bytes]]:
     time = TIMES[n % 7 % len(TIMES)]
     width, height = SIZES[n % len(SIZES)]
     about = {
@@ -101,7 +101,7 @@ def _mixed() -> list[tuple[str, dict[str, bytes]]]:
     ]
     pages = {
         "sequence": [
-            "A walk in three pictures.",
+            "A walk in three images.",
             "a.jpg",
             "We set out early.",
             "b.jpg",
@@ -124,11 +124,11 @@ def _mixed() -> list[tuple[str, dict[str, bytes]]]:
     ]
 
 
-def make_showcase(root: Path, *, pictures: int = 240) -> Path:
+def make_showcase(root: Path, *, images: int = 240) -> Path:
     """Write the datasets `views` and `mixed`, and `blend.yaml` of both; return the blend."""
-    samples = [_picture(n) for n in range(pictures)]
+    samples = [_image_sample(n) for n in range(images)]
     for shard in range(4):
-        part = samples[shard * pictures // 4 : (shard + 1) * pictures // 4]
+        part = samples[shard * images // 4 : (shard + 1) * images // 4]
         write_shard(root / f"views/shards/{shard:03}.tar", part)
     write_shard(root / "mixed/shards/000.tar", _mixed())
     for name in ("views", "mixed"):

@@ -363,7 +363,7 @@ def test_a_page_of_another_site_can_read_nothing_and_send_nothing(browser, addre
         assert "view_0007" not in page.frames[1].content()
         page.evaluate("document.forms[0].submit()")
         page.wait_for_url("**/note")
-        assert "may only link here" in page.content()
+        assert "may only link to these pages" in page.content()
         page.goto(elsewhere)
         page.evaluate(f"location.href = '{address}/s/0/0/7'")
         page.wait_for_selector("h1")  # a link is followed

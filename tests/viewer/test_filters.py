@@ -60,7 +60,7 @@ def test_statistics_open_few_shards_of_many(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "SEEN_SHARDS", 4)
     client = browse(make_crude(tmp_path / "ds", [9] * 12))
     text = client.get("/s/0/0/statistics").text
-    assert "From 20 samples, spread evenly over 108" in text
+    assert "Based on 20 samples spread evenly over 108" in text
     sizes = re.findall(r"<title>txt: (\d+)</title>", text)
     assert sizes == ["20"]
 

@@ -71,7 +71,7 @@ def test_what_exif_says_of_orientation_is_named_and_not_done(show):
     image = Image.fromarray(np.zeros((30, 60, 3), np.uint8))
     client, text = show(parts={"jpg": encoded(image, "JPEG", exif=exif.tobytes())})
     assert "60 x 30 pixels" in text
-    assert "shown as stored, as loaders get it" in text
+    assert "shown as stored, as loaders decode it" in text
     assert pixels(client, "/s/0/0/0/thumb/0").shape == (30, 60)
     assert "image-orientation: none" in client.get("/static/view.css").text
 
@@ -100,7 +100,7 @@ def test_only_what_moves_has_frames(show):
     frames = [Image.new("L", (8, 8), n) for n in (0, 99)]
     moving = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     _, text = show(parts={"gif": moving, "b.gif": encoded(frames[0], "GIF")})
-    assert text.count("several, of which loaders get the first") == 1
+    assert text.count("several; loaders decode the first") == 1
 
 
 def test_values_stand_beside_their_names(show):
@@ -137,10 +137,10 @@ def test_data_that_cannot_be_read_are_a_page_and_no_traceback(tmp_path):
 
 def test_what_no_page_has_is_named(tmp_path, show):
     client, _ = show(parts={"txt": b"x"})
-    assert "no page has the address /nothing" in client.get("/nothing").text
+    assert "there is no page at /nothing" in client.get("/nothing").text
     assert 'href="/s/0/0" rel="up"' in client.get("/s/0/0?from=x").text
 
 
 def test_a_filter_by_a_part_that_there_is_not_names_those_that_there_are(show):
     client, _ = show(parts={"txt": b"x", "json": b"{}"})
-    assert "Parts here: json, txt" in client.get("/s/0/0?where=has:jgp").text
+    assert "Available parts: json, txt" in client.get("/s/0/0?where=has:jgp").text

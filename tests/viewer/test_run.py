@@ -79,8 +79,8 @@ def test_shows_the_shares_of_datasets_over_the_run(blend):
 def test_settings_that_make_no_sense_are_said(blend):
     client = browse(blend)
     for query, said in [
-        ("batch_size=0", "1 sample or more"),
-        ("world_size=99999999", "more than the 100000 samples"),
+        ("batch_size=0", "expected a batch size of 1 or more"),
+        ("world_size=99999999", "more than 100000 samples"),
         ("split=nothing", "there is no split &#39;nothing&#39;, only val, train"),
         ("world_size=0", "world size 0"),
     ]:
@@ -105,8 +105,8 @@ def test_a_state_brings_the_settings_and_the_position(blend):
     text = client.get("/run?step=5").text
     assert keys(text) == expected
     assert keys(client.get("/run").text) == expected  # begins where the run was saved
-    assert 'saved before step <a href="/run?step=5">5</a>' in text
-    assert "Seed 9, batches of 4, 2 ranks" in text
+    assert 'Saved before step <a href="/run?step=5">5</a>' in text
+    assert "From the state: seed 9, batch size 4, 2 ranks" in text
     # What a form says does not count.
     assert keys(client.get("/run?step=5&batch_size=1&seed=1").text) == expected
     link = CARD.search(text)
@@ -160,9 +160,9 @@ def test_batches_are_those_that_the_trainer_gets_after_its_hooks(tmp_path):
         assert re.findall(r'<span class="string">(\w+)<', text) == batch["keys"]
         assert ", ".join(map(str, batch["draws"])) in text
         assert "4 x 8 x 12 x 3 uint8" in text
-        pictures = re.findall(r'src="data:image/jpeg;base64,(.*?)"', text)
-        assert len(pictures) == 4
-        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(pictures[0]))), np.float32)
+        shown_images = re.findall(r'src="data:image/jpeg;base64,(.*?)"', text)
+        assert len(shown_images) == 4
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown_images[0]))), np.float32)
         here, turned = (
             np.abs(shown - image).mean()
             for image in (batch["images"][0], batch["images"][0][:, ::-1])

@@ -18,11 +18,11 @@ _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 @click.group("checkpoint")
 def command() -> None:
-    """Inspect saved loader states, and redistribute them to other ranks.
+    """Inspect, compare and edit saved loader states, and redistribute them to other ranks.
 
-    FILES are JSON or written by torch.save, with the state of a rank or of all, or folders of
-    them. States load on any world size that divides their lanes without being dealt again; `redist`
-    is for programs that give each rank a file, and for other world sizes.
+    FILES are JSON or written by torch.save, with the state of one rank or of all ranks, or folders
+    of such files. A state loads on any world size that divides its number of lanes, without
+    conversion; `redist` is for programs that expect one file per rank, and for other world sizes.
 
     \b
     Example:
@@ -60,10 +60,10 @@ def redist(
 ) -> None:
     """Redistribute the states in FILES to another number of ranks, one file each, in FOLDER.
 
-    The new files are called and written like FILES, if these are numbered. If the number of ranks
-    does not divide the lanes of the run, --lanes gives it others: the position in the data is
-    kept and later epochs are exact, but some samples of the epochs in progress may come again or
-    be left out. How many is printed.
+    If FILES are numbered, the new files have the same names and format. If the number of ranks
+    does not divide the number of lanes, pass --lanes: the position in the data is kept and later
+    epochs are exact, but some samples of the epochs in progress may be repeated or skipped. The
+    command prints how many.
     """
     from energon.loader.relane import relane
     from energon.loader.state_files import read_states, redistribute, write_states
@@ -90,7 +90,7 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"differences": lines}, indent=2))
         return
-    echo_lines(lines or ["the states are of the same position of the same run"])
+    echo_lines(lines or ["both states are at the same position of the same run"])
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]
@@ -163,11 +163,11 @@ def edit(
     path: str | None,
     world_size: int | None,
 ) -> None:
-    """Write states into FOLDER from which the run of FILES continues in another way.
+    """Write edited copies of the states in FILES to FOLDER.
 
-    Skips steps, then changes weights and positions, then leaves out samples, as told. Prints what
-    changes, and refuses what would not be exact. FOLDER must be new or empty; it appears when all
-    of its files are complete.
+    Skips steps first, then changes weights and positions, then leaves out samples. Prints what
+    changes, and refuses an edit that would not be exact. FOLDER must be new or empty; it appears
+    when all of its files are complete.
 
     \b
     Example:
@@ -230,4 +230,4 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     yield from _positions(state)
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
-        yield f"{counted(skipped, 'row')} skipped, because they killed workers or by an edit"
+        yield f"{counted(skipped, 'row')} skipped after crashing workers or by an edit"

@@ -46,7 +46,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.option(
     "--batches",
     type=click.IntRange(1),
-    help="Number of batches of all ranks; one pass if not given.",
+    help="Number of batches of all ranks.",
+    show_default="one pass",
 )
 @click.option("--max-samples-per-sequence", type=click.IntRange(1))
 @click.option("--parallel-shard-iters", type=click.IntRange(1))
@@ -64,13 +65,13 @@ _BARS = " ▁▂▃▄▅▆▇█"
     metavar="FILE",
     multiple=True,
     type=ADDRESS,
-    help="State or checkpoint of the run, which has all settings; may be repeated for "
+    help="State or checkpoint of the run, which contains its settings; may be repeated for "
     "files of ranks.",
 )
 @click.option(
     "--exclude-from",
     metavar="FILE",
-    help="With --state: where the quarantine files of the run are now.",
+    help="With --state: current location of the quarantine files of the run.",
 )
 @click.option("--plot", metavar="FILE", help="Plot the result into a .png, .svg or .pdf file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -99,10 +100,10 @@ def command(
 ) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
-    Opens indexes, but reads no sample: the order is computed. Options are the arguments of
-    get_train_dataset and WorkerConfig; a state of the run, --state, stands for all of them, and for
-    PATH unless the data have moved. Samples that hooks skip are not known, and with packing batches
-    hold more samples than here.
+    Opens indexes, but reads no samples: the order is computed. Options are the arguments of
+    get_train_dataset and WorkerConfig; a state of the run, passed with --state, contains all of
+    them, and PATH unless the data have moved. Samples that hooks skip are not known, and with
+    packing, batches hold more samples than shown here.
 
     \b
     Example:
@@ -113,7 +114,7 @@ def command(
       energon plan --state checkpoints/data --step 5000
     """
     if key is not None and step is not None:
-        raise click.UsageError("--where finds steps and --step lists one; pass one of them")
+        raise click.UsageError("pass --where or --step, not both")
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig
@@ -169,8 +170,8 @@ def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPat
     echo(f"The state was saved before step {saved.step}.", err=True)
     if saved.shifted:
         echo(
-            f"Hooks have skipped {counted(saved.shifted, 'sample', grouped=True)} by then, so "
-            "samples come earlier than shown here, by the number that their lane had lost.",
+            f"By then, hooks had skipped {counted(saved.shifted, 'sample', grouped=True)}, so "
+            "samples come earlier than shown here: by as many as their lane has skipped.",
             err=True,
         )
     return saved.run
@@ -214,7 +215,7 @@ def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     if not found:
-        echo("not seen in these batches; --batches looks further")
+        echo("not read in these batches; pass a larger --batches to look further")
     for each in found:
         step, rank, batch, position = each.moment
         echo(

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     "server_names",
     metavar="NAME",
     multiple=True,
-    help="A name by which browsers reach this server, as through a proxy; may be repeated.",
+    help="A name by which browsers reach this server, such as that of a proxy; may be repeated.",
 )
 @click.option(
     "--quarantine",
     metavar="FOLDER",
-    help="Let people exclude and flag samples: in files of FOLDER, one for each dataset, as "
-    "exclude_from and `energon prepare --exclude-from` read them.",
+    help="Allow samples to be excluded and flagged. FOLDER gets one file per dataset, as read by "
+    "exclude_from and `energon prepare --exclude-from`.",
 )
 @click.option(
     "--state",
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     metavar="FILE",
     multiple=True,
     type=ADDRESS,
-    help="Show the steps of the run that has this state or checkpoint; may be repeated for files "
-    "of ranks.",
+    help="Show the steps of the run that saved this state or checkpoint; may be repeated for "
+    "files of ranks.",
 )
 @click.option(
     "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
@@ -63,18 +63,18 @@ if TYPE_CHECKING:
 @click.option(
     *("--split", "--split-part", "split_part"),
     metavar="NAME",
-    help="With --state: which split it reads.",
+    help="With --state: split to read.",
     show_default="that of the run",
 )
 @click.option(
     "--task-encoder",
     metavar="MODULE:CLASS",
-    help="Show the batches of steps as this task encoder makes them; it runs in this process.",
+    help="Show the batches of steps as this task encoder makes them. It runs in this process.",
 )
 @click.option(
     "--tokenizer",
     metavar="MODULE:FUNCTION",
-    help="Show tokens as the text that this function returns for a list of their numbers.",
+    help="Function that turns a list of token numbers into the text to show.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @partial(allow_option, expose_value=True)
@@ -94,11 +94,11 @@ def command(
 ) -> None:
     """Browse the datasets and metadatasets at PATH…: a gallery, and every part of every sample.
 
-    With --state, there is one PATH: where the data are now. The default is where the run has read
-    them.
+    With --state, pass at most one PATH, the current location of the data; without it, they are
+    read where the run has read them.
 
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
-    if --host says so; browsers then need the token that is part of the printed address.
+    with --host; browsers then need the token that is part of the printed address.
 
     \b
     Example:
@@ -154,7 +154,7 @@ def _state(
     from energon.loader.state_files import read_states
 
     if len(paths) > 1:
-        raise click.UsageError("a run reads one PATH: pass one with --state")
+        raise click.UsageError("a run reads a single PATH: pass only one with --state")
     state = read_states(states)
     return state, ReadFrom.of(state, path=next(iter(paths), None), split_part=split_part)
 
@@ -187,7 +187,7 @@ def load_named(option: str, given: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{option} {given}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{option} {given}: {name} cannot be called")
+        raise ConfigError(f"{option} {given}: {name} is not callable")
     return found
 
 
@@ -215,8 +215,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; --port 0 takes any port "
-            "that is free"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; --port 0 picks a free port"
         ) from error
 
 

@@ -111,7 +111,7 @@ def _image_size(file: BrowsedFile) -> tuple[int, int]:
             with Image.open(stream) as image:
                 return image.size
         except Exception as error:  # Pillow raises whatever the data make it
-            raise DecodeError(f"no image that can be read: {error}".partition(" <")[0]) from error
+            raise DecodeError(f"not a readable image: {error}".partition(" <")[0]) from error
 
 
 def _av_facts(file: BrowsedFile) -> dict[str, float]:

@@ -84,7 +84,7 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
                 _sighting(run, lane, turn * run.batch_size + position, leaf, epoch, ordinal)
             )
     if not found:
-        raise ConfigError(f"there is no step {step}: the run ends before")
+        raise ConfigError(f"there is no step {step}: the run ends before it")
     return found
 
 
@@ -400,7 +400,7 @@ def _saved_leaves(
         for name, now in known[uid].source.fingerprint().items():
             if about.get(name, now) != now:
                 raise StateError(
-                    f"{uid} is not as the run has read it: {name} was {about[name]!r}, now "
-                    f"{now!r}; what stands in its rows has changed since then"
+                    f"{uid} has changed since the run read it: {name} was {about[name]!r}, now "
+                    f"{now!r}; its rows have other content than they had"
                 )
     return [known[uid] for uid in saved]

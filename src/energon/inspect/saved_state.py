@@ -87,13 +87,13 @@ def compare_states(first: State, second: State) -> Iterator[str]:
                 place_in_words(state, name, each)
                 for state, each in ((first, before), (second, after))
             ]
-            further = "further" if after > before else "less far"
+            further = "further" if after > before else "back"
             yield f"{name}: {more} {further}, {places[0]} became {places[1]}"
     known, moves = _moves_ahead(first), _moves_ahead(second)
     yield from (f"{n}: {_goes_on(second, n, p)}" for n, p in moves.items() if known.get(n) != p)
     left_out = [sum(len(p.skip_rows) for p in _positions(s).values()) for s in (first, second)]
     if left_out[0] != left_out[1]:
-        yield f"rows that are left out: {left_out[0]} became {left_out[1]}"
+        yield f"skipped rows: {left_out[0]} became {left_out[1]}"
 
 
 def _positions(state: State) -> dict[int, LanePosition]:
@@ -177,11 +177,10 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
     if not begun and about.get("eras"):
         raise StateError(
             "the number of lanes was changed, and the run has not taken a step since: run a "
-            "step, or skip "
-            "steps before `energon checkpoint redist`"
+            "step, or skip steps before `energon checkpoint redist`"
         )
     if not begun:
-        raise StateError("the run has not begun, so there is nothing to continue from; run a step")
+        raise StateError("the run has not begun, so it has no position to move; run a step first")
     shifts = {_shift(position, batch_size) for position in begun}
     if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
         raise StateError(
@@ -209,7 +208,7 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
         edited,
         [
             f"step {done // world_size:,} becomes step {target // world_size:,}",
-            f"{counted(target - done, 'batch', grouped=True)} are left out: {samples} samples",
+            f"{counted(target - done, 'batch', grouped=True)} skipped: {samples} samples",
         ],
     )
 
@@ -258,11 +257,11 @@ def change_mix(
     }
     if weights:
         lines.append(
-            "the state is restored only where the metadataset has these weights, too: change it "
-            "before you resume"
+            "change the weights in the metadataset as well before you resume; otherwise the state "
+            "is refused"
         )
     if window := about.get("shuffle_window"):
-        lines.append(f"up to {window:,} samples of each lane that are already mixed come first")
+        lines.append(f"up to {window:,} samples of each lane, which are already mixed, come first")
     return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
 
 
@@ -336,7 +335,7 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
                 if place is not None and _is_ahead(positions[place[0]], place[1], key):
                     rows.setdefault(place[0], set()).add(place[1])
                     found.append(epoch)
-            left = "no epoch: none of these reads it again"
+            left = "no epoch, as none of these reads it again"
             if found:
                 left = f"epoch {found[0]:,}" + (f" to {found[-1]:,}" if found[1:] else "")
             lines.append(f"{key} of {name} is left out of {left}")
@@ -383,7 +382,7 @@ def _is_ahead(position: LanePosition, row: int, key: str) -> bool:
     if row < read and _waits(saved, row):
         raise StateError(
             f"{key} was read and waits to be packed or grouped with others, so leaving it out "
-            "would change batches that have begun; edit a state that was saved before or later"
+            "would change batches that have begun; edit a state saved earlier or later"
         )
     return row >= read
 
@@ -422,8 +421,8 @@ def _at_row(saved: Any, row: int) -> Any:
             moved[name] = value
         else:
             raise StateError(
-                "samples wait to be packed or grouped, or a hook is in the middle of what it "
-                "yields, so the next steps cannot be skipped exactly; let the run deliver them and "
+                "samples wait to be packed or grouped, or a generator hook is half way through a "
+                "sample, so the next steps cannot be skipped exactly; let the run deliver them and "
                 "ignore them"
             )
     return moved

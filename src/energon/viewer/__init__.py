@@ -1,5 +1,6 @@
-"""The dataset browser of `energon view`: pages made by this process, for the browser beside it.
+"""The dataset browser of `energon view`: a local server that renders pages on request.
 
-Whatever is shown is data of strangers: text is escaped, names are numbers in addresses, parts
-never run. Nothing is read before someone looks, so ten samples cost the same as ten million.
+Everything shown may come from strangers: text is escaped, addresses contain numbers in place of
+names, and parts never run. Nothing is read until it is shown, so ten million samples open as
+quickly as ten.
 """

@@ -1,19 +1,19 @@
-"""The pages: which there are, and what each shows.
+"""The pages of the browser, and their addresses.
 
 | address | page |
 |---|---|
 | `/` | splits and their datasets |
-| `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or those that `?key=PREFIX` finds |
-| `/s/SPLIT/LEAF?cards` | the same as a piece of a page, for scrolling |
+| `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or with keys that begin with `?key=PREFIX` |
+| `/s/SPLIT/LEAF?cards` | only the cards of samples, for scrolling |
 | `/s/SPLIT/LEAF/shards` | its shards |
-| `/s/SPLIT/LEAF/statistics` | plots of what its samples are like |
+| `/s/SPLIT/LEAF/statistics` | plots of the properties of its samples |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
-| `/s/SPLIT/LEAF/ORDINAL/note` | takes what someone says about a sample |
+| `/s/SPLIT/LEAF/ORDINAL/note` | excludes or flags a sample |
 | `/run` | steps of a run, from `?step=NUMBER` on |
 | `/run/batch` | the batch of a step and a rank, after the hooks |
-| `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images of it |
+| `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images made from it |
 
-Splits, datasets and parts are numbers here: their names may be anything.
+Splits, datasets and parts are numbered, because their names may be anything.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ PAGE_SHARDS = 500
 MAX_PAGE_SAMPLES = 240
 _DATASET = re.compile(r"/s/\d+/\d+")
 _TITLES = {
-    400: "This address is invalid",
-    403: "This may not be done",
-    404: "There is no such page",
-    405: "This is not how the page is asked for",
+    400: "Invalid address",
+    403: "Not allowed",
+    404: "Page not found",
+    405: "Method not allowed",
     422: "The data cannot be read",
     500: "Something went wrong",
 }
 MAX_COUNTED_LEAVES = 50
-"""This many datasets are opened for the first page, to say how many samples they have."""
+"""The first page opens up to this many datasets to show how many samples they have."""
 
 
 def make_app(
@@ -80,13 +80,13 @@ def make_app(
 
     Args:
         shown: The datasets.
-        server_names: Names of the server beside those of loopback.
-        token: What browsers have to show; None if this machine alone can connect.
+        server_names: Names of the server in addition to those of loopback.
+        token: What browsers have to present; None if only this machine can connect.
         allow: What data may do, see `get_train_dataset`.
-        notes: Where it is written what people say about samples; None lets them say nothing.
-        saved: The run whose steps are shown; None asks for the settings of one.
-        encoder: Class of the task encoder that makes the batches of runs; None shows none.
-        tokenizer: Makes text of tokens; None shows numbers.
+        notes: Where excluded and flagged samples are listed; None if nobody can do that.
+        saved: The run whose steps are shown; None shows a form for its settings.
+        encoder: Class of the task encoder that makes the batches of runs; None shows no batches.
+        tokenizer: Turns tokens into text; None shows their numbers.
     """
     site = Site(shown, allow, notes, tokenizer)
     pages, sample, runs = _Pages(site), SamplePage(site), RunPages(site, saved, encoder)
@@ -132,7 +132,7 @@ def warm_up(app: Guard) -> None:
     async def send(message: Message) -> None:
         pass
 
-    # A page that does not exist, for the threads that make pages.
+    # A request for a page that does not exist starts the threads that render pages.
     scope = {"type": "http", "method": "GET", "path": "/-", "query_string": b"", "headers": []}
     asyncio.run(app.app(scope, receive, send))  # type: ignore[arg-type]
 
@@ -187,7 +187,7 @@ class _Pages:
             total=len(leaf),
             key=key,
             more=more,
-            # Whoever filters by a part that there is not is told which there are.
+            # A filter that finds nothing may have misspelled the name of a part.
             names=_part_names(leaf) if where and not samples and not problem else [],
             problem=problem,
             notes=self.site.said(leaf),
@@ -227,7 +227,7 @@ class _Pages:
         if isinstance(error, HTTPException):
             status, text = error.status_code, str(error.detail)
             if text == "Not Found":  # no route fits
-                text = f"no page has the address {request.url.path}"
+                text = f"there is no page at {request.url.path}"
         elif isinstance(error, DatasetNotFoundError):
             status, text, title = 404, str(error), "The dataset cannot be opened"
         elif isinstance(error, EnergonError):

@@ -1,4 +1,4 @@
-"""Batches of a run as its trainer gets them: after the hooks of a task encoder."""
+"""Batches of a run as its trainer receives them: after the hooks of a task encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from energon.errors import ConfigError
 from energon.stages.lane import Lane, Present
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
-from energon.viewer.images import picture
+from energon.viewer.images import inline_thumbnail
 from energon.viewer.parts import (
     ShownArray,
     Tokenizer,
@@ -30,9 +30,9 @@ from energon.viewer.plots import packed
 from energon.viewer.run import ShownRun
 from energon.worker import WorkerConfig
 
-MAX_PICTURES = 64
+MAX_IMAGES = 64
 MAX_WALKED = 500
-"""This many batches are made to get to one that cannot be made on its own."""
+"""Up to this many batches are computed to reach one that depends on those before it."""
 
 
 class ShownField(NamedTuple):
@@ -41,12 +41,12 @@ class ShownField(NamedTuple):
     name: str
     array: ShownArray | None
     """If it is an array or tensor."""
-    pictures: list[str]
-    """If the array can be images: `data:` addresses of the first."""
+    images: list[str]
+    """If the array can be images: the `data:` addresses of the first ones."""
     html: Markup
-    """Of all else."""
+    """The value, if it is not an array."""
     items: list[str]
-    """In short what each sample of the batch has in this field; [] if that is not clear."""
+    """A summary of this field for each sample of the batch; [] if they cannot be told apart."""
 
 
 class ShownBatch(NamedTuple):
@@ -59,15 +59,15 @@ class ShownBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedRun:
-    """The batches of a run, made by a task encoder. May be used by many threads.
+    """The batches of a run, made by a task encoder. Thread-safe.
 
     Args:
-        path: What it reads.
+        path: The dataset or metadataset that it reads.
         split_part: The split to read.
         run: Its order.
         encoder: Class of the task encoder.
         allow: What data may do, see `get_train_dataset`.
-        tokenizer: Makes text of tokens.
+        tokenizer: Turns tokens into text.
     """
 
     path: str
@@ -89,16 +89,16 @@ class EncodedRun:
             raise ConfigError(f"there is no rank {rank}, only {run.workers.world_size} ranks")
         turn, number = divmod(step * run.workers.world_size + rank, run.lanes)
         turn -= run.first_turn
-        with self._lock:  # hooks draw from generators of the process
+        with self._lock:  # hooks draw from the global random generators
             batch = self._make(number, turn)
         if batch is None:
-            raise ConfigError(f"there is no step {step}: the run ends before")
+            raise ConfigError(f"there is no step {step}: the run ends before it")
         named = list(_fields(batch))
         shown = [_show(name, value, self.tokenizer) for name, value in named]
         return ShownBatch(shown, draw_packing(batch))
 
     def _make(self, number: int, turn: int) -> Any:
-        """Return a batch of a lane; where batches depend on those before, these are made, too."""
+        """Return a batch of a lane, after computing those before it if it depends on them."""
         run = self.run.run
         start = turn
         state = self._dataset.state_after(turn) if turn >= 0 else None
@@ -109,9 +109,9 @@ class EncodedRun:
                 start, state = 0, None
             if turn < 0 or turn - start > MAX_WALKED:
                 raise ConfigError(
-                    "how many samples a batch takes depends on the batches before, and up to "
-                    f"{MAX_WALKED} are made again: show steps near the beginning of the run, or "
-                    "soon after the one before which its state was saved"
+                    "how many samples a batch takes depends on the batches before it, and at most "
+                    f"{MAX_WALKED} are computed again: choose a step near the beginning of the "
+                    "run, or soon after its state was saved"
                 )
         present = Present(batch=start + run.first_turn)
         lane = Lane(number, run.lanes, seed=run.recipe.seed, present=present)
@@ -159,15 +159,15 @@ def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
         return ShownField(name, None, [], value_tree(value), [short_text(each) for each in items])
     items = [short_text(_as_array(each)) for each in array] if array.ndim else []
     shown = show_array(name, array, tokenizer_of(name, tokenizer))
-    return ShownField(name, shown, list(_pictures(array)), Markup(), items)
+    return ShownField(name, shown, list(_images(array)), Markup(), items)
 
 
 def draw_packing(value: Any) -> Markup:
     """Return the packed sequences in a batch as bars; nothing if it has none.
 
-    What `pack_sequences` returns says how much is padding. Of other batches that have
-    `cu_seqlens` and tokens, padding is what lies after the last sequence, or a last sequence of
-    one value only.
+    The result of `pack_sequences` states how much is padding. In other batches with `cu_seqlens`
+    and tokens, padding is everything after the last sequence, or a last sequence in which all
+    tokens are equal.
     """
     rows: list[list[int]] = []
     pads: list[int] = []
@@ -175,7 +175,7 @@ def draw_packing(value: Any) -> Markup:
         lengths, pad = each
         rows.append(lengths)
         pads.append(pad)
-    return packed(rows[:MAX_PICTURES], pads[:MAX_PICTURES]) if rows else Markup()
+    return packed(rows[:MAX_IMAGES], pads[:MAX_IMAGES]) if rows else Markup()
 
 
 def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
@@ -209,7 +209,7 @@ def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
 def _without_padding(
     lengths: list[int], values: NDArray[Any] | None, count: int | None
 ) -> tuple[list[int], int]:
-    """Return the lengths of sequences that are not padding, and how long padding is."""
+    """Return the lengths of sequences without padding, and the length of the padding."""
     total = sum(lengths)
     if count is not None and count < total:
         return lengths[:-1], total - count
@@ -233,18 +233,18 @@ def _as_array(value: Any) -> NDArray[Any] | None:
     return value if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
 
 
-def _pictures(array: NDArray[Any]) -> Iterator[str]:
-    """Yield the images in an array of images, as bytes or as floats around 0 to 1."""
+def _images(array: NDArray[Any]) -> Iterator[str]:
+    """Yield the images in an array of bytes, or of floats around 0 to 1."""
     if array.ndim != 4 or not array.size or array.dtype.kind not in "uf":
         return
     if array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.shape[3] not in (1, 3) or min(array.shape[1:3]) < 4:
         return
-    for pixels in array[:MAX_PICTURES]:
+    for pixels in array[:MAX_IMAGES]:
         if pixels.dtype != np.uint8:
             values = np.nan_to_num(pixels.astype(np.float32))
             low, high = min(0.0, float(values.min())), max(1.0, float(values.max()))
-            # Normalised images lie on both sides of 0: all of their range is shown.
+            # Normalized images have values on both sides of 0: their whole range is shown.
             pixels = ((values - low) / (high - low) * 255).astype(np.uint8)
-        yield picture(np.repeat(pixels, 3 // pixels.shape[2], axis=2))
+        yield inline_thumbnail(np.repeat(pixels, 3 // pixels.shape[2], axis=2))

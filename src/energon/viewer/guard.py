@@ -1,10 +1,10 @@
-"""Who may see the pages, and what browsers may do with what they get.
+"""Access control: who may see the pages, and what browsers may do with them.
 
-- A site that has its name resolved to this machine (DNS rebinding) sends its own name as `Host`,
-  and is refused: names have to be known, numbers are not names.
-- Bound to more than this machine, each browser has to show a token once, and keeps a cookie.
-- A page of another site can lead here by a link, and cannot embed, ask for or send anything.
-- Pages load nothing from elsewhere and run no script but ours, whatever the data contain.
+- A site whose name resolves to this machine (DNS rebinding) sends that name as `Host`, and is
+  refused: only known names are answered, and numeric addresses.
+- If other machines can connect, each browser presents a token once, and keeps it in a cookie.
+- Pages of other sites can link here, but cannot embed or fetch anything, or submit forms.
+- Pages load nothing from elsewhere and run only our scripts, whatever the data contain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGE_POLICY = "; ".join(
 )
 """What pages may load."""
 PART_POLICY = "default-src 'none'; sandbox"
-"""What parts may do where a browser shows them on their own: nothing."""
+"""What parts may do if a browser opens them directly: nothing."""
 
 _HEADERS = {
     "Content-Security-Policy": PAGE_POLICY,
@@ -52,7 +52,7 @@ _HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address to bind to is reached from this machine only.
+    """Return whether only this machine can connect to a server bound to an address.
 
     Example:
         >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "box")]
@@ -68,12 +68,12 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """Middleware that answers only those who may ask, and adds what browsers have to know.
+    """Middleware that answers only authorized requests, and adds security headers.
 
     Args:
         app: What makes the pages.
-        names: Names of this server besides those of loopback, as `Host` has them, without port.
-        token: What browsers have to show; None if this machine alone can connect.
+        names: Names of this server in addition to those of loopback, as in `Host`, without port.
+        token: What browsers have to present; None if only this machine can connect.
     """
 
     app: ASGIApp
@@ -102,18 +102,18 @@ class Guard:
         host = _without_port(headers.get("host", ""))
         if not self._knows(host):
             return PlainTextResponse(
-                f"{host!r} is not a name of this server; if it is meant to be, start `energon "
+                f"this server does not answer to the name {host!r}; to allow it, start `energon "
                 "view` with --server-name\n",
                 status_code=421,
             )
         if _is_of_another_site(scope["method"], headers):
-            return PlainTextResponse("pages of other sites may only link here\n", status_code=403)
+            return PlainTextResponse("other sites may only link to these pages\n", status_code=403)
         return None if self.token is None else self._ask_for_token(scope, headers, self.token)
 
     def _knows(self, host: str) -> bool:
         if host in LOOPBACK_NAMES or host in self.names:
             return True
-        # An address is not a name that someone could have pointed here.
+        # Nobody can make a numeric address resolve to another machine.
         return self.token is not None and _is_address(host)
 
     def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
@@ -129,13 +129,13 @@ class Guard:
         if _same(kept, token) or _same(headers.get("authorization", ""), f"Bearer {token}"):
             return None
         return PlainTextResponse(
-            "Open the address that `energon view` has printed: it ends with ?token=…\n",
+            "Open the address printed by `energon view`; it ends with ?token=…\n",
             status_code=403,
         )
 
 
 def server_names(host: str, names: Collection[str]) -> frozenset[str]:
-    """Return the names that a server has which is bound to `host`, beside those of loopback."""
+    """Return the names of a server bound to `host`, in addition to those of loopback."""
     own = {name.lower() for name in names}
     if not is_loopback(host):
         own |= {name.lower() for name in (host, socket.gethostname(), socket.getfqdn())}
@@ -143,9 +143,9 @@ def server_names(host: str, names: Collection[str]) -> frozenset[str]:
 
 
 def _is_of_another_site(method: str, headers: Headers) -> bool:
-    """Return whether the page of another site asks, for more than to be left for this one.
+    """Return whether a page of another site sent the request, other than by following a link.
 
-    What browsers do not say of a request is not asked for: programs are free to send it.
+    Requests without these headers are allowed: they come from programs, not from browsers.
     """
     site = headers.get("sec-fetch-site", "same-origin")
     follows_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"

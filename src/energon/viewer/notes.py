@@ -1,7 +1,7 @@
-"""What people say about samples: to leave them out, or to look at them again.
+"""Excluded and flagged samples.
 
-Both go into quarantine files, one for each dataset. An excluded sample is an entry as loaders
-and `energon prepare` read it; a note is a line that they take for a comment.
+Both are listed in quarantine files, one per dataset. An excluded sample is an entry that loaders
+and `energon prepare` read; a flag is a comment.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ MAX_NOTE = 1000
 
 
 class Said(NamedTuple):
-    """What was said about a sample."""
+    """The note about a sample."""
 
     excluded: bool
     reason: str
 
 
 class Notes:
-    """Quarantine files in a folder. May be used by many threads.
+    """Quarantine files in a folder. Thread-safe.
 
     Args:
-        folder: Where they are; made if it does not exist.
+        folder: Created if it does not exist.
 
     Raises:
         ConfigError: If the folder is not on this machine, or cannot be made.
@@ -55,7 +55,7 @@ class Notes:
         return quarantine_file(self.folder, dataset)
 
     def of(self, dataset: str) -> dict[tuple[str, str | None], Said]:
-        """Return what was said about the samples of a dataset, by shard and key."""
+        """Return the notes about the samples of a dataset, by shard and key."""
         found = {}
         for line in self._lines(dataset):
             entry = _entry(line)
@@ -64,14 +64,14 @@ class Notes:
         return found
 
     def say(self, dataset: str, where: Location, *, excluded: bool, reason: str) -> None:
-        """Exclude a sample, or make a note of it; what was said before does not count any more."""
+        """Exclude or flag a sample; replaces an earlier note about it."""
         with self._lock:
             kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
             about = {"shard": where.shard, "key": where.key, "reason": reason[:MAX_NOTE]}
             self._write(dataset, [*kept, ("" if excluded else NOTE) + json.dumps(about)])
 
     def forget(self, dataset: str, where: Location) -> None:
-        """Take back what was said about a sample."""
+        """Remove the note about a sample."""
         with self._lock:
             kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
             self._write(dataset, kept)
@@ -94,7 +94,7 @@ def _entry(line: str) -> tuple[tuple[str, str | None], Said] | None:
         about = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
         return (about["shard"], about.get("key")), Said(excluded, str(about.get("reason", "")))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # an entry of the other form, or a remark of someone
+        return None  # an entry of another form, or a comment
 
 
 def _is_of(line: str, where: Location) -> bool:

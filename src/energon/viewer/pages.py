@@ -1,4 +1,4 @@
-"""What all pages share: how they are made, and what requests ask of them."""
+"""What all pages share: rendering, request parameters, and the cards of samples."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from energon.io.address import address_name
 from energon.messages import escape_text
 from energon.viewer.notes import Notes, Said
 from energon.viewer.parts import Tokenizer, snippet
-from energon.viewer.reading_order import Pictures, pictures_of
+from energon.viewer.reading_order import ImageParts, image_parts
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
 MAX_SNIPPETS = 4
-"""This many parts say in a gallery what a sample without text holds."""
+"""The card of a sample without text describes up to this many parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Makes pages of what is shown. May be used by many threads.
+    """Renders pages. Thread-safe.
 
     Args:
         shown: The datasets.
         allow: What data may do, see `get_train_dataset`.
-        notes: Where it is written what people say about samples; None lets them say nothing.
-        tokenizer: Makes text of tokens; None shows numbers.
+        notes: Where excluded and flagged samples are listed; None if nobody can do that.
+        tokenizer: Turns tokens into text; None shows their numbers.
     """
 
     shown: Shown
@@ -46,16 +46,16 @@ class Site:
     notes: Notes | None
     tokenizer: Tokenizer | None
     form: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    """A page of someone else does not know it, so it cannot send forms in the user's name."""
+    """Token in all forms. Other sites do not know it, so they cannot submit forms."""
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Return the page that a template makes of values."""
+        """Return a page rendered from a template and values."""
         text = templates().get_template(template).render(shown=self.shown, status=status, **values)
         content = text.encode("utf-8", "replace")
         return Response(content, status, media_type="text/html; charset=utf-8")
 
     def leaf(self, request: Request) -> ShownLeaf:
-        """Return the dataset that an address names."""
+        """Return the dataset at the address of a request."""
         numbers = request.path_params
         try:
             return self.shown.leaf(numbers["split"], numbers["leaf"])
@@ -63,7 +63,7 @@ class Site:
             raise HTTPException(404, "there is no such dataset") from error
 
     def sample(self, request: Request) -> tuple[ShownLeaf, ShownSample]:
-        """Return the sample that an address names, and its dataset."""
+        """Return the sample at the address of a request, and its dataset."""
         leaf = self.leaf(request)
         ordinal = request.path_params["ordinal"]
         if ordinal >= len(leaf):
@@ -71,18 +71,18 @@ class Site:
         return leaf, leaf.sample(ordinal)
 
     def place(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
-        """Return what templates have to know of a dataset and its address."""
+        """Return what templates have to know about a dataset and its address."""
         numbers = request.path_params
         base = f"/s/{numbers['split']}/{numbers['leaf']}"
         split = self.shown.splits[numbers["split"]]
-        # A dataset on its own is named by the address already.
+        # The breadcrumbs already name a dataset that is not part of a metadataset.
         crumb = (
             split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
         )
         return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
 
     def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
-        """Return what people have said about the samples of a dataset, by shard and key."""
+        """Return the notes about the samples of a dataset, by shard and key."""
         return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
 
 
@@ -102,7 +102,7 @@ def templates() -> Environment:
 
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
-    """Return a number that a request names.
+    """Return a number from the parameters of a request.
 
     Raises:
         HTTPException: If it is not valid.
@@ -114,7 +114,7 @@ def number_of(request: Request, name: str, default: int = 0) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes with a unit.
 
     Example:
         >>> [format_bytes(count) for count in (0, 999, 1500, 70_000_000)]
@@ -130,55 +130,55 @@ def format_bytes(count: float) -> str:
 class Card(NamedTuple):
     """What a gallery shows of a sample."""
 
-    picture: str | None
+    image: str | None
     """The end of the address of an image."""
     badge: str
-    """What else there is that cannot be seen: sound, a video, how many images."""
+    """What the image does not show: audio, video, how many images there are."""
     text: str
-    """How its text begins."""
+    """The beginning of its text."""
     names: str
-    """Of its parts."""
+    """The names of its parts."""
 
 
 def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
-    """Return what a gallery shows of a sample; `tokenizer` makes text of its tokens."""
+    """Return what a gallery shows of a sample; `tokenizer` turns its tokens into text."""
     names = ", ".join(part.name for part in sample.parts)
     try:
         kinds = [(part, part_kind(extension_of(part.name, part.file))) for part in sample.parts]
         text = _words(kinds, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
-    found = [(part.number, kind) for part, kind in kinds if kind in _PICTURES]
+    found = [(part.number, kind) for part, kind in kinds if kind in _THUMBNAILS]
     count = Counter(kind for _, kind in found)
     badges = [f"{count['image']} images"] if count["image"] > 1 else []
     badges += [kind for kind in ("video", "audio") if count[kind]]
-    found.sort(key=lambda each: list(_PICTURES).index(each[1]))
-    picture = f"{_PICTURES[found[0][1]]}/{found[0][0]}" if found else None
-    return Card(picture, ", ".join(badges), text, names)
+    found.sort(key=lambda each: list(_THUMBNAILS).index(each[1]))
+    image = f"{_THUMBNAILS[found[0][1]]}/{found[0][0]}" if found else None
+    return Card(image, ", ".join(badges), text, names)
 
 
-_PICTURES: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "wave"}
-"""What stands for a part in a gallery, best first."""
+_THUMBNAILS: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "wave"}
+"""The image that represents a part in a gallery, the best kind first."""
 
 
 def _words(kinds: list[tuple[ShownPart, PartKind]], tokenizer: Tokenizer | None) -> str:
-    """Return how the text of a sample begins; of one without text, what its values are."""
+    """Return the beginning of the text of a sample; without text, a summary of its values."""
     for part, kind in kinds:
         if kind == "text" and not part.name.lower().endswith(".gz") and part.file.size:
             return snippet(part.name, part.file)
     values = [part for part, kind in kinds if kind in ("value", "arrays")]
-    pictures = pictures_of([part.name for part, _ in kinds]) if values else {}
-    return "\n".join(_said_first(values, pictures, tokenizer))
+    images = image_parts([part.name for part, _ in kinds]) if values else {}
+    return "\n".join(_said_first(values, images, tokenizer))
 
 
 def _said_first(
-    parts: list[ShownPart], pictures: Pictures, tokenizer: Tokenizer | None
+    parts: list[ShownPart], images: ImageParts, tokenizer: Tokenizer | None
 ) -> Iterator[str]:
     shown = 0
     for part in parts:
-        text = snippet(part.name, part.file, pictures, tokenizer)
+        text = snippet(part.name, part.file, images, tokenizer)
         if text:
-            # What is all there is, or is a dict, needs no name.
+            # A dict needs no name, and neither does the only part.
             yield text if len(parts) == 1 or ": " in text else f"{_stem(part.name)}: {text}"
             shown += 1
         if shown == MAX_SNIPPETS:

@@ -1,4 +1,4 @@
-"""What a part looks like on a page, by its name and its first bytes."""
+"""How a part is shown on a page, by its name and its first bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from energon.messages import counted, escape_text
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
 from energon.viewer.plots import short_number
-from energon.viewer.reading_order import PLACEHOLDERS, Pictures, Turn, reading_order
+from energon.viewer.reading_order import PLACEHOLDERS, ImageParts, Turn, reading_order
 
 Tokenizer = Callable[[list[int]], str]
-"""Makes text of tokens."""
+"""Turns a list of tokens into text."""
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_DECODED_BYTES = 64 << 20
@@ -32,7 +32,7 @@ MAX_ITEMS = 200
 MAX_ARRAYS = 16
 MAX_EXIF_TAGS = 50
 MAX_RATIO = 50
-"""An image that is so much longer than wide, or wider than long, is shown in full size."""
+"""Images with a more extreme aspect ratio are shown in full size."""
 SHOWN_NUMBERS = 64
 MAX_TOKENS = 2048
 HEX_BYTES = 256
@@ -42,16 +42,16 @@ _NO_TOKENS = re.compile("cu_seqlens|mask|position", re.IGNORECASE)
 
 @dataclass
 class ShownArray:
-    """An array, in short."""
+    """A summary of an array."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     facts: str
     first: str
-    picture: str | None
+    heat_map: str | None
     tokens: list[tuple[str, int]]
-    """If there is a tokenizer and these can be tokens: text and number of each."""
+    """Text and number of each token, if there is a tokenizer and the array can be tokens."""
 
 
 @dataclass
@@ -59,17 +59,17 @@ class PartView:
     """A part as the template of a sample shows it.
 
     Args:
-        kind: How.
-        extension: What it is.
-        facts: What is known about it, by name.
-        text: Of a text.
-        is_cut: Whether there is more of the text.
-        html: Of a value, made safe.
-        turns: Of a conversation or a document: what is read in which order.
-        arrays: Of arrays.
+        kind: How it is shown.
+        extension: Its type.
+        facts: Properties of it, by name.
+        text: The text, if it is text.
+        is_cut: Whether the text or the list of arrays is incomplete.
+        html: A value as safe HTML.
+        turns: A conversation or document in reading order.
+        arrays: The arrays in it.
         problem: Why it cannot be shown.
         is_deep: Whether it is an image of more than 8 bits, which browsers draw too dark or bright.
-        is_thin: Whether it is an image that would be a line if all of it had to be seen at once.
+        is_thin: Whether it is an image so thin that it would be a line if scaled to the page.
     """
 
     kind: PartKind
@@ -90,17 +90,17 @@ def view_part(
     file: BrowsedFile,
     allow: Collection[str] = (),
     *,
-    pictures: Pictures | None = None,
+    images: ImageParts | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> PartView:
-    """Return how a part is shown. What is wrong with it becomes part of that.
+    """Return how a part is shown. Errors are shown as well, not raised.
 
     Args:
-        name: Of the part.
-        file: Where it lies.
+        name: The name of the part.
+        file: Its content.
         allow: What data may do, see `get_train_dataset`.
-        pictures: The images of the sample, see `reading_order`.
-        tokenizer: Makes text of tokens.
+        images: The images of the sample, see `reading_order`.
+        tokenizer: Turns tokens into text.
     """
     view = PartView("bytes", "")
     try:
@@ -120,7 +120,7 @@ def view_part(
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
-            _show_value(view, name, _decoded(name, file, allow), pictures or {}, tokenizer)
+            _show_value(view, name, _decoded(name, file, allow), images or {}, tokenizer)
     except (EnergonError, ValueError, OSError) as error:
         view.problem = str(error)
     return view
@@ -129,14 +129,14 @@ def view_part(
 def snippet(
     name: str,
     file: BrowsedFile,
-    pictures: Pictures | None = None,
+    images: ImageParts | None = None,
     tokenizer: Tokenizer | None = None,
     *,
     length: int = 160,
 ) -> str:
-    """Return what a gallery says of a part: how a text begins, and what a value holds.
+    """Return a summary of a part for a gallery: the beginning of a text, the content of a value.
 
-    Of a conversation, the first turn after the system prompt; of tokens, their text.
+    That is the first turn after the system prompt of a conversation, and the text of tokens.
     """
     kind = part_kind(extension_of(name))
     if kind == "text" and not name.lower().endswith(".gz"):
@@ -155,7 +155,7 @@ def snippet(
         if tokens:
             return "".join(text for text, _ in tokens)[:length]
         return f"{short_text(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
-    if turns := reading_order(value, pictures or {}):
+    if turns := reading_order(value, images or {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
         pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
         return next((text for text in pieces if text not in PLACEHOLDERS), "")[:length]
@@ -165,7 +165,7 @@ def snippet(
 
 
 def hex_dump(data: bytes) -> str:
-    r"""Return bytes as people look at them.
+    r"""Return bytes as a table of hexadecimal numbers and letters.
 
     Example:
         >>> print(hex_dump(b"ab\x00"))
@@ -180,18 +180,18 @@ def hex_dump(data: bytes) -> str:
 
 
 def value_tree(value: Any) -> Markup:
-    """Return lists and dicts as HTML that folds, up to a number of values and of levels."""
+    """Return lists and dicts as collapsible HTML, down to a limited number of values and levels."""
     return Markup("").join(_tree(value, 0, [MAX_VALUES], Markup("")))
 
 
 def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
     if file.size > MAX_DECODED_BYTES:
-        raise ValueError(f"{file.size} bytes are more than what a page shows; download the part")
+        raise ValueError(f"too large to be shown ({file.size} bytes); download the part")
     return SampleDecoder(image_decode="rgb8", allow=allow).decode(name, file.read())
 
 
 def _show_value(
-    view: PartView, name: str, value: Any, pictures: Pictures, tokenizer: Tokenizer | None
+    view: PartView, name: str, value: Any, images: ImageParts, tokenizer: Tokenizer | None
 ) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
@@ -203,7 +203,7 @@ def _show_value(
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
     else:
-        view.kind, view.turns = "value", reading_order(value, pictures)
+        view.kind, view.turns = "value", reading_order(value, images)
         view.html = value_tree(value)
 
 
@@ -219,7 +219,7 @@ def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def show_array(name: str, array: NDArray[Any], tokenizer: Tokenizer | None = None) -> ShownArray:
-    """Return an array in short."""
+    """Return a summary of an array."""
     facts = ""
     if array.size and array.dtype.kind in "biuf":
         finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
@@ -238,16 +238,16 @@ def _digits(value: float) -> str:
 
 
 def _first(array: NDArray[Any]) -> str:
-    """Return how an array begins."""
+    """Return the first numbers of an array."""
     numbers = array.reshape(-1)[:SHOWN_NUMBERS].tolist()
     more = ", …" if array.size > SHOWN_NUMBERS else ""
     return ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers) + more
 
 
 def tokenizer_of(name: str, tokenizer: Tokenizer | None) -> Tokenizer | None:
-    """Return what makes text of the whole numbers of a part or field; None if they are not tokens.
+    """Return the tokenizer for a part or field of integers; None if its name says otherwise.
 
-    Beside tokens there are numbers of where sequences begin, and of what counts.
+    Masks, positions and the boundaries of sequences are integers as well, but not tokens.
     """
     return None if _NO_TOKENS.search(name) else tokenizer
 
@@ -255,9 +255,9 @@ def tokenizer_of(name: str, tokenizer: Tokenizer | None) -> Tokenizer | None:
 def _tokens(
     array: NDArray[Any], tokenizer: Tokenizer | None, count: int = MAX_TOKENS
 ) -> list[tuple[str, int]]:
-    """Return the tokens of a list of whole numbers, or of the first of several: text and number.
+    """Return text and number of the tokens in an array of integers, or in its first row.
 
-    [] if there are none, or nothing makes text of them.
+    [] if it has none, or there is no tokenizer.
     """
     is_list = array.dtype.kind in "iu" and array.ndim in (1, 2) and array.size
     if tokenizer is None or not is_list:
@@ -270,7 +270,7 @@ def _tokens(
 
 
 def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Markup]:
-    """Yield the HTML of a value, and of all below it; `name` is what it is called."""
+    """Yield the HTML of a value and everything in it, labeled `name`."""
     left[0] -= 1
     if not isinstance(value, Mapping | list | tuple) or not value:
         yield name + Markup('<span class="{}">{}</span>').format(
@@ -313,7 +313,7 @@ def _short(value: Any, length: int = 200) -> str:
 
 
 def short_text(value: Any) -> str:
-    """Return what a value is, in a few words.
+    """Return a value, or a description of it, in a few words.
 
     Example:
         >>> short_text(np.zeros((2, 3))), short_text("a cat")
@@ -350,14 +350,16 @@ def _show_image(view: PartView, file: BrowsedFile) -> None:
                 "format": str(image.format),
             }
             if getattr(image, "is_animated", False):
-                view.facts["frames"] = "several, of which loaders get the first"
+                view.facts["frames"] = "several; loaders decode the first"
             tags = image.getexif()
             if tags.get(ExifTags.Base.Orientation, 1) != 1:
-                view.facts["orientation"] = "EXIF turns it; shown as stored, as loaders get it"
+                view.facts["orientation"] = (
+                    "EXIF asks to rotate it; shown as stored, as loaders decode it"
+                )
             for tag, value in list(tags.items())[:MAX_EXIF_TAGS]:
                 view.facts[f"EXIF {ExifTags.TAGS.get(tag, tag)}"] = _short(value, 100)
     except Exception as error:  # Pillow raises whatever the data make it
-        raise DecodeError(f"no image that can be read: {error}".partition(" <")[0]) from error
+        raise DecodeError(f"not a readable image: {error}".partition(" <")[0]) from error
 
 
 def _av_facts(file: BrowsedFile) -> dict[str, str]:

@@ -20,11 +20,11 @@ class Bar(NamedTuple):
     label: str
     value: float
     href: str = ""
-    """Where a click on it leads; "" if nowhere."""
+    """The address that it links to; "" if none."""
 
 
 def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str) -> Markup:
-    """Return upright bars side by side, above marks at equal distances."""
+    """Return a histogram above evenly spaced marks."""
     most = max((bar.value for bar in bars), default=0) or 1
     width = (WIDTH - _LEFT - _RIGHT) / max(1, len(bars))
     high = HEIGHT - _TOP - _BOTTOM
@@ -32,7 +32,7 @@ def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str) -> Marku
     for number, bar in enumerate(bars):
         height = high * bar.value / most
         x = _LEFT + number * width
-        # What is pointed at is the whole column: a bar may be a pixel high.
+        # The whole column can be clicked, because a bar may be a pixel high.
         column = Markup('<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
             x, width, HEIGHT - _BOTTOM
         )
@@ -50,7 +50,7 @@ def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str) -> Marku
 
 
 def ranking(bars: Sequence[Bar], *, title: str) -> Markup:
-    """Return bars one below the other, each with its label and its value."""
+    """Return horizontal bars, each with its label and its value."""
     most = max((bar.value for bar in bars), default=0) or 1
     body = Markup()
     for number, bar in enumerate(bars):
@@ -70,11 +70,11 @@ def ranking(bars: Sequence[Bar], *, title: str) -> Markup:
 
 
 def shares(series: Mapping[str, Sequence[float]], marks: Sequence[str], *, title: str) -> Markup:
-    """Return shares over time, one above the other.
+    """Return shares over time as stacked areas.
 
     Args:
-        series: For each name its share between one mark and the next.
-        marks: What the marks are called.
+        series: By name, the shares between each mark and the next.
+        marks: The labels of the marks.
         title: What the plot shows.
     """
     count = len(marks) - 1
@@ -87,17 +87,17 @@ def shares(series: Mapping[str, Sequence[float]], marks: Sequence[str], *, title
             '<polygon class="hue{}" points="{}"><title>{}: {} → {}</title></polygon>'
         ).format(number % HUES, " ".join(f"{x:.1f},{y:.1f}" for x, y in points), name, first, last)
         below = above
-    # Wide and flat on a wide page, so marks are text beside it: in it, they would be stretched.
+    # The plot is stretched to the width of the page, so its marks are text below it.
     ends = Markup("<p><span>{}</span><span>{}</span></p>").format(marks[0], marks[-1])
     return _plot(body, title, HEIGHT, 'preserveAspectRatio="none"') + ends
 
 
 def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
-    """Return sequences as bars, of what they were packed from and how much is padding.
+    """Return packed sequences as bars, divided into their samples and padding.
 
     Args:
-        rows: For each packed sequence, the lengths of what is in it, without padding.
-        pads: For each, how long its padding is.
+        rows: For each packed sequence, the lengths of its samples.
+        pads: For each packed sequence, the length of its padding.
     """
     longest = max((sum(row) + pad for row, pad in zip(rows, pads, strict=True)), default=0) or 1
     scale = (WIDTH - 60) / longest
@@ -120,12 +120,12 @@ def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
         full = sum(row) / ((sum(row) + pad) or 1)
         body += _text(x + 6, y + 14, "start", f"{100 * full:.1f} %")
     return _plot(
-        body, "packed sequences, and how much of each is not padding", 8 + _ROW * len(rows)
+        body, "packed sequences, and the share of each that is not padding", 8 + _ROW * len(rows)
     )
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[str]:
-    """Return marks at equal distances from one number to another, as short as tells them apart.
+    """Return the labels of evenly spaced marks from one number to another.
 
     Example:
         >>> ticks(0, 2000), ticks(0.4, 0.99, 3)
@@ -135,7 +135,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[str]:
 
 
 def short_number(value: float) -> str:
-    """Return a number with three or four digits that count, or all that stand before the point."""
+    """Return a number with three significant digits, or all digits before the decimal point."""
     if abs(value) >= 1_000_000_000:
         return f"{value:.3g}"
     if abs(value) >= 1000 or float(value).is_integer():

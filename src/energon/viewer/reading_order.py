@@ -1,4 +1,4 @@
-"""Conversations and interleaved documents, laid out in the order of reading."""
+"""Conversations and interleaved documents in reading order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from energon.inspect.part_facts import extension_of, part_kind
 MAX_PIECES = 200
 PLACEHOLDERS = ("<image>", "<|image|>", "<img>")
 
-Pictures = Mapping[str, int]
-"""The numbers of the images of a sample, by the names of their parts."""
+ImageParts = Mapping[str, int]
+"""The image parts of a sample: their numbers by their names."""
 
 
 class Turn(NamedTuple):
-    """What someone says, or a stretch of a document."""
+    """A turn of a conversation, or a whole document."""
 
     who: str
-    """"" in a document."""
+    """The speaker; "" in a document."""
     number: int
-    """0 for whoever speaks first, and for the system prompt; 1 for everybody else."""
+    """0 for the first speaker and the system prompt, 1 for everyone else."""
     pieces: list[str | int]
     """Texts, and the numbers of parts that are images."""
 
 
-def pictures_of(names: Sequence[str]) -> dict[str, int]:
+def image_parts(names: Sequence[str]) -> dict[str, int]:
     """Return which parts of a sample are images, by name."""
     return {
         name: number
@@ -35,7 +35,7 @@ def pictures_of(names: Sequence[str]) -> dict[str, int]:
     }
 
 
-def reading_order(value: Any, pictures: Pictures) -> list[Turn]:
+def reading_order(value: Any, images: ImageParts) -> list[Turn]:
     """Return the turns of a conversation, or a document as one turn; [] if it is neither.
 
     Example:
@@ -44,16 +44,16 @@ def reading_order(value: Any, pictures: Pictures) -> list[Turn]:
         >>> reading_order({"sequence": ["See:", "a.jpg"]}, {"a.jpg": 3})
         [Turn(who='', number=0, pieces=['See:', 3])]
     """
-    return _conversation(value, pictures) or _document(value, pictures)
+    return _conversation(value, images) or _document(value, images)
 
 
-def _conversation(value: Any, pictures: Pictures) -> list[Turn]:
+def _conversation(value: Any, images: ImageParts) -> list[Turn]:
     if isinstance(value, Mapping):
         found = (value.get(name) for name in ("messages", "conversations", "conversation"))
         value = next((each for each in found if isinstance(each, list)), None)
     if not isinstance(value, list) or not value:
         return []
-    left = iter(pictures.values())
+    left = iter(images.values())
     turns: list[Turn] = []
     for turn in value[:MAX_PIECES]:
         who = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
@@ -61,20 +61,20 @@ def _conversation(value: Any, pictures: Pictures) -> list[Turn]:
             return []
         content = turn.get("content", turn.get("value"))
         pieces = content if isinstance(content, list) else [content]
-        laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, pictures, left)]
+        laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, images, left)]
         first = next((turn.who for turn in turns if turn.who != "system"), who)
         turns.append(Turn(who, int(who not in (first, "system")), laid))
     return turns
 
 
-def _pieces(piece: Any, pictures: Pictures, left: Iterator[int]) -> Iterator[str | int]:
-    """Yield a piece of a turn; images that are not named come in the order of their parts."""
+def _pieces(piece: Any, images: ImageParts, left: Iterator[int]) -> Iterator[str | int]:
+    """Yield the pieces of a turn; placeholders stand for the images in the order of their parts."""
     if isinstance(piece, str):
-        yield from _with_pictures(piece, left)
+        yield from _with_images(piece, left)
     elif isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
-        yield from _with_pictures(piece["text"], left)
+        yield from _with_images(piece["text"], left)
     elif isinstance(piece, Mapping) and str(piece.get("type", "")).startswith("image"):
-        named = (_named(str(each), pictures) for each in piece.values())
+        named = (_named(str(each), images) for each in piece.values())
         number = next((each for each in named if each is not None), None)
         yield next(left, "[image]") if number is None else number
     elif isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
@@ -83,7 +83,7 @@ def _pieces(piece: Any, pictures: Pictures, left: Iterator[int]) -> Iterator[str
         yield str(piece)[:MAX_PIECES]
 
 
-def _with_pictures(text: str, left: Iterator[int]) -> Iterator[str | int]:
+def _with_images(text: str, left: Iterator[int]) -> Iterator[str | int]:
     for mark in PLACEHOLDERS:
         if mark in text:
             for number, stretch in enumerate(text.split(mark)):
@@ -95,16 +95,16 @@ def _with_pictures(text: str, left: Iterator[int]) -> Iterator[str | int]:
     yield text
 
 
-def _document(value: Any, pictures: Pictures) -> list[Turn]:
-    """Return a document in which images stand for themselves between texts."""
+def _document(value: Any, images: ImageParts) -> list[Turn]:
+    """Return a document whose texts and images are interleaved."""
     pieces: Sequence[Any] = ()
     if isinstance(value, Mapping):
-        images, texts = value.get("images"), value.get("texts")
+        drawn, texts = value.get("images"), value.get("texts")
         if isinstance(value.get("sequence"), list):
             pieces = value["sequence"]
-        elif isinstance(images, list) and isinstance(texts, list):
-            # Where one list has an entry, the other has none; or they take turns.
-            pieces = [each for pair in zip_longest(images, texts) for each in pair]
+        elif isinstance(drawn, list) and isinstance(texts, list):
+            # Either each place has an entry in one list only, or texts and images alternate.
+            pieces = [each for pair in zip_longest(drawn, texts) for each in pair]
     elif isinstance(value, list):
         pieces = value
     if not pieces or not all(each is None or isinstance(each, str) for each in pieces):
@@ -112,13 +112,13 @@ def _document(value: Any, pictures: Pictures) -> list[Turn]:
     laid: list[str | int] = []
     for piece in pieces[:MAX_PIECES]:
         if piece is not None:
-            number = _named(piece, pictures)
+            number = _named(piece, images)
             laid.append(piece if number is None else number)
     return [Turn("", 0, laid)] if any(isinstance(each, int) for each in laid) else []
 
 
-def _named(text: str, pictures: Pictures) -> int | None:
-    """Return the image that a text names: by its part, or by the file that it was."""
-    if text in pictures:
-        return pictures[text]
-    return next((n for name, n in pictures.items() if text.endswith(f".{name}")), None)
+def _named(text: str, images: ImageParts) -> int | None:
+    """Return the image named by a text: by its part, or by its original file name."""
+    if text in images:
+        return images[text]
+    return next((n for name, n in images.items() if text.endswith(f".{name}")), None)

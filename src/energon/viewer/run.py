@@ -1,4 +1,4 @@
-"""A training run over what is shown: which samples its steps consist of."""
+"""A training run over a dataset: which samples its steps consist of."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from energon.worker import WorkerConfig
 
 MAX_STEPS = 20
 POINTS = 24
-"""Into so many stretches a run is divided for shares over time."""
+"""Shares over time are computed for this many stretches of a run."""
 MAX_SAMPLES = 1000
 MAX_SAMPLES_OF_STEP = 100_000
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Of a run that has no state yet.
+    """The settings of a run that has no state yet.
 
     Args:
-        batch_size: Samples of a batch.
-        world_size: Ranks.
-        num_workers: Workers of each rank.
+        batch_size: Samples per batch.
+        world_size: Number of ranks.
+        num_workers: Workers per rank.
         seed: `WorkerConfig(seed_offset=…)`.
         packing_buffer_size: As `get_train_dataset` takes it; 0 if the run packs nothing.
     """
@@ -51,11 +51,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ConfigError(f"batches have 1 sample or more, not {self.batch_size}")
+            raise ConfigError(f"expected a batch size of 1 or more, not {self.batch_size}")
         if self.batch_size * self.world_size > MAX_SAMPLES_OF_STEP:
             raise ConfigError(
-                f"a step of {self.world_size} batches of {self.batch_size} has more than the "
-                f"{MAX_SAMPLES_OF_STEP} samples that are listed"
+                f"a step of {self.world_size} batches of {self.batch_size} has more than "
+                f"{MAX_SAMPLES_OF_STEP} samples, the largest number that is listed"
             )
 
 
@@ -66,15 +66,15 @@ class ShownRun:
     Args:
         run: Its order.
         split: The number of the split that it reads.
-        order: For each of its datasets, the number in the split.
-        step: Before which it was saved; None if there is no state.
-        shifted: How many samples hooks have skipped by then.
-        packing_buffer_size: Of a run that packs; None if it does not.
-        lane_states: Of a saved run, by lane, how many batches it had given, and its state.
-        position: Where in each dataset the run was when it was saved, in words.
+        order: The number of each of its datasets in the split.
+        step: The step before which it was saved; None if there is no state.
+        shifted: How many samples hooks had skipped by then.
+        packing_buffer_size: As `get_train_dataset` takes it; None if the run packs nothing.
+        lane_states: The number of batches and the state of each lane of a saved run.
+        position: In words, where the run was in each dataset when it was saved.
         read_from: What a saved run reads; None if there is no state.
-        all_samples: For each dataset of a run that leaves out samples, all of them, which are
-            what is shown; empty if it leaves out none.
+        all_samples: If the run excludes samples: its datasets with all samples, as they are
+            shown; otherwise empty.
     """
 
     run: PlannedRun
@@ -89,7 +89,7 @@ class ShownRun:
     all_samples: Mapping[str, Source] = field(default_factory=dict)
 
     def samples(self, first: int, count: int) -> list[tuple[int, list[tuple[Sighting, int]]]]:
-        """Return steps, each with its samples and the numbers of their datasets in the split.
+        """Return the samples of some steps, with the numbers of their datasets in the split.
 
         Raises:
             ConfigError: If the run ends before.
@@ -101,11 +101,11 @@ class ShownRun:
         ]
 
     def _step(self, step: int) -> list[Sighting]:
-        """Return the samples of a step; of a run that packs, none: only its batches tell."""
+        """Return the samples of a step; none if the run packs, as only its batches have them."""
         return [] if self.packing_buffer_size else list_step(self.run, step)
 
     def _among_all(self, seen: Sighting) -> Sighting:
-        """Return a sample with its number among all, where the run counts only some."""
+        """Return a sample with its number among all samples, where the run excludes some."""
         source = self.all_samples.get(seen.leaf)
         if source is None:
             return seen
@@ -114,7 +114,7 @@ class ShownRun:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the run reads, as `energon plan` counts it: in one pass, or until it was saved."""
+        """What the run reads in one pass, or until it was saved, as `energon plan` counts it."""
         run = self.run
         sizes = [len(leaf.source) for leaf in run.leaves]
         end = run.num_batches
@@ -159,7 +159,7 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
 
 
 def show_saved_run(split: int, saved: SavedRun, state: State | None = None) -> ShownRun:
-    """Return a run that was saved; with its state, also batches that depend on those before.
+    """Return a saved run; with its state, batches that depend on those before can be shown.
 
     Args:
         split: The number of the split that it reads.

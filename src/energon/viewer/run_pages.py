@@ -1,4 +1,4 @@
-"""The pages of a run: which samples its steps consist of, and its batches after the hooks."""
+"""The pages of a run: the samples of its steps, and its batches after the hooks."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class SeenCard(NamedTuple):
 
     seen: Sighting
     at: str
-    """The address of its page."""
+    """Address of its page."""
     look: Card
     said: Said | None
     form: str
-    """What a form has to send with what is said about it; "" if nothing can be said."""
+    """Token of the form to exclude or flag it; "" if that is not possible."""
 
 
 class RunPages:
-    """Answers what is asked of runs.
+    """Answers requests about runs.
 
     Args:
-        site: Makes pages.
-        saved: The run whose steps are shown; None asks for the settings of one.
-        encoder: Class of the task encoder that makes the batches of runs; None shows none.
+        site: Renders pages.
+        saved: The run whose steps are shown; None shows a form for its settings.
+        encoder: Class of the task encoder that makes the batches of runs; None shows no batches.
     """
 
     def __init__(self, site: Site, saved: ShownRun | None, encoder: type[Any] | None) -> None:
@@ -149,7 +149,7 @@ class RunPages:
         return EncodedRun(split.path, split.name, run, self.encoder, site.allow, site.tokenizer)
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:
-        """Return samples of a step with what a gallery shows of them; not more than it can."""
+        """Return the cards of samples of a step, up to as many as a page can show."""
         cards = []
         shown = self.site.shown
         notes = {leaf: self.site.said(shown.leaf(run.split, leaf)) for _, leaf in seen}
@@ -164,12 +164,11 @@ class RunPages:
 
 
 def _pairs(before: Sequence[SeenCard], fields: Sequence[ShownField]) -> list[dict[str, Any]]:
-    """Return each sample of a batch beside what became of it; [] if it is not clear what did."""
+    """Return each sample of a batch before and after the hooks; [] if they cannot be matched."""
     per_sample = [
         field
         for field in fields
-        if not field.name.startswith("__")
-        and len(before) in (len(field.items), len(field.pictures))
+        if not field.name.startswith("__") and len(before) in (len(field.items), len(field.images))
     ]
     if not per_sample:
         return []
@@ -181,7 +180,7 @@ def _pairs(before: Sequence[SeenCard], fields: Sequence[ShownField]) -> list[dic
             "after": [
                 (
                     field.name,
-                    field.pictures[n] if n < len(field.pictures) else "",
+                    field.images[n] if n < len(field.images) else "",
                     field.items[n] if n < len(field.items) else "",
                 )
                 for field in per_sample[:MAX_PAIRED_FIELDS]

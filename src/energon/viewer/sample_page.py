@@ -1,6 +1,6 @@
-"""The page of a sample: what its parts look like, their bytes, and what people say about it.
+"""The page of a sample: its parts, their bytes, and notes about it.
 
-Parts are answers to HTTP requests straight out of the shard, the bytes that were asked for.
+The requested bytes of parts are sent directly from the shard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from energon.viewer import images
 from energon.viewer.guard import PART_POLICY
 from energon.viewer.pages import Site
 from energon.viewer.parts import view_part
-from energon.viewer.reading_order import pictures_of
+from energon.viewer.reading_order import image_parts
 from energon.viewer.shown import ShownPart, ShownSample
 
 CHUNK_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
 MAX_CHECKED = 16
-"""This many parts of a sample are decoded to see whether that is possible, if they are images."""
+"""Up to this many images of a sample are decoded to see whether loaders can."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
 
@@ -47,14 +47,14 @@ SHOWN_TYPES = {
     **dict.fromkeys(("m4a", "aac"), "audio/mp4"),
     **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
 }
-"""What browsers are told that parts are. All else is bytes to be saved: HTML and SVG could run."""
+"""The media types of parts. Everything else is a download: HTML and SVG could run scripts."""
 
 
 class SamplePage:
-    """Answers what is asked of one sample.
+    """Answers requests about one sample.
 
     Args:
-        site: Makes pages.
+        site: Renders pages.
     """
 
     def __init__(self, site: Site) -> None:
@@ -65,13 +65,13 @@ class SamplePage:
         """Return the page of a sample."""
         leaf, sample = self.site.sample(request)
         notes = self.site.notes
-        pictures = pictures_of([part.name for part in sample.parts])
+        image_numbers = image_parts([part.name for part in sample.parts])
         views = [
             view_part(
                 part.name,
                 part.file,
                 self.site.allow,
-                pictures=pictures,
+                images=image_numbers,
                 tokenizer=self.site.tokenizer,
             )
             for part in sample.parts
@@ -95,9 +95,9 @@ class SamplePage:
         )
 
     def _why_not_decoded(self, part: ShownPart) -> str:
-        """Return why loaders cannot decode an image of which browsers may draw a part; "" if not.
+        """Return why loaders cannot decode an image; "" if they can.
 
-        The thumbnail of the gallery says so, too, and is decoded once.
+        Browsers draw part of a truncated image. The thumbnail, which is cached, is made on the way.
         """
         try:
             self.made.get(f"thumb {entity_tag(part.file)}", lambda: images.thumbnail(part.file))
@@ -106,9 +106,9 @@ class SamplePage:
         return ""
 
     async def note(self, request: Request) -> Response:
-        """Take what someone says about a sample."""
+        """Exclude or flag a sample."""
         if _length(request) > MAX_FORM_BYTES:
-            raise HTTPException(413, f"a form has up to {MAX_FORM_BYTES} bytes")
+            raise HTTPException(413, f"a form can have at most {MAX_FORM_BYTES} bytes")
         fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
         return await run_in_threadpool(self._note, request, fields)
 
@@ -116,7 +116,7 @@ class SamplePage:
         leaf, sample = self.site.sample(request)
         notes = self.site.notes
         if not secrets.compare_digest(fields.get("form", "").encode(), self.site.form.encode()):
-            raise HTTPException(403, "the form is not of this server; load the page again")
+            raise HTTPException(403, "the form was made by another server; reload the page")
         if notes is None or leaf.leaf.join:
             raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
         dataset, where = leaf.leaf.path, sample.where
@@ -146,7 +146,7 @@ class SamplePage:
         )
 
     def image(self, name: str, request: Request) -> Response:
-        """Return an image that is made of a part: a thumbnail, a waveform."""
+        """Return an image made from a part: a thumbnail or a waveform."""
         _, sample = self.site.sample(request)
         part = _part(request, sample)
         tag = entity_tag(part.file)
@@ -156,7 +156,7 @@ class SamplePage:
         kind = part_kind(extension_of(part.name, part.file))
         maker = _MAKERS.get((name, kind))
         if maker is None:
-            raise HTTPException(404, f"there is no such image of a part of the kind {kind!r}")
+            raise HTTPException(404, f"parts of the kind {kind!r} have no such image")
         make, media_type = maker
         try:
             content = self.made.get(f"{name} {tag}", lambda: make(part.file))
@@ -171,7 +171,7 @@ _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
     ("image", "image"): (images.as_png, "image/png"),
     ("wave", "audio"): (images.waveform, "image/svg+xml"),
 }
-"""By the name of an image and the kind of a part: what makes it, and what it is."""
+"""The function that makes an image, and its media type, by its name and the kind of the part."""
 
 
 def _part(request: Request, sample: ShownSample) -> ShownPart:
@@ -182,13 +182,13 @@ def _part(request: Request, sample: ShownSample) -> ShownPart:
 
 
 def _length(request: Request) -> float:
-    """Return how many bytes a request says that it has; one that does not say may be endless."""
+    """Return the length of the body of a request; infinity if the request does not state it."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isdecimal() and len(text) < 16 else float("inf")
 
 
 def entity_tag(file: BrowsedFile) -> str:
-    """Return what names the content of a part: where it lies, if that says it all."""
+    """Return an identifier of the content of a part, from its location where that is enough."""
     found = file.find()
     about: Any = (found.path, file.offset, file.size, file.mtime_ns)
     if isinstance(found, MemoryFile):  # a value of a row: all rows have the same place
@@ -197,21 +197,21 @@ def entity_tag(file: BrowsedFile) -> str:
 
 
 def is_fresh(request: Request, tag: str) -> bool:
-    """Return whether the browser has what a tag names."""
+    """Return whether the browser has the content with this tag."""
     return tag in re.split(r"\s*,\s*", request.headers.get("if-none-match", ""))
 
 
 def part_response(
     request: Request, file: BrowsedFile, *, name: str, extension: str, save: bool
 ) -> Response:
-    """Return a part, or the range of it that the request names.
+    """Return a part, or the requested range of it.
 
     Args:
-        request: Asks for it.
-        file: Where it lies.
-        name: As what it is saved.
-        extension: Says what it is.
-        save: Whether it is to be saved, not shown.
+        request: The request.
+        file: The content of the part.
+        name: File name for downloads.
+        extension: Determines the media type.
+        save: Whether it is downloaded rather than shown.
     """
     tag = entity_tag(file)
     kind = None if save else SHOWN_TYPES.get(extension)
@@ -242,10 +242,10 @@ def part_response(
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return the first byte that is asked for, and the one after the last.
+    """Return the requested range: its first byte, and the one after its last.
 
-    (0, 0) if there is no such byte, None if all is to be sent: for several ranges, which nobody
-    has to answer, and for what is invalid.
+    (0, 0) if it is outside the file. None if everything is sent, as for several ranges, which a
+    server may ignore, and for an invalid header.
 
     Example:
         >>> [parse_range(f"bytes={text}", 10) for text in ("2-4", "8-", "-3", "10-", "4-2")]
@@ -265,7 +265,7 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 def _chunks(file: BrowsedFile, start: int, stop: int) -> Iterator[bytes]:
-    """Return what yields a range. The first piece is read at once, so that errors have a page."""
+    """Return an iterator over a range. Reads the first piece now, so that errors get a page."""
     source = file.find()
     edges = range(start, stop, CHUNK_BYTES)
     first = source.pread(file.offset + start, min(CHUNK_BYTES, stop - start)) if edges else b""

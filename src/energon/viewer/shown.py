@@ -1,4 +1,4 @@
-"""What the pages show: the datasets of paths by split, and their samples part by part."""
+"""The datasets to show, by path and split, and their samples part by part."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 
 MAX_LOOKED_AT = 5000
-"""How many samples a filter looks at for a page."""
+"""A filter checks up to this many samples per page."""
 
 
 class ShownPart(NamedTuple):
     """A part of a sample."""
 
     number: int
-    """Its place among the parts: what addresses call it, as names may be anything."""
+    """Its place among the parts, which is used in addresses because names may be anything."""
     name: str
     label: str
-    """The name; in a join, with the dataset that it is from."""
+    """The name; in a join, with the dataset it belongs to."""
     file: BrowsedFile
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is in the shard as it is; values of rows do not."""
+        """Whether its bytes are in the shard; values of rows are encoded when they are read."""
         return not isinstance(self.file.find(), MemoryFile)
 
 
 class ShownSample(NamedTuple):
-    """A sample, none of whose parts has been read."""
+    """A sample, of which no part has been read."""
 
     ordinal: int
     where: Location
@@ -56,10 +56,10 @@ class ShownSample(NamedTuple):
 
 
 class ShownLeaf:
-    """A dataset of a split. It is opened when someone looks at it; by many threads.
+    """A dataset of a split, opened when it is first shown. Thread-safe.
 
     Args:
-        leaf: What the document says of it.
+        leaf: Its entry in the metadataset.
         pool: Where shards are opened.
         allow: What data may do, see `get_train_dataset`.
     """
@@ -85,7 +85,7 @@ class ShownLeaf:
 
     @cached_property
     def shards(self) -> list[ShardOrdinals]:
-        """The shards of the first dataset; none of a join, whose samples are in many."""
+        """The shards; none for a join, whose samples are in several datasets."""
         if self.leaf.join:
             return []
         return self._contents(self.source).shards()
@@ -111,9 +111,9 @@ class ShownLeaf:
         return [self.sample(ordinal) for ordinal in ordinals]
 
     def matching(self, where: Where, start: int, count: int) -> tuple[list[ShownSample], int]:
-        """Return samples from a number on that match, and up to which number was looked.
+        """Return matching samples from number `start` on, and the number at which the search ended.
 
-        Looks at this many samples at most that a page does not take long.
+        Checks a limited number of samples, so that a page takes a limited time.
         """
         found: list[ShownSample] = []
         stop = min(start + MAX_LOOKED_AT, len(self))
@@ -126,7 +126,7 @@ class ShownLeaf:
         return found, stop
 
     def search(self, prefix: str, limit: int) -> list[int]:
-        """Return the numbers of samples whose keys begin alike, `limit` at most."""
+        """Return the numbers of up to `limit` samples whose keys begin with `prefix`."""
         source = self.source
         if not self.leaf.join:
             return self._contents(source).search(prefix, limit)
@@ -149,7 +149,7 @@ class ShownLeaf:
 
 
 class MixRow(NamedTuple):
-    """A line of the tree of a metadataset."""
+    """A row of the tree of a metadataset."""
 
     level: int
     name: str
@@ -157,7 +157,7 @@ class MixRow(NamedTuple):
     """The number of a dataset; None for a blend in a blend."""
     weight: str
     share: str
-    """At the beginning; "" if it depends on sizes."""
+    """At the beginning of a run; "" if it depends on sizes."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class ShownSplit:
     """A split, with its datasets.
 
     Args:
-        name: Of the split.
-        label: What tells it from all other splits that are shown.
-        path: The dataset or metadataset that it is of.
+        name: Its name.
+        label: A name that is unique among all splits shown.
+        path: Its dataset or metadataset.
         leaves: Its datasets.
         mix: How they are mixed.
     """
@@ -248,15 +248,15 @@ class ShownPath(NamedTuple):
 
 
 class Shown:
-    """All that lies at some paths.
+    """The datasets and metadatasets at some paths.
 
     Args:
         paths: Datasets or metadatasets, here or in object stores.
         allow: What data may do, see `get_train_dataset`.
 
     Raises:
-        DatasetNotFoundError: If there is nothing.
-        ConfigError: If it has no samples by number, as a folder of files.
+        DatasetNotFoundError: If a path does not exist.
+        ConfigError: If a path has no numbered samples, like a folder of files.
     """
 
     def __init__(self, *paths: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
@@ -298,7 +298,7 @@ class Shown:
 
 
 def name_apart(paths: Sequence[str]) -> list[str]:
-    """Return a name for each path: its last part, with as much before it as tells them apart.
+    """Return a unique name for each path: its last part, and as many before it as needed.
 
     Example:
         >>> name_apart(["a/train", "b/train/", "c/val"])

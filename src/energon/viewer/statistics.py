@@ -1,4 +1,4 @@
-"""What samples are like, seen from some of them at equal distances, so that it costs the same."""
+"""Properties of samples, measured on a fixed number of evenly spaced ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from energon.viewer.shown import ShownLeaf
 
 SEEN_SAMPLES = 500
 SEEN_SHARDS = 72
-"""This many shards are opened: each may have to be read from its beginning, or be far away."""
+"""Up to this many shards are opened, each of which may be remote or without an index."""
 BARS = 24
 MAX_LETTERS = 34
 TOP_VALUES = 12
 MAX_FIELDS = 40
 MAX_SEEN_FIELDS = 1000
-"""This many are counted, before it is known which are the most frequent, which are shown."""
+"""Up to this many are counted, of which the most frequent are shown."""
 MAX_JSON_BYTES = 1 << 20
 _WORDS = {
     "size": "bytes",
@@ -42,25 +42,25 @@ _PARTS = "parts of a sample"
 
 
 class Plotted(NamedTuple):
-    """A plot of something that samples have."""
+    """A plot of a property of samples."""
 
     name: str
     facts: str
-    """The range and the middle of numbers; how many different values there are, of others."""
+    """Range and median of numbers; of other values, how many different ones there are."""
     plot: Markup
 
 
 class _Field(NamedTuple):
-    """What is plotted: its title, and the word of a condition for it, "" if there is none."""
+    """A property: its title, and its name in conditions, "" if it has none."""
 
     title: str
     condition: str
 
 
 def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
-    """Return how many samples of a dataset were checked, and plots of what they are like.
+    """Return how many samples of a dataset were checked, and plots of their properties.
 
-    Bars lead to the samples that they stand for, in the gallery at the address `base`.
+    Bars link to their samples, in the gallery at the address `base`.
     """
     numbers = _spread(leaf)
     found: defaultdict[_Field, list[Any]] = defaultdict(list)
@@ -68,14 +68,14 @@ def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
         for name, value in _values(leaf, number):
             if name in found or len(found) < MAX_SEEN_FIELDS:
                 found[name].append(value)
-    # A part that few samples have must not take the place of what nearly all have.
+    # A part that only a few samples have must not displace one that nearly all have.
     frequent = sorted(found, key=lambda field: (field.title != _PARTS, -len(found[field])))
     fields = sorted(frequent[:MAX_FIELDS], key=lambda field: (field.title != _PARTS, field.title))
     return len(numbers), [_plot(field, found[field], base) for field in fields]
 
 
 def _spread(leaf: ShownLeaf) -> list[int]:
-    """Return the numbers of samples to look at, evenly spread over shards that are, too."""
+    """Return the numbers of the samples to check, evenly spaced over evenly spaced shards."""
     total, shards = len(leaf), leaf.shards
     if total <= SEEN_SAMPLES or len(shards) <= SEEN_SHARDS:
         places = np.linspace(0, total - 1, min(SEEN_SAMPLES, total))
@@ -129,7 +129,7 @@ def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
 
 
 def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
-    """Return a histogram of numbers, or how often the most frequent of other values come."""
+    """Return a histogram of numbers, or a ranking of the most frequent of other values."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values) and len(set(numbers)) > TOP_VALUES:
         finite = np.array(numbers, np.float64)
@@ -145,7 +145,7 @@ def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
             for n, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
         ]
         marks = ticks(float(edges[0]), float(edges[-1]))
-        if sum(map(len, marks)) > MAX_LETTERS:  # they would run into each other
+        if sum(map(len, marks)) > MAX_LETTERS:  # they would overlap
             marks = marks[::2]
         facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
         return Plotted(field.title, facts, histogram(bars, marks, title=field.title))
