@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from energon import testing
-from energon.loader import process_start as start
+from energon.loader.processes import start
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
 from tests.effort import IN_CI
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names

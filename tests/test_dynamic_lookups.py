@@ -125,7 +125,7 @@ REASONS = {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,
     },
-    "energon/loader/fork_server.py": {
+    "energon/loader/processes/fork_server.py": {
         "importlib.import_module(name)": TABLE,
     },
     "energon/loader/getters.py": {
@@ -158,7 +158,7 @@ REASONS = {
     "energon/loader/transport/reports.py": {
         "pickle.loads(pickled)": PROCESSES,
     },
-    "energon/loader/worker_main.py": {
+    "energon/loader/processes/main.py": {
         "pickle.loads(read_shared(description))": PROCESSES,
         "pickle.loads(read_shared(opening.descriptors[0]))": PROCESSES,
         "pickle.loads(self._pipeline_bytes)": PROCESSES,

@@ -220,5 +220,5 @@ def test_workers_import_neither_torch_nor_what_only_opening_needs(tmp_path):
     )
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
     modules = set(run.stdout.split())
-    assert "energon.loader.worker_main" in modules
+    assert "energon.loader.processes.main" in modules
     assert not modules & {"torch", "PIL", "pydantic", "sqlite3", "numpy.ma", "importlib.metadata"}

@@ -13,7 +13,7 @@ import gc, os, signal, sys, threading, time, warnings
 from itertools import islice
 
 from energon.loader import get_loader
-from energon.loader.process_start import stop_fork_server
+from energon.loader.processes.start import stop_fork_server
 from tests.loader.fake_pipeline import fake, in_order
 
 method, moments = sys.argv[1], int(sys.argv[2])

@@ -404,7 +404,7 @@ class BasicDataLoader:
         names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]
         if self.options.workers == "thread":
             return [ThreadWorker(self.dataset, options, name=name) for name in names]
-        from energon.loader.process_worker import make_process_workers
+        from energon.loader.processes.worker import make_process_workers
 
         rebuilt = None if self._trace is None else self._trace.rebuilt
         return list(make_process_workers(self.dataset, options, names=names, rebuilt=rebuilt))

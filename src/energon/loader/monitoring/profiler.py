@@ -50,8 +50,8 @@ _ROOMS = {
 _FUNCTIONS = {
     ("sources/reader.py", "_read_leaf"): _LEAF,
     ("loader/hosting.py", "__next__"): _HOST,
-    ("loader/worker_main.py", "_serve"): TRANSFER,
-    ("loader/worker_main.py", "_wait"): IDLE,
+    ("loader/processes/main.py", "_serve"): TRANSFER,
+    ("loader/processes/main.py", "_wait"): IDLE,
     ("loader/local_workers.py", "put"): IDLE,
 }
 """What single functions mean: a batch is made, passed on, or there is no room for it."""

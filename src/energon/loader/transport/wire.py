@@ -21,7 +21,7 @@ class MessageKind(enum.IntEnum):
     """What a message says, and who says it."""
 
     SETUP = 1
-    """Parent: attached are the heartbeat page and what `worker_main.Setup` describes."""
+    """Parent: attached are the heartbeat page and what `processes.main.Setup` describes."""
     OPEN = 2
     """Parent: host the lanes described in the attachment; `generation` numbers this order."""
     FREE = 3

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from energon.loader.hosting import Event, LaneHost
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import profiler
-from energon.loader.monitoring.trace import HostTrace, host_trace
+from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions
-from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.processes.signals import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.reports import LogSender, explicit_levels
@@ -73,7 +73,7 @@ class Setup:
             sys_argv=list(sys.argv),
             environment=dict(os.environ),
             log_levels=explicit_levels(),
-            trace=host_trace(options, name, made=made),
+            trace=None if options.trace is None else HostTrace(options, name, made=made),
         )
 
     def apply(self) -> None:

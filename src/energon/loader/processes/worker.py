@@ -15,14 +15,14 @@ from enum import Enum
 
 from energon.errors import WorkerError
 from energon.loader.hosting import Event, WorkerStatus
-from energon.loader.link import POLL_SECONDS, ProcessLink, TellsTime
 from energon.loader.monitoring.profiler import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
-from energon.loader.process_start import ForkServerError
+from energon.loader.processes.link import POLL_SECONDS, ProcessLink, TellsTime
+from energon.loader.processes.main import LanesToOpen, Setup
+from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
-from energon.loader.worker_main import LanesToOpen, Setup
 from energon.messages import Lines, counted
 from energon.plan.seeds import derive_seed
 

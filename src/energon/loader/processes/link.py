@@ -21,8 +21,9 @@ import numpy as np
 
 from energon.loader.hosting import Event
 from energon.loader.options import StartMethod
-from energon.loader.process_start import WorkerProcess, start_process, stop_fork_server
-from energon.loader.signals import undisturbed
+from energon.loader.processes.main import LanesToOpen, Setup
+from energon.loader.processes.signals import undisturbed
+from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.transport.pickling import load_batch, mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
@@ -34,7 +35,6 @@ from energon.loader.transport.slots import (
     share_bytes,
 )
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
-from energon.loader.worker_main import LanesToOpen, Setup
 
 POLL_SECONDS = 0.2
 CLOSE_SECONDS = 0.5

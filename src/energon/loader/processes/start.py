@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from energon.errors import WorkerError
-from energon.loader import fork_server
 from energon.loader.options import StartMethod
-from energon.loader.signals import undisturbed
+from energon.loader.processes import fork_server
+from energon.loader.processes.signals import undisturbed
 
 STOP_SECONDS = 30.0
 """How long a fork server may take to end; on a quiet machine it takes half a second."""
@@ -38,7 +38,7 @@ class WorkerProcess(Protocol):
 def start_process(
     method: StartMethod, descriptors: Sequence[int], *, imports_torch: bool = False
 ) -> WorkerProcess:
-    """Start a process that runs `worker_main.main(*descriptors)`; they stay open here.
+    """Start a process that runs `processes.main.main(*descriptors)`; they stay open here.
 
     Args:
         method: How to start it.
@@ -94,7 +94,8 @@ class _SpawnedProcess:
         arguments = ", ".join(map(str, descriptors))
         with undisturbed():
             self._process = _python(
-                f"from energon.loader.worker_main import main; raise SystemExit(main({arguments}))",
+                "from energon.loader.processes.main import main; "
+                f"raise SystemExit(main({arguments}))",
                 descriptors,
             )
         self.pid = self._process.pid
@@ -137,7 +138,7 @@ class _Server:
         self._channel, there = socket.socketpair()
         with there:
             self._process = _python(
-                "from energon.loader.fork_server import main; "
+                "from energon.loader.processes.fork_server import main; "
                 f"main({there.fileno()}, {os.getpid()}, {_own_modules()})",
                 [there.fileno()],
             )

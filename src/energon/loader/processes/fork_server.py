@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from energon.loader.signals import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.processes.signals import GRACE_SECONDS, leave_signals_to_parent
 from energon.loader.transport.wire import is_readable
 
 START = 0
@@ -47,7 +47,7 @@ def main(descriptor: int, parent: int, modules: Sequence[str] = ()) -> None:
         parent: The process id of the training process.
         modules: What workers will import anyway, so that they find it in memory.
     """
-    _import("energon.loader.worker_main", "numpy.random", *modules)
+    _import("energon.loader.processes.main", "numpy.random", *modules)
     leave_signals_to_parent()
     # If the training process ignores it, ended workers would vanish without an exit code.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -162,7 +162,7 @@ def _wait_for_request(channel: socket.socket, parent: int) -> bool:
 
 
 def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] = ()) -> int:
-    """Fork a process that runs `worker_main.main(*descriptors)` and return its process id.
+    """Fork a process that runs `processes.main.main(*descriptors)` and return its process id.
 
     The child closes the sockets in `unused`. What is buffered for standard output is written
     first, or the child would write it again.
@@ -175,9 +175,9 @@ def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] =
     try:
         for each in unused:
             each.close()
-        from energon.loader import worker_main
+        from energon.loader.processes.main import main as work
 
-        code = worker_main.main(*descriptors)
+        code = work(*descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
