@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import threading
 import time
-from functools import partial
 from itertools import islice
 
 import pytest
@@ -115,4 +114,5 @@ def _hang_until_it_is_noticed():
     def leave():
         os._exit(3)
 
-    Watchdog("a test", leave).call(partial(time.sleep, 30), 0.05)
+    with Watchdog("a test", leave, 0.05):
+        time.sleep(30)

@@ -159,7 +159,8 @@ class BasicDataLoader:
         self.worker_config = dataset.worker_config
         self.options = options or LoaderOptions()
         self._lanes = dataset.default_lanes
-        self._positions: dict[int, LanePosition] | None = None
+        self._positions = self._first_positions()
+        self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._pin: Callable[[Any], Any] | None = None
@@ -268,7 +269,7 @@ class BasicDataLoader:
 
     def _watched(self) -> Watched:
         # Other threads may call this while the trainer takes batches.
-        positions, workers = self._positions or {}, list(self._workers)
+        positions, workers = self._positions, list(self._workers)
         dealt = deal_lanes(list(positions), len(workers)) if workers else []
         return Watched(
             self.dataset,
@@ -292,10 +293,9 @@ class BasicDataLoader:
         """
         if not isinstance(self.dataset, Reports):
             raise ConfigError(f"{type(self.dataset).__name__} does not know what it has drawn")
-        positions = self._current_positions()
         return self.dataset.report(
             lanes=self._lanes,
-            states={lane: position.saved_state() for lane, position in positions.items()},
+            states={lane: position.saved_state() for lane, position in self._positions.items()},
             counts={name: n for name, n in self.stats().items() if isinstance(n, int)},
         )
 
@@ -314,11 +314,10 @@ class BasicDataLoader:
         """
         if not isinstance(self.dataset, RestoresSamples):
             raise StateError(f"{type(self.dataset).__name__} cannot restore single samples")
-        positions = self._current_positions()
         return self.dataset.restore_sample(
             restore_key,
             lanes=self._lanes,
-            states={lane: position.saved_state() for lane, position in positions.items()},
+            states={lane: position.saved_state() for lane, position in self._positions.items()},
         )
 
     def config(self) -> dict[str, Any]:
@@ -353,15 +352,12 @@ class BasicDataLoader:
     def _rank_lanes(self) -> Sequence[int]:
         return self.worker_config.rank_lanes(self._lanes)
 
-    def _current_positions(self) -> dict[int, LanePosition]:
-        if self._positions is None:
-            self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
-        return self._positions
+    def _first_positions(self) -> dict[int, LanePosition]:
+        return {lane: LanePosition() for lane in self._rank_lanes()}
 
     def _is_over(self) -> bool:
         """Return whether all lanes of this rank are at the end of a pass over the data."""
-        positions = self._positions or {}
-        return bool(positions) and all(position.ended for position in positions.values())
+        return all(position.ended for position in self._positions.values())
 
     def _restart(self) -> None:
         """Move to the first batch of every lane, keeping what is known of bad rows."""
@@ -372,17 +368,18 @@ class BasicDataLoader:
                 self.dataset = dataset
         self._positions = {
             lane: LanePosition(skip_rows=position.skip_rows, counts=position.counts)
-            for lane, position in self._current_positions().items()
+            for lane, position in self._positions.items()
         }
         self._stream = None
 
     def _open_stream(self) -> RankStream:
-        positions = self._current_positions()
         if not self._workers:
-            self._workers += self._make_workers(len(positions))
+            self._workers += self._make_workers(len(self._positions))
             keep_heap(self.options.kept_heap_bytes)
         self._pin = pin_batches(self.options.pin_memory)
-        return RankStream(self._workers, positions, lanes=self._lanes)
+        self._stream = RankStream(self._workers, self._positions, lanes=self._lanes)
+        self._epoch_batches = self._epoch_progress()
+        return self._stream
 
     def _make_workers(self, lanes: int) -> list[LaneWorker]:
         wanted = self.worker_config.num_workers
@@ -411,45 +408,40 @@ class BasicDataLoader:
 
     def _host_options(self, workers: int) -> LoaderOptions:
         """Return the options for each of so many workers."""
-        trace = self._trace
-        if trace is None:
-            return replace(self.options, trace=None)
-        return replace(self.options, trace=trace.path, trace_batches=trace.window(workers))
+        options, trace = self.options, self._trace
+        if trace is not None:
+            return replace(options, trace=trace.path, trace_batches=trace.window(workers))
+        return options if options.trace is None else replace(options, trace=None)
 
-    def _next_batch(self) -> Any:
-        monitor, asked_at = self._monitor, perf_counter()
-        try:
-            if self._stream is None:
-                self._stream = self._open_stream()
-                self._epoch_batches = self._epoch_progress()
-            batch = self._stream.next_batch()
-        except StopIteration:
-            raise
-        except Exception:
+    def _end_loop(self, error: BaseException) -> None:
+        """Give up what belongs to a loop that ends with an error, or because there is no more."""
+        if not isinstance(error, Exception):
+            # An interrupt may have come between any two steps.
+            self.close()
+        elif not isinstance(error, StopIteration):
             # Work done ahead is dropped: the next call continues after the last delivered batch,
             # even if it fails again.
             self._stream = None
-            raise
-        except BaseException:
-            # An interrupt may have come between any two steps.
-            self.close()
-            raise
+
+    def _count_batch(self, asked_at: float) -> bool:
+        """Count a batch that was asked for at some moment; return whether a virtual epoch ends."""
+        monitor, now = self._monitor, perf_counter()
         self._delivered += 1
         self._epoch_batches += 1
-        now = perf_counter()
         monitor.waited += now - asked_at
         if self._trace is not None:
             self._trace.waited(asked_at, now)
         if now >= monitor.next_look:
             monitor.look(self._watched(), now)
-        if self._epoch_batches == self.dataset.virtual_epoch_length:
+        ends = self._epoch_batches == self.dataset.virtual_epoch_length
+        if ends:
             self._end_epoch()
-        return self._pin(batch) if self._pin else batch
+        return ends
 
     def _epoch_progress(self) -> int:
         """Return the number of delivered batches of the virtual epoch; a full one is over."""
         length = self.dataset.virtual_epoch_length
-        done = sum(p.epoch_batches for p in self._current_positions().values())
+        done = sum(p.epoch_batches for p in self._positions.values())
         if length and done >= length:
             self._end_epoch()
             return 0
@@ -457,7 +449,7 @@ class BasicDataLoader:
 
     def _end_epoch(self) -> None:
         self._epoch_batches = 0
-        for position in self._current_positions().values():
+        for position in self._positions.values():
             position.epoch_batches = 0
             # A pass over data that start over with each loop ends here, too.
             position.ended = position.ended or self.dataset.restart
@@ -470,22 +462,24 @@ class _Loop(Iterator[Any]):
         self._loader = loader
         self._over = False
         self._count = 0
-        self._pass_length: int | None = None
 
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
+        loader, asked_at = self._loader, perf_counter()
+        self._over = True  # unless a batch comes, and is not the last
         try:
-            batch = self._loader._next_batch()
-        except BaseException:
-            self._over = True
+            batch = (loader._stream or loader._open_stream()).next_batch()
+        except BaseException as error:
+            loader._end_loop(error)
             raise
-        self._over = self._loader._epoch_batches == 0
+        ends = loader._count_batch(asked_at)
         self._count += 1
-        if self._pass_length is None:
-            self._pass_length = self._loader._endless_length()
-        if self._count == self._pass_length + 1:
-            _warn_of_endless_loop(self._pass_length)
+        if self._count == loader._pass_length + 1:
+            _warn_of_endless_loop(loader._pass_length)
+        if loader._pin is not None:
+            batch = loader._pin(batch)
+        self._over = ends
         return batch
 
 

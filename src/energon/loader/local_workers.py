@@ -15,18 +15,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from types import TracebackType
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
 from energon.loader.monitoring.profiler import thread_frames
-from energon.loader.monitoring.trace import host_trace
+from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.messages import Lines
-
-T = TypeVar("T")
 
 LOOK_SECONDS = 10.0
 """At least so often the thread that watches looks whether it is still needed."""
@@ -37,20 +35,26 @@ class _HangError(BaseException):
 
 
 class Watchdog:
-    """Watches a thread while it calls something, and calls a function if it hangs.
+    """Watches a thread while it is in a `with` block, and calls a function if it hangs there.
 
     Args:
         what: What takes too long, for the log.
         on_timeout: Called from another thread, after the stacks of all threads were logged. If it
             raises, the watched thread gets a `WorkerTimeoutError` that says so, as soon as it runs
             Python code again. None only logs.
+        seconds: How long a block may take; None for no limit. May be set before each block.
     """
 
-    def __init__(self, what: str, on_timeout: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        on_timeout: Callable[[], None] | None = None,
+        seconds: float | None = None,
+    ) -> None:
         self.what = what
         self.on_timeout = on_timeout
+        self.seconds = seconds
         self._watched = 0
-        self._seconds = 0.0
         self._raised: Exception | None = None
         self._known_to: object = None
         # Read and cleared by another thread.
@@ -58,45 +62,47 @@ class Watchdog:
         self.was_used = False
 
     def __getstate__(self) -> dict[str, object]:
-        return {"what": self.what, "on_timeout": self.on_timeout}
+        return {"what": self.what, "on_timeout": self.on_timeout, "seconds": self.seconds}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def call(self, function: Callable[[], T], seconds: float | None) -> T:
-        """Return what a function returns, which may take this many seconds; None for no limit.
+    def __enter__(self) -> None:
+        self._raised = None
+        if self.seconds is None:
+            return
+        self._watched, self.was_used = threading.get_ident(), True
+        # No lock is taken, for batches that take no longer than that. First the deadline is set
+        # or cleared, then the clock is checked, which does the same the other way round.
+        self.deadline = deadline = time.monotonic() + self.seconds
+        if deadline < _clock.looks_at or self._known_to is not _clock.watchdogs:
+            self._known_to = _clock.watchdogs
+            _clock.start(self, deadline)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the block.
 
         Raises:
             WorkerTimeoutError: If it hung, and `on_timeout` raised.
         """
-        if seconds is None:
-            return function()
-        self._watched, self._seconds = threading.get_ident(), seconds
-        self._raised, self.was_used = None, True
-        # No lock is taken, for batches that take no longer than that. First the deadline is set
-        # or cleared, then the clock is checked, which does the same the other way round.
-        self.deadline = deadline = time.monotonic() + seconds
-        if deadline < _clock.looks_at or self._known_to is not _clock.watchdogs:
-            self._known_to = _clock.watchdogs
-            _clock.start(self, deadline)
-        try:
-            return function()
-        except BaseException as error:
-            if self._raised is None:
-                raise
+        self.deadline = None
+        if _clock.is_looking:
+            with _clock.changed:
+                pass
+        if error is not None and self._raised is not None:
             raise WorkerTimeoutError(str(self._raised)) from error
-        finally:
-            self.deadline = None
-            if _clock.is_looking:
-                with _clock.changed:
-                    pass
 
     def trigger(self) -> None:
         """Log what all threads do, and call the function."""
         log.warning(
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
-            self._seconds,
+            self.seconds,
             Lines("\n".join(_stacks())),
         )
         try:
@@ -183,9 +189,15 @@ class InlineWorker:
         self._pipeline = pipeline
         self._options = options
         self._host: LaneHost | None = None
-        self._trace = host_trace(options, "batches in the training process", hands_over=False)
-        self._watchdog = Watchdog("a batch", self._fail if options.fail_on_timeout else None)
-        self._began = False
+        self._trace = None
+        if options.trace is not None:
+            name = "batches in the training process"
+            self._trace = HostTrace(options, name, hands_over=False)
+        self._watchdog = Watchdog(
+            "a batch",
+            self._fail if options.fail_on_timeout else None,
+            options.first_timeout_seconds,
+        )
         self._thread: int | None = None
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
@@ -197,10 +209,9 @@ class InlineWorker:
         """Make the next event."""
         if self._host is None:
             raise WorkerError("this loader was closed; build a new one")
-        options = self._options
-        seconds = options.watchdog_timeout_seconds if self._began else options.first_timeout_seconds
-        event = self._watchdog.call(self._host.__next__, seconds)
-        self._began = True
+        with self._watchdog:
+            event = next(self._host)
+        self._watchdog.seconds = self._options.watchdog_timeout_seconds
         return event
 
     def _fail(self) -> None:
@@ -237,7 +248,7 @@ class ThreadWorker:
         self._channel = _Channel(0)
         self._thread: threading.Thread | None = None
         self._timeouts = 0
-        self._trace = host_trace(options, name)
+        self._trace = None if options.trace is None else HostTrace(options, name)
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Start a thread that hosts these lanes; the one before ends with its batch."""

@@ -128,7 +128,7 @@ class SavableDataLoader(BasicDataLoader):
             alone = self._tells_all_lanes()
             covers = {"rank": config.rank, "world_size": config.world_size, "alone": alone}
         return build_state(
-            self._current_positions(),
+            self._positions,
             lanes=self._lanes,
             fingerprint=self.dataset.fingerprint(self._lanes),
             covers=covers,
@@ -141,7 +141,7 @@ class SavableDataLoader(BasicDataLoader):
         """
         if not self._began_together or not isinstance(self.dataset, CountsRows):
             return False
-        for position in self._current_positions().values():
+        for position in self._positions.values():
             expected = self.dataset.state_after(position.batches)
             if expected is None or position.skip_rows:
                 return False
@@ -301,6 +301,7 @@ class SavableDataLoader(BasicDataLoader):
         self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
         self._positions = positions
+        self._pass_length = self._endless_length()
 
     def _filled(self, state: State, wanted: Iterable[int]) -> State:
         """Return a state with some lanes, if they are there or follow from those that are."""

@@ -102,24 +102,41 @@ class Walk:
     """A flat loop of a lane that hands the samples of consecutive rows to user code.
 
     How many it has taken tells which one user code works on, so the loop itself notes nothing.
+    The loop runs in a `with` block of the walk.
 
     Attributes:
         rest: Yields the samples that are not taken yet.
         keys: The restore key of each sample; None where there is none.
         start: The row of the first.
+        passed: How many of the samples are done with.
         name: The hook that runs; "" outside of the loop.
         told: What was told last.
     """
 
-    __slots__ = ("keys", "lane", "name", "rest", "start", "told")
+    __slots__ = ("_around", "_caller", "keys", "lane", "name", "passed", "rest", "start", "told")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.rest: Iterator[Any] = iter(())
         self.keys: list[RestoreKey | None] = []
-        self.start = 0
+        self.start = self.passed = 0
         self.name = ""
         self.told: tuple[Any, ...] = ()
+        self._around: Walk | None = None
+        self._caller: Lane | None = None
+
+    def __enter__(self) -> None:
+        present = self.lane.present
+        self._around, present.walk = present.walk, self
+        self._caller, active.lane = active.lane, self.lane
+
+    def __exit__(self, *error: object) -> None:
+        around, self._around = self._around, None
+        del self.keys[self.passed :]
+        self.name, self.rest = "", iter(())
+        if around is not None and around.name:
+            self.lane.present.walk = around
+        active.lane, self._caller = self._caller, None
 
     @property
     def taken(self) -> int:

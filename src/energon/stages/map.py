@@ -20,7 +20,7 @@ from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, again, apply_again
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
-from energon.stages.lane import Lane, Walk, active
+from energon.stages.lane import Lane, Walk
 
 logger = logging.getLogger("energon")
 
@@ -105,8 +105,6 @@ class _MapIterator(ApplyIterator):
         self.of_columns = _of_columns(stage.hooks)
         self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)
         self.walk = Walk(lane)
-        # How many of the items are done that were peeked at last, and of the present walk.
-        self.taken = self.passed = 0
         self.places: list[ItemPlace] | None = None
         self.next_row = lane.next_row
         if self.next_row is None and lane.progress is not None:
@@ -162,7 +160,7 @@ class _MapIterator(ApplyIterator):
         self.outputs = None
         with self.lane.present.working_for(batch):
             outputs: list[Any] = []
-            self._run_most([item], row_of(inner), outputs, None)
+            self._run(item, row_of(inner), outputs)
             if self.outputs is None or sub == 0:
                 return outputs[0] if outputs else SKIPPED
             for _ in again(self.outputs, sub - 1):
@@ -208,78 +206,72 @@ class _MapIterator(ApplyIterator):
         Returns:
             Whether there was any input.
         """
-        inner = self.inner
+        inner, walk, skip_rows = self.inner, self.walk, self.lane.skip_rows
         row = inner.row
         items = inner.peek(count)
         if not items:
-            self.before = self._position()
-            item = next(inner, SKIPPED)
-            if item is SKIPPED:
-                return False
-            self._run_most([item], row, outputs, None)
-            if places is not None and outputs:
-                places.append(self.place)
+            return self._draw_unknown(row, outputs, places)
+        if row in skip_rows:
+            self._leave_out(row, items[0])
+            inner.advance(1)
             return True
-        self.taken = 0
-        run = self._run_most if self.lane.skip_rows else self._run
+        if skip_rows:
+            items = items[: next((n for n in range(len(items)) if row + n in skip_rows), None)]
+        steps = self._steps(items, row, places)
         try:
-            run(items, row, outputs, places)
+            with walk:
+                while self._walk_on(steps, outputs):
+                    pass
         finally:
-            done = self.taken
+            done = walk.passed
             if self.outputs is not None:
                 inner.advance(done - 1)
                 self.before, done = self._position(), 1
             inner.advance(done)
         return True
 
-    def _run_most(
-        self, items: list[Any], start: int, outputs: list[Any], places: list[ItemPlace] | None
-    ) -> None:
-        """Do what `_run` does, but leave out rows that have killed workers."""
-        lane = self.lane
-        for row, item in enumerate(items, start):
-            if row in lane.skip_rows:
-                self.taken += 1
-                self._leave_out(row, key_of(item) or ("lane", lane.number, row))
-            else:
-                self._run([item], row, outputs, places)
-            if self.outputs is not None:
-                return
+    def _draw_unknown(self, row: int, outputs: list[Any], places: list[ItemPlace] | None) -> bool:
+        """Do the same for a single input that is not known before it is taken."""
+        self.before = self._position()
+        item = next(self.inner, SKIPPED)
+        if item is SKIPPED:
+            return False
+        self._run(item, row, outputs)
+        if places is not None and outputs:
+            places.append(self.place)
+        return True
 
-    def _run(
-        self, items: list[Any], start: int, outputs: list[Any], places: list[ItemPlace] | None
-    ) -> None:
-        """Append the outputs for items of consecutive rows, up to the first that has several.
+    def _run(self, item: Any, row: int, outputs: list[Any]) -> None:
+        """Append the output for the item of a row, the first if there are several."""
+        if row in self.lane.skip_rows:
+            self._leave_out(row, item)
+            return
+        steps = self._steps([item], row, None)
+        with self.walk:
+            while self._walk_on(steps, outputs):
+                pass
+
+    def _steps(
+        self, items: list[Any], start: int, places: list[ItemPlace] | None
+    ) -> Iterator[tuple[Any, tuple[HookRunner, ...], object]]:
+        """Return the steps of a walk over items of consecutive rows, for `_walk_on`.
 
         Args:
             items: The items.
             start: The row of the first.
-            outputs: Takes the outputs.
-            places: Takes their places, unless it is None.
+            places: Takes the places of outputs, unless it is None.
         """
-        walk, present, by_leaf, lane = self.walk, self.lane.present, self.runners, self.lane
+        walk, by_leaf, lane = self.walk, self.runners, self.lane
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
         walk.keys, walk.start, walk.rest, walk.told = keys, start, iter(items), ()
+        walk.passed, self.places = 0, places
         chains = [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
         rows = count(start * lane.stride + lane.offset, lane.stride)
         # Each row is noted when its item is drawn, by no more than a call from C.
         noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
-        steps = zip(walk.rest, chains, noted, strict=False)
-        around, present.walk = present.walk, walk
-        caller, active.lane = active.lane, lane
-        self.passed, self.places = 0, places
-        try:
-            while self._walk_on(steps, outputs):
-                pass
-        finally:
-            self.taken += self.passed
-            del keys[self.passed :]
-            walk.name, walk.rest = "", iter(())
-            if around is not None and around.name:
-                present.walk = around
-            active.lane = caller
+        return zip(walk.rest, chains, noted, strict=False)
 
     def _walk_on(
         self, steps: Iterator[tuple[Any, tuple[HookRunner, ...], object]], outputs: list[Any]
@@ -362,24 +354,26 @@ class _MapIterator(ApplyIterator):
         self._pass(taken - 1)
         for runner in runners[: runners.index(last)]:
             runner.succeed()
-        self.passed = taken
+        self.walk.passed = taken
 
     def _pass(self, stop: int) -> None:
         """Count that all hooks have returned something for the items up to `stop`."""
-        passed, self.passed = self.passed, stop
+        walk = self.walk
+        passed, walk.passed = walk.passed, stop
         if self.places is not None:
-            start = self.walk.start
-            self.places += [[row, 0, self.batch] for row in range(start + passed, start + stop)]
+            rows = range(walk.start + passed, walk.start + stop)
+            self.places += [[row, 0, self.batch] for row in rows]
         leaves: dict[int, int] = {0: stop - passed}
         if self.is_by_leaf:
-            keys: list[Any] = self.walk.keys[passed:stop]
+            keys: list[Any] = walk.keys[passed:stop]
             leaves = Counter([key[0] for key in keys])
         for leaf, number in leaves.items():
             for runner in self.runners[leaf]:
                 runner.tally.succeeded += number
                 runner.record.succeeded |= number > 0
 
-    def _leave_out(self, row: int, address: RestoreKey) -> None:
+    def _leave_out(self, row: int, item: Any) -> None:
+        address = key_of(item) or ("lane", self.lane.number, row)
         self.lane.counts["skipped after killing workers"] += 1
         logger.error(
             "skipped row %d of lane %d, sample %s: it killed workers, or the state excludes it",

@@ -14,7 +14,6 @@ from energon.errors import ConfigError, StateError
 from energon.messages import counted
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
-from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
@@ -235,21 +234,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self._planned_stage(lane).open(lane)
 
     def _planned_stage(self, lane: Lane) -> Dataset[Any]:
-        return ChangesDataset(self.stage, self._plan_of(lane.lanes), len(self.plan.past))
-
-    def _plan_of(self, lanes: int) -> Plan:
-        """Return the plan, always the same object, which caches what it computes."""
-        known = self.__dict__.setdefault("_plans", {})
-        if lanes not in known:
-            known[lanes] = self.plan(lanes)
-        plan: Plan = known[lanes]
-        return plan
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
+        return ChangesDataset(self.stage, self.plan(lane.lanes), len(self.plan.past))
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)

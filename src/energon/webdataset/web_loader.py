@@ -201,19 +201,19 @@ class LaneLoader(SavableDataLoader):
         if before is not None and not self._snapshot.has_stages_of(before):
             # Workers have the stages that they began with, and positions mean nothing in others.
             self.close()
-            self._positions = None
-        if self.dataset.virtual_epoch_length and self._positions is not None:
+            self._positions = self._first_positions()
+        has_begun = any(position.state is not None for position in self._positions.values())
+        if self.dataset.virtual_epoch_length and has_begun:
             # The data has no end: loops continue where the one before stopped.
             self._end_epoch()
             return
-        positions = self._current_positions()
         self._positions = {
             lane: LanePosition(
                 state=self._first_state(epoch, position),
                 skip_rows=position.skip_rows,
                 counts=position.counts,
             )
-            for lane, position in positions.items()
+            for lane, position in self._positions.items()
         }
         self._stream = None
 

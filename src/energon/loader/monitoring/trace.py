@@ -189,9 +189,8 @@ class HostTrace:
     """What a host of lanes does for a window of batches.
 
     Args:
-        path: The file.
+        options: Name the file and the batches.
         name: What to call the host.
-        window: The first batch, counted from 0, and the one after the last.
         made: How many batches were made before, by a worker that was replaced.
         hands_over: Whether batches are handed over to another thread or process when they are
             made; False for batches that the trainer makes as it waits.
@@ -199,17 +198,16 @@ class HostTrace:
 
     def __init__(
         self,
-        path: str,
+        options: LoaderOptions,
         name: str,
-        window: tuple[int, int],
         *,
         made: int = 0,
         hands_over: bool = True,
     ) -> None:
-        self._start, self._stop = window
+        self._start, self._stop = options.trace_window
         self._made = made
         self._hands_over = hands_over
-        self._track = _Track(path, name)
+        self._track = _Track(os.fspath(options.trace or ""), name)
         self._datasets: Sequence[str] | None = None
         self._began = 0.0
         self._handed_over_at: float | None = None
@@ -279,16 +277,6 @@ class HostTrace:
                     looks.append((now, spent))
             del host
             time.sleep(PERIOD_SECONDS)
-
-
-def host_trace(
-    options: LoaderOptions, name: str, *, made: int = 0, hands_over: bool = True
-) -> HostTrace | None:
-    """Return what traces a worker with these options; None if nothing is traced."""
-    if options.trace is None:
-        return None
-    path, window = os.fspath(options.trace), options.trace_window
-    return HostTrace(path, name, window, made=made, hands_over=hands_over)
 
 
 def _dataset_names(pipeline: Pipeline) -> Sequence[str]:

@@ -485,7 +485,8 @@ class WatchdogDataset(_WatchingDataset):
             raise WorkerTimeoutError(f"an item takes longer than {self.timeout_seconds} s")
 
     def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
-        timeout = self.timeout_seconds
+        self._watchdog.seconds = self.timeout_seconds
         if not lane.present.batch and self.initial_timeout_seconds is not None:
-            timeout = self.initial_timeout_seconds
-        return self._watchdog.call(inner.__next__, timeout)
+            self._watchdog.seconds = self.initial_timeout_seconds
+        with self._watchdog:
+            return next(inner)
