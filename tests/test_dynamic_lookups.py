@@ -199,6 +199,7 @@ REASONS = {
         "import_module(module)": COMMAND_LINE,
     },
     "energon/samples/collate.py": {
+        "attrgetter('name')": FIELDS,
         "attrgetter('shape')": TORCH,
         "getattr(item, name, None)": FIELDS,
         "getattr(each, name)": FIELDS,
@@ -231,11 +232,7 @@ REASONS = {
     "energon/task_encoder/cooker.py": {
         "getattr(cooker, f'need_{name}')": TABLE,
     },
-    "energon/task_encoder/dataset.py": {
-        "getattr(self, name)": FIELDS,
-    },
     "energon/task_encoder/encoder.py": {
-        "attrgetter('name')": FIELDS,
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
         "getattr(TaskEncoder, hook)": HOOKS,
         "getattr(encoder, settings[hook], None)": HOOKS,

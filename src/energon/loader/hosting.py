@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from heapq import heapify, heappop, heapreplace
 from threading import get_ident
@@ -141,7 +141,7 @@ class LaneHost:
         self._watch = watch
         self._trace = trace
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
-        self._open: dict[int, tuple[DatasetIterator[Any], Lane]] = {}
+        self._open: dict[int, _OpenLane] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
         self._profiler = profiler()
         self.thread = 0
@@ -156,7 +156,7 @@ class LaneHost:
     def present(self) -> Present | None:
         """What the lane that is next works on; None before it is opened."""
         opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
-        return None if opened is None else opened[1].present
+        return None if opened is None else opened.lane.present
 
     def __iter__(self) -> LaneHost:
         return self
@@ -175,8 +175,8 @@ class LaneHost:
         if self._host.shared and len(self._open) < len(self._positions):
             self._open_others()
         try:
-            iterator, opened = self._open.get(lane) or self._open_lane(lane)
-            batch = next(iterator, _END)
+            opened = self._open.get(lane) or self._open_lane(lane)
+            batch = next(opened.batches, _END)
         except Exception:
             raise
         except BaseException as error:
@@ -193,19 +193,20 @@ class LaneHost:
             self._trace.end(lane)
         if self.spent:
             spent, self.spent = self.spent, Counter()
-            opened.counts.update(dict(spent))
+            opened.lane.counts.update(dict(spent))
         if batch is _END:
             self._order.drop()
-            return Event(lane, counts=dict(opened.counts), ended=True)
-        opened.present.count_batch()
+            return Event(lane, counts=dict(opened.lane.counts), ended=True)
+        opened.lane.present.count_batch()
         self._order.advance()
-        return Event(lane, batch, pickle.dumps(iterator.state_dict()), dict(opened.counts))
+        state = pickle.dumps(opened.position.state_dict())
+        return Event(lane, batch, state, dict(opened.lane.counts))
 
     def _place(self, lane: int) -> str:
         """Return in words what a lane works on."""
         if lane not in self._open:
             return f"while lane {lane} was opened"
-        present = self._open[lane][1].present
+        present = self._open[lane].lane.present
         place = f"in batch {present.batch} of lane {lane}"
         if present.row is None or not isinstance(self.pipeline, DescribesRows):
             return place
@@ -220,7 +221,7 @@ class LaneHost:
                 with suppress(Exception):
                     self._open_lane(number)
 
-    def _open_lane(self, number: int) -> tuple[DatasetIterator[Any], Lane]:
+    def _open_lane(self, number: int) -> _OpenLane:
         position = self._positions[number]
         lane = Lane(
             number,
@@ -233,9 +234,23 @@ class LaneHost:
             present=Present(batch=position.batches),
             host=self._host,
         )
-        iterator = self.pipeline.open_lane(lane, position.saved_state())
-        self._open[number] = iterator, lane
-        return self._open[number]
+        batches = self.pipeline.open_lane(lane, position.saved_state())
+        opened = self._open[number] = _OpenLane(lane, batches, iter(batches))
+        return opened
+
+
+class _OpenLane(NamedTuple):
+    """A lane that is open.
+
+    Args:
+        lane: The lane.
+        position: What was opened, which knows its state.
+        batches: What yields its batches.
+    """
+
+    lane: Lane
+    position: DatasetIterator[Any]
+    batches: Iterator[Any]
 
 
 def _raiser(error: BaseException) -> str:

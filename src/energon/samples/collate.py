@@ -43,13 +43,62 @@ def generic_batch(batch: Sequence[Any]) -> Any:
         if any(value.keys() != first.keys() for value in batch):
             return list(batch)
         return {key: _field(key, [value[key] for value in batch]) for key in first}
-    names = _names(first)
+    names = field_names(type(first))
     if names is not None and all(type(value) is type(first) for value in batch):
         if hasattr(first, "from_samples"):
             return type(first).from_samples(batch)
         columns = {name: [getattr(value, name) for value in batch] for name in names}
         return type(first)(**{name: _field(name, column) for name, column in columns.items()})
     return list(batch)
+
+
+def collate_samples(
+    samples: Sequence[Any],
+    result_type: type | None = None,
+    actions: dict[str, Callable[[list[Any]], Any]] | None = None,
+    default_action: Callable[[list[Any]], Any] = generic_batch,
+) -> Any:
+    """Return samples as one: tensors are stacked and padded, other values become lists.
+
+    Types with `from_samples` are collated by that.
+
+    Args:
+        samples: At least one, all of the same type: dataclasses, named tuples or dicts.
+        result_type: Type of the result; None for that of the samples. Fields that it lacks are
+            dropped.
+        actions: By field, the function that collates the list of its values.
+        default_action: The function for all other fields.
+    """
+    first = samples[0]
+    plain = not actions and default_action is generic_batch
+    if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
+        return generic_batch(samples)
+    names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
+    if names is None:
+        return default_action(list(samples))
+    read = dict.__getitem__ if isinstance(first, dict) else getattr
+    wanted = set((result_type and field_names(result_type)) or names)
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in wanted:
+            column = list(map(read, samples, repeat(name)))
+            if name == "__restore_key__":
+                values[name] = tuple(column)
+            elif name.startswith("__"):
+                values[name] = column
+            else:
+                values[name] = (actions or {}).get(name, default_action)(column)
+    if result_type is dict or (result_type is None and isinstance(first, dict)):
+        return values
+    return (result_type or type(first))(**values)
+
+
+def field_names(kind: type) -> list[str] | None:
+    """Return the fields of a dataclass or named tuple; None for anything else."""
+    if is_dataclass(kind):
+        return list(map(attrgetter("name"), fields(kind)))
+    names = getattr(kind, "_fields", None)
+    return list(names) if issubclass(kind, tuple) and names else None
 
 
 def batch_list(batch: Sequence[Any]) -> list[Any]:
@@ -166,7 +215,7 @@ def generic_concat(batch: Sequence[Any]) -> Any:
         return {key: generic_concat([each[key] for each in batch]) for key in first}
     if isinstance(first, list):
         return [item for each in batch for item in each]
-    names = _names(first)
+    names = field_names(type(first))
     if names is not None:
         return type(first)(
             **{name: generic_concat([getattr(each, name) for each in batch]) for name in names}
@@ -209,12 +258,6 @@ def _all_arrays(values: Sequence[Any]) -> bool:
         return all(map(isinstance, values, repeat(np.ndarray)))
     torch = sys.modules.get("torch")
     return torch is not None and all(map(isinstance, values, repeat(torch.Tensor)))
-
-
-def _names(value: Any) -> list[str] | None:
-    if is_dataclass(value):
-        return [field.name for field in fields(value)]
-    return list(value._fields) if isinstance(value, tuple) and hasattr(value, "_fields") else None
 
 
 def _check_dimensions(shapes: Sequence[tuple[int, ...]]) -> None:

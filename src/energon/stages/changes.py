@@ -7,7 +7,7 @@ none of its lanes has read. From then on, that row is part of their states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +58,10 @@ class _ChangesIterator(ThroughIterator):
         self.lane = lane
         self._begin(None)
         self.inner = stage.dataset.open(lane)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Nothing is done to the items: who draws them from the stage below moves this along.
+        return iter(self.inner)
 
     def __next__(self) -> Any:
         return next(self.inner)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from itertools import repeat
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
-from energon.samples.collate import generic_batch
+from energon.samples.collate import collate_samples, field_names, generic_batch
 from energon.stages.hook import DEFAULT_TOLERANCE
 from energon.stages.lane import active_batch_number, active_generator, active_sample_number
 from energon.task_encoder.cooker import Cooker, is_generator_function
@@ -190,12 +188,13 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     def _hook_method(self, name: str) -> HookMethod:
         """Return the hook of this name, and how it runs."""
-        function = getattr(self, name)
+        method, overridden = getattr(self, name), overrides(self, name)
+        collates = name == "batch" and not overridden and not overrides(self, "_batch")
         spaces = (vars(self), *map(vars, type(self).__mro__))
         return HookMethod(
-            function=function,
-            marked=function,
-            overridden=overrides(self, name),
+            function=collate_samples if collates else method,
+            marked=method,
+            overridden=overridden,
             may_yield=any(is_generator_function(space[name]) for space in spaces if name in space),
         )
 
@@ -206,39 +205,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         actions: dict[str, Callable[[list[Any]], Any]] | None = None,
         default_action: Callable[[list[Any]], Any] = generic_batch,
     ) -> Any:
-        """Collate `samples`: tensors are stacked and padded, other values become lists.
-
-        Types with `from_samples` are collated by that.
-
-        Args:
-            samples: At least one, all of the same type: dataclasses, named tuples or dicts.
-            result_type: Type of the result; None for that of the samples. Fields that it lacks
-                are dropped.
-            actions: By field, the function that collates the list of its values.
-            default_action: The function for all other fields.
-        """
-        first = samples[0]
-        plain = not actions and default_action is generic_batch
-        if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
-            return generic_batch(samples)
-        names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
-        if names is None:
-            return default_action(list(samples))
-        read = dict.__getitem__ if isinstance(first, dict) else getattr
-        wanted = set((result_type and field_names(result_type)) or names)
-        values: dict[str, Any] = {}
-        for name in names:
-            if name in wanted:
-                column = list(map(read, samples, repeat(name)))
-                if name == "__restore_key__":
-                    values[name] = tuple(column)
-                elif name.startswith("__"):
-                    values[name] = column
-                else:
-                    values[name] = (actions or {}).get(name, default_action)(column)
-        if result_type is dict or (result_type is None and isinstance(first, dict)):
-            return values
-        return (result_type or type(first))(**values)
+        """Collate `samples`, see `collate_samples`."""
+        return collate_samples(samples, result_type, actions, default_action)
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -321,11 +289,3 @@ def convert(value: Any, target: type | None) -> Any:
         return {name: read(value, name) for name in names}
     wanted = set(field_names(target) or names)
     return target(**{name: read(value, name) for name in names if name in wanted})
-
-
-def field_names(kind: type) -> list[str] | None:
-    """Return the fields of a dataclass or named tuple; None for anything else."""
-    if is_dataclass(kind):
-        return list(map(attrgetter("name"), fields(kind)))
-    names = getattr(kind, "_fields", None)
-    return list(names) if issubclass(kind, tuple) and names else None
