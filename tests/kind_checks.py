@@ -12,7 +12,12 @@ from energon.samples.crude import key_of
 from tests.effort import IN_CI
 
 LANES = 8
-TOPOLOGIES = [((1, 2), "process"), ((2, 1), "thread"), ((4, 2), "thread")]
+TOPOLOGIES = [
+    ((1, 2), "process"),
+    ((1, 3), "thread"),
+    ((2, 1), "thread"),
+    ((4, 2), "thread"),
+]
 """What is opened in a process is so for any number of them: one run proves it."""
 
 

@@ -87,9 +87,10 @@ finally:
     assert taken < 300 << 20, taken
 """,
     "what the index of tables says": """
-from energon.prepare.importers.chunks import read_json_index
+from energon.prepare.importers.chunks import ChunkFolderSource
+from energon.prepare.importers.row import RowRules
 sparse(root / "index.json")
-read_json_index(root)
+ChunkFolderSource("mds", root, RowRules())
 """,
     "a quarantine file": """
 from energon.prepare.verify.quarantine import load_quarantine

@@ -23,12 +23,13 @@ JSONL_AT_HOME = {
     "formats/meta/jsonl.py": "the format",
     "prepare/jsonl.py": "indexes, splits and upkeep",
     "sources/tables/jsonl.py": "the kind",
+    "sources/tables/jsonl_lines.py": "its lines",
     "metadataset/kind.py": "the registry",
 }
 JSONL_TABLES = {
     "prepare/importers/folder.py": "metadata.jsonl is a table of image folders",
     "prepare/importers/table.py": "tables of JSON lines are a source of `energon pack`",
-    "sources/media_folder.py": "metadata.jsonl is a table of media folders",
+    "sources/media_files.py": "metadata.jsonl is a table of media folders",
     "stages/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
     "webdataset/__init__.py": "jsonl_to_samples, a name of the fluid interface",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import pickle
 import shutil
@@ -204,3 +206,39 @@ def test_shards_of_mixed_columns_and_unknown_encodings_are_refused(tmp_path):
         edit(tmp_path / "data", change)
         with pytest.raises(ConfigError, match=f"'id' is encoded as '{encodings}', which is not kn"):
             MdsRecords(tmp_path / "data")
+
+
+def compressed(folder, name, pack):
+    """The shards of a dataset, compressed by other means."""
+
+    def change(index):
+        for about in index["shards"]:
+            file = folder / about["raw_data"]["basename"]
+            content = pack(file.read_bytes())
+            file.with_name(f"{file.name}.{name}").write_bytes(content)
+            file.unlink()
+            zipped = {"basename": f"{file.name}.{name}", "bytes": len(content), "hashes": {}}
+            about |= {"compression": f"{name}:6", "zip_data": zipped}
+
+    shutil.copytree(DATA / "mds", folder)
+    edit(folder, change)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_shards_may_be_compressed_as_python_can(tmp_path, name, pack):
+    folder = compressed(tmp_path / "data", name, pack)
+    expected = every(source_of(DATA / "mds"))
+    assert [sample["text"] for sample in every(source_of(folder))] == [
+        sample["text"] for sample in expected
+    ]
+    shard = min(folder.glob(f"*.{name}"))
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(FormatError, match=shard.name):
+        every(source_of(folder))
+
+
+def test_a_compression_that_needs_another_library_is_named(tmp_path):
+    folder = compressed(tmp_path / "data", "snappy", bytes)
+    with pytest.raises(FormatError, match="compressed with 'snappy:6'; expected zstd, gz or bz2"):
+        every(source_of(folder))

@@ -1,4 +1,23 @@
-"""What datasets of every kind have to do, in one suite; what is special stands with its kind."""
+"""What datasets of every kind have to do, in one suite; what is special stands with its kind.
+
+Which bad input is tried with which kind. A dash says that there is no such thing:
+
+|                        | tokens | parquet | arrow | folder | mds | litdata | jsonl |
+|------------------------|--------|---------|-------|--------|-----|---------|-------|
+| cut off                | x      | x       | x     | x      | x   | x       | x     |
+| of another kind, empty | x      | x       | x     | x      | x   | x       | x     |
+| index against data     | x      | x       | x     | x      | x   | x       | x     |
+| missing column         | -      | x       | x     | x      | x   | x       | -     |
+| mixed schemas          | x      | x       | x     | -      | x   | -       | -     |
+| no rows at all         | x      | x       | x     | x      | x   | x       | x     |
+| no rows in one file    | x      | x       | x     | -      | x   | x       | -     |
+| 2^31 documents         | x      | -       | -     | -      | -   | -       | -     |
+| unknown type           | x      | -       | -     | -      | x   | x       | -     |
+
+Token files have no columns, and lines of JSON are one part each; a folder has a schema for each
+sample, LitData one for all. The types of Parquet and Arrow are those of pyarrow. MDS, LitData and
+JSONL are tried compressed and not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +25,7 @@ import gzip
 import json
 import os
 import shutil
+import struct
 from itertools import chain
 from pathlib import Path
 
@@ -13,12 +33,19 @@ import numpy as np
 import pytest
 import zstandard
 
-from energon import ConfigError, Cooker, DefaultTaskEncoder, get_train_dataset
+from energon import (
+    ConfigError,
+    Cooker,
+    DefaultTaskEncoder,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon.errors import EnergonError, FormatError
 from energon.formats.seek_points import SPACING_BYTES
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
+from energon.sources.tokens import TokenSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind, plain
@@ -160,6 +187,15 @@ def test_cooked_samples_say_where_they_come_from(entry, tmp_path):
             assert {name.removeprefix(f"{key}.") for name in source.file_names} == parts
 
 
+def test_single_samples_are_restored_by_their_keys(entry, tmp_path):
+    del entry["kind"]
+    path = document(tmp_path, entry)
+    samples = next(iter(train(path, Cooking())))
+    with get_savable_loader(train(path, Cooking())) as loader:
+        for sample in samples:
+            assert plain(loader.restore_sample(key_of(sample))) == plain(sample)
+
+
 @pytest.mark.slow  # many processes
 def test_it_is_blended_with_tar_shards(entry, tmp_path):
     del entry["kind"]
@@ -281,6 +317,8 @@ EMPTY = {
     "mds": no_shards,
     "litdata": no_items,
     "jsonl": no_lines("", bytes),
+    "jsonl.gz": no_lines(".gz", gzip.compress),
+    "jsonl.zst": no_lines(".zst", zstandard.ZstdCompressor().compress),
 }
 
 
@@ -294,6 +332,73 @@ def edited(file, edit):
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))
+
+
+def an_empty_pair(folder):
+    write_tokens(folder / "corpus" / "a", numbered([3, 1]))
+    write_tokens(folder / "corpus" / "b", [])
+    write_tokens(folder / "corpus" / "c", numbered([2]))
+    return folder / "corpus", 3
+
+
+def an_empty_parquet_file(folder):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = parquet(folder)["path"]
+    none = pa.table({"n": pa.array([], pa.int64()), "text": pa.array([], pa.string())})
+    for number in (0, 1):
+        pq.write_table(none, f"{path}/{number}0.parquet")
+    return path, N
+
+
+def an_empty_arrow_file(folder):
+    pa = pytest.importorskip("pyarrow")
+    path = Path(arrow(folder)["path"])
+    file = path / "data-00001-of-00003.arrow"
+    with pa.ipc.open_stream(file) as stream:
+        schema = stream.schema
+    with pa.ipc.new_stream(str(file), schema):
+        pass
+    return path, N - 20
+
+
+def an_empty_shard(folder):
+    path = Path(chunks("mds")(folder)["path"])
+    (path / "none.mds").write_bytes(struct.pack("<II", 0, 8))
+
+    def add(index):
+        about = {"basename": "none.mds", "bytes": 8, "hashes": {}}
+        index["shards"].insert(1, {**index["shards"][0], "samples": 0, "raw_data": about})
+
+    edited(path / "index.json", add)
+    return path, 7
+
+
+def an_empty_chunk(folder):
+    path = Path(chunks("litdata")(folder)["path"])
+    (path / "none.bin").write_bytes(struct.pack("<II", 0, 8))
+
+    def add(index):
+        about = {"filename": "none.bin", "chunk_size": 0, "chunk_bytes": 8}
+        index["chunks"].insert(1, {**index["chunks"][0], **about})
+
+    edited(path / "index.json", add)
+    return path, 7
+
+
+ONE_EMPTY = {
+    "tokens": an_empty_pair,
+    "parquet": an_empty_parquet_file,
+    "arrow": an_empty_arrow_file,
+    "mds": an_empty_shard,
+    "litdata": an_empty_chunk,
+}
+
+
+@pytest.mark.parametrize("kind", ONE_EMPTY)
+def test_a_file_without_samples_among_others_is_passed_over(tmp_path, kind):
+    path, count = ONE_EMPTY[kind](tmp_path)
+    assert sum(len(batch["content"]) for batch in epoch(path)) == count
+    assert f"samples: {count}" in run("info", path).output
 
 
 def fewer_tokens(folder):
@@ -339,9 +444,23 @@ def other_lines(suffix, pack):
     return write
 
 
+def missing_arrow(folder):
+    path = Path(arrow(folder)["path"])
+    (path / "data-00001-of-00003.arrow").unlink()
+    return path, r"data-00001.*state\.json"
+
+
+def missing_image(folder):
+    path = Path(media(folder)["path"])
+    (path / "metadata.csv").write_text("file_name,text\ncat/0.jpg,a\ncat/1.jpg,b\n")
+    return path, r"metadata\.csv:3: names 'cat/1\.jpg'"
+
+
 DISAGREEING = {
     "tokens": fewer_tokens,
     "parquet": other_parquet,
+    "arrow": missing_arrow,
+    "folder": missing_image,
     "mds": other_records("mds", claim_more_samples),
     "mds_zstd": other_records("mds_zstd", claim_more_samples),
     "litdata": other_records("litdata", claim_more_items),
@@ -401,6 +520,30 @@ def test_an_index_that_claims_billions_of_documents_is_reported(tmp_path, kind):
     data[18:26] = (2**31).to_bytes(8, "little")
     path.write_bytes(data)
     refused(document(tmp_path, entry), r"corpus\.idx: .*2147483648 sequences")
+
+
+def test_documents_beyond_the_two_billionth_are_read(tmp_path):
+    """An index of 40 GB, a hole for the most part: only its last two documents have tokens."""
+    count = 2**31 + 10
+    lengths = 34
+    pointers = lengths + 4 * count
+    documents = pointers + 8 * count
+    with open(tmp_path / "corpus.idx", "wb") as file:
+        file.write(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, count, count + 1))
+        for at, form, numbers in (
+            (lengths + 4 * (count - 2), "<2i", (3, 2)),
+            (pointers + 8 * (count - 1), "<q", (6,)),
+            (documents + 8 * (count - 2), "<3q", (count - 2, count - 1, count)),
+        ):
+            file.seek(at)
+            file.write(struct.pack(form, *numbers))
+    np.arange(5, dtype="<u2").tofile(tmp_path / "corpus.bin")
+    source = TokenSource(tmp_path / "corpus.idx")
+    assert len(source) == count
+    found = source.read(np.array([count - 1, count - 2, 0]))
+    assert [sample["tokens"].tolist() for sample in found] == [[3, 4], [0, 1, 2], []]
+    assert found[0]["__key__"] == str(count - 1)
+    assert source.locate(count - 1).offset == 6
 
 
 WITH_COLUMNS = ("parquet", "arrow", "folder", "mds", "mds_zstd", "litdata", "litdata_zstd")

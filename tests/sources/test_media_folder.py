@@ -20,9 +20,10 @@ from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
-from energon.sources import ahead, media_folder
+from energon.sources import ahead, media_files
 from energon.sources.browse.open import TreeOpener
-from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
+from energon.sources.media_files import MediaFiles
+from energon.sources.media_folder import FolderOptions, MediaFolderSource
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.task_encoder.runs import config
@@ -214,9 +215,9 @@ def test_a_prepared_folder_lists_only_what_was_changed(folder, monkeypatch):
         os.utime(path, ns=(0, time.time_ns() - 10**10))
     assert run("prepare", folder).output == "Done. Found 60 samples.\n"
     looked_into = []
-    look = media_folder._look_into
+    look = media_files._look_into
     monkeypatch.setattr(
-        media_folder, "_look_into", lambda path, at: looked_into.append(path) or look(path, at)
+        media_files, "_look_into", lambda path, at: looked_into.append(path) or look(path, at)
     )
     assert len(MediaFiles(str(folder)).keys) == N
     assert [os.path.basename(path.rstrip("/")) for path in looked_into] in ([], ["data"])

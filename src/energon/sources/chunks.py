@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import io
 import os
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
-from energon.formats.chunks.litdata import litdata_decoder, litdata_items, parse_litdata_index
-from energon.formats.chunks.mds import mds_decoder, parse_mds_index
-from energon.formats.chunks.records import (
-    HEAD_BYTES,
-    INDEX,
-    count_of,
-    fields,
-    record_edges,
-    records,
-    unpack,
-)
+from energon.formats.chunks.litdata import LitDataFormat
+from energon.formats.chunks.mds import MdsFormat
+from energon.formats.chunks.records import HEAD_BYTES, INDEX, ChunkFormat, count_of, record_edges
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import is_remote, join_address, redact
@@ -47,15 +38,6 @@ MAX_SLICES = 16
 OPEN_FILES = 64
 TABLES = 256
 """Chunks whose offsets are kept."""
-
-
-class ChunkFile(NamedTuple):
-    """A chunk, as the index describes it."""
-
-    name: str
-    samples: int
-    size: int
-    """Bytes, unpacked or not."""
 
 
 def split_folders(address: str) -> dict[str, str]:
@@ -98,6 +80,8 @@ class ChunkSource(ItemSource):
         EmptyDatasetError: If no sample is left.
     """
 
+    format_type: ClassVar[type[MdsFormat] | type[LitDataFormat]]
+
     def __init__(
         self,
         address: str | os.PathLike[str],
@@ -126,10 +110,13 @@ class ChunkSource(ItemSource):
                 f"{redact(address)}: there is no split {split_part!r}, only {', '.join(folders)}"
             )
         self.folder = folders[found]
-        self.files = self._files(read_index(self.folder), redact(join_address(self.folder, INDEX)))
-        self.ends = np.concatenate(([0], np.cumsum([file.samples for file in self.files]))).astype(
-            np.int64
-        )
+        index = redact(join_address(self.folder, INDEX))
+        self.format: ChunkFormat = self.format_type(read_index(self.folder), index)
+        self.columns = self.format.columns
+        self.files = self.format.chunks
+        self.ends = np.concatenate(
+            ([0], np.cumsum([file.num_records for file in self.files]))
+        ).astype(np.int64)
         total = int(self.ends[-1])
         bounds = (0, total)
         if found == "":
@@ -150,31 +137,10 @@ class ChunkSource(ItemSource):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (type(self), os.fspath(self.path), self._arguments)
 
-    @abstractmethod
-    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
-        """Record what the index says, and return the chunks."""
-
     @property
-    @abstractmethod
-    def columns(self) -> dict[str, str]:
-        """How each part is stored."""
-
-    @property
-    @abstractmethod
     def is_packed(self) -> bool:
-        """Whether chunks are unpacked as a whole, before a record can be read."""
-
-    @abstractmethod
-    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
-        """Return the records of a packed chunk."""
-
-    def _record(self, data: bytes | memoryview, origin: str) -> bytes | memoryview:
-        """Return a record of a chunk that is not packed as a whole."""
-        return data
-
-    @abstractmethod
-    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
-        """Return the parts of a record that are read."""
+        """Whether chunks are decompressed as a whole, before a record can be read."""
+        return self.format.is_packed
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -189,7 +155,7 @@ class ChunkSource(ItemSource):
         # A slice that is not laid out with chunks is in two of them.
         largest = max(file.size for file in self.files)
         most = HELD_BYTES // max(1, 2 * 4 * largest)
-        rows = int(np.median([file.samples for file in self.files]))
+        rows = int(np.median([file.num_records for file in self.files]))
         return max(1, rows), max(1, min(MAX_SLICES, most))
 
     @property
@@ -226,7 +192,7 @@ class ChunkSource(ItemSource):
             for place, record in zip(
                 order.tolist(), self._records(file, numbers[order] - self.ends[file]), strict=True
             ):
-                found[place] = self._item(record, origin)
+                found[place] = self._item(file, record, origin)
         return found
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
@@ -246,25 +212,21 @@ class ChunkSource(ItemSource):
             yield Extents(self._range_file(file), order, low, high)
 
     def _item(
-        self, record: bytes | memoryview, origin: str
+        self, file: int, record: bytes | memoryview, origin: str
     ) -> tuple[dict[str, Any], dict[str, str]]:
         parts: dict[str, Any] = {}
         files: dict[str, str] = {}
-        try:
-            values = self._parts(record, origin)
-        except (ValueError, IndexError, KeyError, TypeError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"{origin}: has an invalid record: {error!r}") from error
-        for name, value in values.items():
-            extension = None
+        for name, value in self.format.row(file, record, origin, self._is_read).items():
             if type(value).__module__.startswith("PIL."):
                 value, extension = _as_file(value)
                 files[name] = f"{name}.{extension}"
-            elif file := file_of_part(name, value):
-                files[name] = file
+            elif found := file_of_part(name, value):
+                files[name] = found
             parts[name] = value
         return parts, files
+
+    def _is_read(self, name: str) -> bool:
+        return self.takes(name) and not name.startswith("__")
 
     def _records(self, file: int, own: Ints) -> list[bytes | memoryview]:
         """Return records of a chunk, whose numbers ascend."""
@@ -276,14 +238,15 @@ class ChunkSource(ItemSource):
         buffers, begin = read_spans(self._range_file(file), low, high)
         bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
         origin = self._origin(file)
-        return [self._record(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
+        one = self.format.record
+        return [one(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
 
     def _chunk(self, file: int) -> list[memoryview]:
         """Return the records of a packed chunk; the same again for as long as there is memory."""
         found = self._whole.get(file)
         if found is None:
             data = self._range_file(file).pread(0, self._size(file))
-            found = self._whole[file] = self._unpacked(data, self._origin(file))
+            found = self._whole[file] = list(self.format.records(file, data, self._origin(file)))
             self._check_count(file, len(found))
             held = sum(sum(map(len, chunk)) for chunk in self._whole.values())
             while held > HELD_BYTES and len(self._whole) > 2:
@@ -313,17 +276,17 @@ class ChunkSource(ItemSource):
             self._note_edges(file, head)
 
     def _head_bytes(self, file: int) -> int:
-        return HEAD_BYTES + 4 * (self.files[file].samples + 1)
+        return HEAD_BYTES + 4 * (self.files[file].num_records + 1)
 
     def _note_edges(self, file: int, head: bytes) -> None:
         self._check_count(file, count_of(head))
-        count, origin = self.files[file].samples, self._origin(file)
+        count, origin = self.files[file].num_records, self._origin(file)
         self._edges[file] = record_edges(head[HEAD_BYTES:], count, self._size(file), origin)
         if len(self._edges) > TABLES:
             self._edges.popitem(last=False)
 
     def _check_count(self, file: int, count: int) -> None:
-        stated = self.files[file].samples
+        stated = self.files[file].num_records
         if count != stated:
             raise FormatError(
                 f"{self._origin(file)}: has {count} records, but {INDEX} says {stated}; one of "
@@ -385,73 +348,13 @@ def _as_file(image: Any) -> tuple[bytes, str]:
 class MdsRecords(ChunkSource):
     """The samples of a dataset of MosaicML Streaming; see `ChunkSource`."""
 
-    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
-        shards = parse_mds_index(index, origin=origin)
-        kinds = {(shard.names, shard.encodings, shard.sizes, shard.compression) for shard in shards}
-        if len(kinds) > 1:
-            raise FormatError(
-                f"{origin}: its shards have {len(kinds)} different sets of columns; train on each "
-                "set separately"
-            )
-        self.shard = shards[0] if shards else None
-        names, encodings = (self.shard.names, self.shard.encodings) if self.shard else ((), ())
-        self._decoders = [mds_decoder(e, n, origin) for e, n in zip(encodings, names, strict=True)]
-        return [ChunkFile(shard.name, shard.count, shard.size) for shard in shards]
-
-    @property
-    def columns(self) -> dict[str, str]:
-        shard = self.shard
-        return {} if shard is None else dict(zip(shard.names, shard.encodings, strict=True))
-
-    @property
-    def is_packed(self) -> bool:
-        return self.shard is not None and bool(self.shard.compression)
-
-    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
-        compression = "" if self.shard is None else self.shard.compression or ""
-        return list(records(unpack(data, origin, compression), origin))
-
-    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
-        if self.shard is None:
-            return {}
-        contents = fields(record, self.shard.sizes, origin)
-        columns = zip(self.shard.names, self._decoders, contents, strict=True)
-        return {
-            name: decode(content)
-            for name, decode, content in columns
-            if self.takes(name) and not name.startswith("__")
-        }
+    format_type = MdsFormat
 
 
 class LitDataRecords(ChunkSource):
     """The items of a dataset that LitData has optimized; see `ChunkSource`."""
 
-    def _files(self, index: Any, origin: str) -> list[ChunkFile]:
-        self.index = parse_litdata_index(index, origin=origin)
-        self._decoders = [litdata_decoder(kind, origin) for kind in self.index.formats]
-        return [ChunkFile(*chunk) for chunk in self.index.chunks]
-
-    @cached_property
-    def columns(self) -> dict[str, str]:
-        named = self.index.item(list(self.index.formats))
-        return {name: kind if isinstance(kind, str) else "struct" for name, kind in named.items()}
-
-    @property
-    def is_packed(self) -> bool:
-        return bool(self.index.compression) and self.index.level != "sample"
-
-    def _unpacked(self, data: bytes, origin: str) -> list[memoryview]:
-        index = self.index
-        return list(litdata_items(data, origin, compression=index.compression, level=index.level))
-
-    def _record(self, data: bytes | memoryview, origin: str) -> bytes | memoryview:
-        return unpack(data, origin, self.index.compression) if self.index.compression else data
-
-    def _parts(self, record: bytes | memoryview, origin: str) -> dict[str, Any]:
-        contents = fields(record, [None] * len(self._decoders), origin)
-        leaves = zip(self._decoders, contents, strict=True)
-        item = self.index.item([decode(content) for decode, content in leaves])
-        return {n: v for n, v in item.items() if self.takes(n) and not n.startswith("__")}
+    format_type = LitDataFormat
 
 
 class ChunkKind(RowKind):

@@ -1,17 +1,9 @@
-"""Read folders of images, audio and video as samples, with the files that belong to them.
-
-Files with the same path up to the first dot of their names form a sample, if one of them is a
-media file. Folders may be classes; tables named `metadata` describe the files beside them.
-"""
+"""Read folders of images, audio and video as samples, with the files that belong to them."""
 
 from __future__ import annotations
 
-import csv
-import io
-import logging
 import os
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -20,40 +12,21 @@ from typing import Any
 import numpy as np
 
 from energon.arrays import Ints
-from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError, ShardChangedError
-from energon.formats.folder_listing import (
-    LISTING,
-    ListedFile,
-    ListedFolder,
-    dump_listing,
-    load_listing,
-)
-from energon.formats.json_text import parse_json
-from energon.formats.meta.info import META
+from energon.errors import ConfigError, ShardChangedError
 from energon.formats.meta.split import find_split, ratio_range, splits_by_name
 from energon.formats.tar.headers import split_name
-from energon.io.address import is_remote, join_address, redact
+from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.epath import any_path
-from energon.io.files import is_file, list_files, open_store, read_bytes, write_bytes
+from energon.io.files import open_store
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
-from energon.messages import warn_once
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
+from energon.sources.media_files import MediaFiles, note_listing
 from energon.sources.shards import ShardPool
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions
-from energon.utf8 import decode_utf8
-
-log = logging.getLogger("energon")
-
-FILE_NAME = "file_name"
-"""The column that names the file of a row; other columns with this suffix name further files."""
-TABLES = ("metadata.csv", "metadata.jsonl")
-_FRESH_NS = 2_000_000_000
-"""A folder modified this recently may change again without a new modification time."""
 
 
 @dataclass(frozen=True)
@@ -73,243 +46,6 @@ class FolderOptions(RowOptions):
             raise ConfigError(
                 f"{self.origin}: read: labels is {self.labels!r}; expected true or false"
             )
-
-
-def list_folder(address: str) -> dict[str, ListedFolder]:
-    """Return what is in a folder, and in all folders below it, by their paths.
-
-    What `energon prepare` has noted is checked again on this machine where a folder was changed
-    since, and trusted in stores.
-
-    Raises:
-        DatasetNotFoundError: If there is no such folder.
-    """
-    noted = _noted(address)
-    if not is_remote(address):
-        return dict(_scan(address, noted))
-    return noted or _list_remote(address)
-
-
-def note_listing(address: str) -> None:
-    """Record what is in a folder, so that opening it lists only what was changed."""
-    if is_remote(address):
-        found = _list_remote(address)
-    else:
-        fresh = time.time_ns() - _FRESH_NS
-        found = {
-            path: each if each.mtime_ns < fresh else each._replace(mtime_ns=0)
-            for path, each in _scan(address, _noted(address))
-        }
-    path = join_address(address, f"{META}/{LISTING}")
-    try:
-        write_bytes(path, dump_listing(found))
-    except OSError as error:
-        log.warning("%s: %s; the folder is listed whenever it is opened", redact(path), error)
-
-
-def _noted(address: str) -> dict[str, ListedFolder]:
-    path = join_address(address, f"{META}/{LISTING}")
-    if not is_file(path):
-        return {}
-    try:
-        return load_listing(read_bytes(path), origin=redact(path))
-    except FormatError as error:
-        log.warning("%s", error)
-        return {}
-
-
-def _scan(root: str, noted: Mapping[str, ListedFolder]) -> Iterator[tuple[str, ListedFolder]]:
-    """Yield the folders below one of this machine, each once, whatever links lead to it."""
-    ahead, seen = [""], set()
-    while ahead:
-        path = ahead.pop()
-        where = os.path.join(root, path)
-        try:
-            about = os.stat(where)
-        except FileNotFoundError:
-            raise DatasetNotFoundError(f"{where}: there is no such folder") from None
-        if (about.st_dev, about.st_ino) in seen:
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        found = noted.get(path)
-        if found is None or found.mtime_ns != about.st_mtime_ns:
-            found = _look_into(where, about.st_mtime_ns)
-        yield path, found
-        ahead += [f"{path}/{name}".lstrip("/") for name in found.folders]
-
-
-def _look_into(folder: str, mtime_ns: int) -> ListedFolder:
-    folders, files = [], []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif entry.is_file():
-                files.append(ListedFile(entry.name, entry.stat().st_size))
-    return ListedFolder(mtime_ns, tuple(sorted(folders)), tuple(sorted(files)))
-
-
-def _list_remote(address: str) -> dict[str, ListedFolder]:
-    files: dict[str, list[ListedFile]] = {}
-    for found in list_files(address):
-        folder, _, name = found.key.rpartition("/")
-        if not any(step.startswith(".") for step in found.key.split("/")):
-            files.setdefault(folder, []).append(ListedFile(name, found.size, found.version))
-    return {folder: ListedFolder(0, (), tuple(own)) for folder, own in files.items()}
-
-
-class MediaFiles:
-    """The samples of all splits of a folder, numbered through in the order of their keys.
-
-    Args:
-        address: The folder.
-        labels: See `FolderOptions`.
-
-    Raises:
-        DatasetNotFoundError: If there is no such folder, or no sample in it.
-        FormatError: If a table is invalid, or names a file that is missing.
-        ConfigError: If samples are in no folder that could be their class.
-    """
-
-    def __init__(self, address: str, *, labels: bool | None = None) -> None:
-        self.address = address
-        self.sizes: dict[str, ListedFile] = {}
-        for folder, found in list_folder(address).items():
-            self.sizes |= {f"{folder}/{file.name}".lstrip("/"): file for file in found.files}
-        groups = self._groups()
-        tables = [name for name in self.sizes if name.rpartition("/")[2] in TABLES]
-        self.rows: dict[str, dict[str, Any]] = {}
-        if tables:
-            groups = self._joined(groups, sorted(tables))
-        self.keys = sorted(groups)
-        self.parts = [groups[key] for key in self.keys]
-        self.classes = self._classes(labels, may=not tables)
-        if not self.keys:
-            raise DatasetNotFoundError(
-                f"{redact(address)}: there are no images, audio or video files in it or below"
-            )
-
-    def label_of(self, key: str) -> str:
-        """Return the name of the class of a sample."""
-        return os.path.basename(os.path.dirname(key))
-
-    def _groups(self) -> dict[str, dict[str, str]]:
-        """Return the files of each sample by its key, by the names of parts."""
-        groups: dict[str, dict[str, str]] = {}
-        for name in sorted(self.sizes):
-            split = split_name(name)
-            if split is None:
-                continue
-            parts = groups.setdefault(split[0], {})
-            part = split[1].lower()
-            if part in parts:
-                raise FormatError(
-                    f"{redact(self.address)}: {parts[part]} and {name} would be the same part of "
-                    "a sample; rename one of them"
-                )
-            parts[part] = name
-        samples = {k: own for k, own in groups.items() if any(map(is_media, own))}
-        lone = [
-            name
-            for key, own in groups.items()
-            for name in own.values()
-            if key not in samples and "/" in name and name.rpartition("/")[2] not in TABLES
-        ]
-        if lone:
-            warn_once(
-                log,
-                f"{self.address}: files of no sample",
-                "%s: %d files belong to no media file of the same name, and are left out, e.g. %s",
-                redact(self.address),
-                len(lone),
-                lone[0],
-            )
-        return samples
-
-    def _joined(
-        self, groups: Mapping[str, dict[str, str]], tables: Sequence[str]
-    ) -> dict[str, dict[str, str]]:
-        """Return the samples that tables name, and note what they say about them."""
-        named: dict[str, dict[str, str]] = {}
-        for table in tables:
-            folder = table.rpartition("/")[0]
-            origin = redact(join_address(self.address, table))
-            content = read_bytes(join_address(self.address, table))
-            for line, row in _table_rows(decode_utf8(content, origin=origin), origin):
-                if not isinstance(row.get(FILE_NAME), str):
-                    raise FormatError(
-                        f"{origin}:{line}: has no {FILE_NAME!r}, the path of a file beside the "
-                        f"table; there are {', '.join(row) or 'no columns'}"
-                    )
-                files = {c: f for c, f in row.items() if c.endswith(FILE_NAME) and f}
-                paths = {c: f"{folder}/{f}".lstrip("/") for c, f in files.items()}
-                missing = next((path for path in paths.values() if path not in self.sizes), None)
-                if missing is not None:
-                    raise FormatError(
-                        f"{origin}:{line}: names {missing!r}, which is not in "
-                        f"{redact(self.address)}; add the file, or delete the row"
-                    )
-                key, _ = split_name(paths[FILE_NAME]) or ("", "")
-                if key not in groups or key in self.rows:
-                    problem = "is named twice" if key in self.rows else "is not a media file"
-                    raise FormatError(f"{origin}:{line}: {paths[FILE_NAME]!r} {problem}")
-                others = {
-                    f"{c.removesuffix(f'_{FILE_NAME}')}{os.path.splitext(p)[1].lower()}": p
-                    for c, p in paths.items()
-                    if c != FILE_NAME
-                }
-                named[key] = {**groups[key], **others}
-                self.rows[key] = {c: value for c, value in row.items() if c not in files}
-                twice = named[key].keys() & self.rows[key].keys()
-                if twice:
-                    raise FormatError(
-                        f"{origin}:{line}: column {min(twice)!r} is called like the file "
-                        f"{named[key][min(twice)]}; rename it"
-                    )
-        return named
-
-    def _classes(self, labels: bool | None, *, may: bool) -> dict[str, int] | None:
-        """Return the number of each class, in the order of their names; None for no classes."""
-        splits = splits_by_name(self.keys, by_file=False)
-        depth = 2 if "" in splits else 3
-        if labels is None:
-            labels = may and all(key.count("/") + 1 == depth for key in self.keys)
-            if labels and len({self.label_of(key) for key in self.keys}) < 2:
-                return None
-        if not labels:
-            return None
-        bare = next((key for key in self.keys if key.count("/") + 1 < depth), None)
-        if bare is not None:
-            raise ConfigError(
-                f"{redact(self.address)}: {bare!r} is in no folder that could be its class; "
-                "expected folders like cat and dog with all files in them"
-            )
-        return {name: n for n, name in enumerate(sorted({self.label_of(k) for k in self.keys}))}
-
-
-def _table_rows(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the lines of a table, and their numbers."""
-    if not origin.endswith(".csv"):
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                row = parse_json(line, origin=f"{origin}:{number}", hint="expected an object")
-                if not isinstance(row, dict):
-                    raise FormatError(f"{origin}:{number}: expected an object, found {row!r:.40}")
-                yield number, row
-        return
-    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise FormatError(
-                    f"{origin}:{reader.line_num}: does not have {len(reader.fieldnames or ())} "
-                    f"fields as the first line"
-                )
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise FormatError(f"{origin}:{reader.line_num}: {error}") from error
 
 
 class MediaFolderSource(ItemSource):

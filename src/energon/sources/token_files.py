@@ -1,13 +1,13 @@
-"""Token files as one corpus: where the tokens of its documents lie, and samples made of them."""
+"""Token files as one corpus: where the tokens of its documents lie."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.plan.token_windows import BLOCK_DOCUMENTS, Pieces
-from energon.samples.collate import batch_pad_stack
-from energon.samples.crude import CrudeSample, known_sources
 from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 
@@ -262,156 +260,3 @@ class TokenCorpus:
         """Return the files that documents are in, and their numbers there."""
         number = np.searchsorted(self._ends, documents, side="right") - 1
         return number, documents - np.array(self._ends)[number]
-
-
-class TokenRows:
-    """Samples whose tokens are gathered when their turn comes, straight into a batch.
-
-    Args:
-        corpus: Where they lie.
-        runs: The same, run by run.
-        is_windows: Whether they are windows, or else documents.
-        about: What is known of each sample: `__key__`, `__shard__`, `__restore_key__`,
-            `__subflavors__`.
-    """
-
-    def __init__(
-        self,
-        corpus: TokenCorpus,
-        runs: TokenRuns,
-        *,
-        is_windows: bool,
-        about: Mapping[str, Sequence[Any]],
-    ) -> None:
-        self._runs, self._is_windows = runs, is_windows
-        self._files, self._dtype = corpus.files, corpus.dtype
-        self.about = about
-        self._arrays, self._low, self._high = self._read(runs)
-        self._ends = np.concatenate(([0], np.cumsum(self._high - self._low)))
-        first = np.searchsorted(runs.window, np.arange(len(about["__key__"]) + 1))
-        lengths = np.diff(self._ends[first])
-        self._is_even = bool((lengths == lengths[:1]).all())
-        self._first = first.tolist()
-        self._edges = _edges_of_samples(self._ends, first)
-        self._edges_at = (first + np.arange(len(first))).tolist()
-        self._has_modes = corpus.has_modes
-
-    def _read(self, runs: TokenRuns) -> tuple[list[NDArray[Any]] | NDArray[Any], Ints, Ints]:
-        """Return the array of all runs, or one for each; and where in it their tokens are."""
-        numbers = np.unique(runs.file).tolist()
-        if len(numbers) == 1:
-            file = self._files[numbers[0]]
-            found, low, high = file.arrays(runs.low, runs.high)
-            return file.mapped if found is None else found, low, high
-        arrays: list[Any] = [None] * len(runs.file)
-        low, high = np.empty_like(runs.low), np.empty_like(runs.high)
-        for number in numbers:
-            file, inside = self._files[number], np.flatnonzero(runs.file == number)
-            found, low[inside], high[inside] = file.arrays(runs.low[inside], runs.high[inside])
-            for place, array in zip(inside.tolist(), found or repeat(file.mapped), strict=False):
-                arrays[place] = array
-        return arrays, low, high
-
-    def between(self, start: int, stop: int) -> TokenSamples:
-        """Return the samples from `start` to `stop`, one by one or many at once."""
-        return TokenSamples(self, start, stop)
-
-    def noting_sources(self, dataset_path: str) -> TokenRows:
-        """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
-        about = self.about
-        names = ((*about, "tokens", "cu_seqlens", "modes"),)
-        known = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
-        sources = known_sources(((dataset_path,), *known), len(about["__key__"]))
-        self.about = {**about, "__sources__": sources}
-        return self
-
-    def sample(self, place: int) -> CrudeSample:
-        """Return a sample."""
-        columns = self._values(place, place + 1)
-        return CrudeSample(
-            {
-                **{name: values[place] for name, values in self.about.items()},
-                "tokens": columns["tokens"],
-                "cu_seqlens": columns["cu_seqlens"][0],
-                "modes": columns["modes"],
-            }
-        )
-
-    def columns(self, start: int, stop: int) -> dict[str, Any]:
-        """Return samples as one whose values are columns; shorter ones are padded with zeros."""
-        columns = self._values(start, stop)
-        for name in ("tokens", "modes"):
-            if columns[name] is not None:
-                columns[name] = self._stacked(columns[name], start, stop)
-        return {**{name: values[start:stop] for name, values in self.about.items()}, **columns}
-
-    def _values(self, start: int, stop: int) -> dict[str, Any]:
-        """Return the tokens and modes of samples one after another, and their edges."""
-        first, last = self._first[start], self._first[stop]
-        ends, arrays, edges = self._ends[first : last + 1], self._arrays, self._edges
-        bounds = (ends - ends[0]).tolist()
-        tokens = np.empty(bounds[-1], self._dtype)
-        data = repeat(arrays) if isinstance(arrays, np.ndarray) else arrays[first:last]
-        low, high = self._low[first:last].tolist(), self._high[first:last].tolist()
-        for array, begin, end, at, to in zip(data, low, high, bounds, bounds[1:], strict=False):
-            tokens[at:to] = array[begin:end]
-        return {
-            "tokens": tokens,
-            "cu_seqlens": [edges[a:b] for a, b in pairwise(self._edges_at[start : stop + 1])],
-            "modes": self._modes(first, last, bounds) if self._has_modes else None,
-        }
-
-    def _stacked(self, values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        """Return values of samples that follow one another, one sample in each row."""
-        if self._is_even:
-            return values.reshape(stop - start, -1)
-        edges = self._ends[self._first[start : stop + 1]]
-        return batch_pad_stack(np.split(values, (edges - edges[0])[1:-1]))  # type: ignore[no-any-return]
-
-    def _modes(self, first: int, last: int, bounds: Sequence[int]) -> NDArray[np.int8]:
-        """Return the mode of each token of some runs."""
-        runs, modes = self._runs, np.empty(bounds[-1], np.int8)
-        for run, (low, high) in zip(range(first, last), pairwise(bounds), strict=True):
-            index, at = self._files[int(runs.file[run])].index, int(runs.at[run])
-            if self._is_windows:
-                lengths, own = index.document_modes(int(runs.document[run]))
-                modes[low:high] = np.repeat(own, lengths)[at : at + high - low]
-            else:
-                modes[low:high] = index.modes[at]  # type: ignore[index]
-        return modes
-
-
-class TokenSamples(Iterator[CrudeSample]):
-    """The next samples of `rows`, which can be taken one by one or many at once."""
-
-    def __init__(self, rows: TokenRows, start: int, stop: int) -> None:
-        self._rows, self._start, self._stop = rows, start, stop
-
-    def __next__(self) -> CrudeSample:
-        if self._start == self._stop:
-            raise StopIteration
-        self._start += 1
-        return self._rows.sample(self._start - 1)
-
-    def __length_hint__(self) -> int:
-        return self._stop - self._start
-
-    def columns(self, count: int) -> dict[str, Any] | None:
-        """Return the next `count` samples as one of columns; None if there are fewer."""
-        if count > self._stop - self._start:
-            return None
-        self._start += count
-        return self._rows.columns(self._start - count, self._start)
-
-
-def _edges_of_samples(ends: Ints, first: Ints) -> NDArray[np.int32]:
-    """Return where the pieces of each sample begin in it, and the end: one sample after the other.
-
-    Args:
-        ends: Where each piece begins in the tokens of all samples, and the end.
-        first: The first piece of each sample, and the number of pieces.
-    """
-    counts = np.diff(first) + 1
-    sample = np.repeat(np.arange(len(counts)), counts)
-    edge = np.arange(len(sample)) - sample
-    return np.asarray(ends[edge] - ends[first[sample]], np.int32)

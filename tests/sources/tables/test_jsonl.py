@@ -28,7 +28,8 @@ from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl, prepare_remote_jsonl
 from energon.sources.files.open import open_file_store
-from energon.sources.tables.jsonl import JsonlFileStore, JsonlSource
+from energon.sources.tables.jsonl import JsonlSource
+from energon.sources.tables.jsonl_lines import JsonlFileStore
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
 from tests.commands import run

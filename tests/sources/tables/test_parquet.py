@@ -32,7 +32,8 @@ from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources.tables import parquet_files
-from energon.sources.tables.parquet import ParquetGroups, ParquetOptions, ParquetSource
+from energon.sources.tables.parquet import ParquetOptions, ParquetSource
+from energon.sources.tables.parquet_groups import ParquetGroups
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind

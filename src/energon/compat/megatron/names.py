@@ -110,7 +110,7 @@ HOMES: dict[str, str] = {
     "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
-    "sources.tables.jsonl": "JsonlFileStore",
+    "sources.tables.jsonl_lines": "JsonlFileStore",
     "stages.hook": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",

@@ -6,13 +6,16 @@ import struct
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
 from energon.formats.chunks.records import (
+    ChunkFile,
+    decoded,
+    fields,
     image_list,
     records,
     stored_picture,
@@ -78,6 +81,61 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
     if config.get("encryption"):
         raise ConfigError(f"{origin}: is encrypted; optimize it again without encryption")
     return found
+
+
+class LitDataFormat:
+    """How items are stored in the chunks of a dataset; see `ChunkFormat`.
+
+    Args:
+        index: The content of `index.json`.
+        origin: The file, for messages.
+
+    Raises:
+        FormatError: If the index is invalid.
+        ConfigError: If chunks are encrypted, or items have something that is not known.
+    """
+
+    def __init__(self, index: Any, origin: str) -> None:
+        self.index = parse_litdata_index(index, origin=origin)
+        self.chunks = [ChunkFile(*chunk) for chunk in self.index.chunks]
+        self._decoders = [litdata_decoder(kind, origin) for kind in self.index.formats]
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """How each entry of an item is stored."""
+        named = self.index.item(list(self.index.formats))
+        return {name: kind if isinstance(kind, str) else "struct" for name, kind in named.items()}
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether chunks are compressed as a whole, or in frames of many items."""
+        return bool(self.index.compression) and self.index.level != "sample"
+
+    def records(
+        self, number: int, data: bytes, origin: object, start: int = 0
+    ) -> Iterator[memoryview]:
+        """Yield the items of a chunk from number `start` on."""
+        index = self.index
+        return litdata_items(
+            data, origin, compression=index.compression, level=index.level, start=start
+        )
+
+    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
+        """Return an item, decompressed if items are compressed one by one."""
+        return unpack(data, origin, self.index.compression) if self.index.compression else data
+
+    def row(
+        self,
+        number: int,
+        record: bytes | memoryview,
+        origin: object,
+        takes: Callable[[str], bool] = lambda name: True,
+    ) -> dict[str, Any]:
+        """Return the entries of an item that are taken."""
+        contents = fields(record, [None] * len(self._decoders), origin)
+        leaves = zip(self._decoders, contents, strict=True)
+        item = self.index.item(decoded(leaves, origin))
+        return {name: value for name, value in item.items() if takes(name)}
 
 
 def _name(file: Any) -> str:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
-from energon.formats.chunks.records import image_list, stored_picture
+from energon.formats.chunks.records import (
+    ChunkFile,
+    decoded,
+    fields,
+    image_list,
+    records,
+    stored_picture,
+    unpack,
+)
 from energon.formats.json_text import parse_json
 
 _SCALARS = {
@@ -79,6 +87,85 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
     return MdsShard(
         name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings
     )
+
+
+class MdsFormat:
+    """How samples are stored in the shards of a dataset; see `ChunkFormat`.
+
+    Args:
+        index: The content of `index.json`.
+        origin: The file, for messages.
+
+    Raises:
+        FormatError: If the index is invalid.
+        ConfigError: If shards are of another format, or a column has an unknown encoding.
+    """
+
+    def __init__(self, index: Any, origin: str) -> None:
+        self._origin = origin
+        self.shards = parse_mds_index(index, origin=origin)
+        self.chunks = [ChunkFile(each.name, each.count, each.size) for each in self.shards]
+        self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Any]] = {}
+        for number in range(len(self.shards)):
+            self._decoders(number)
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The encoding of each column.
+
+        Raises:
+            FormatError: If shards have different columns.
+        """
+        kinds = {(each.names, each.encodings, each.sizes, each.compression) for each in self.shards}
+        if len(kinds) > 1:
+            raise FormatError(
+                f"{self._origin}: its shards have {len(kinds)} different sets of columns; train on "
+                "each set separately"
+            )
+        return {
+            name: kind
+            for names, kinds, *_ in kinds
+            for name, kind in zip(names, kinds, strict=True)
+        }
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether shards are compressed as a whole."""
+        return any(shard.compression for shard in self.shards)
+
+    def records(
+        self, number: int, data: bytes, origin: object, start: int = 0
+    ) -> Iterator[memoryview]:
+        """Yield the records of a shard from number `start` on."""
+        compression = self.shards[number].compression
+        return records(unpack(data, origin, compression) if compression else data, origin, start)
+
+    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
+        """Return a record as it is: records are not compressed one by one."""
+        return data
+
+    def row(
+        self,
+        number: int,
+        record: bytes | memoryview,
+        origin: object,
+        takes: Callable[[str], bool] = lambda name: True,
+    ) -> dict[str, Any]:
+        """Return the columns of a record of a shard that are taken."""
+        shard = self.shards[number]
+        contents = fields(record, shard.sizes, origin)
+        columns = zip(shard.names, self._decoders(number), contents, strict=True)
+        taken = [(name, decode, content) for name, decode, content in columns if takes(name)]
+        values = decoded(((decode, content) for _, decode, content in taken), origin)
+        return dict(zip((name for name, *_ in taken), values, strict=True))
+
+    def _decoders(self, number: int) -> list[Callable[[bytes], Any]]:
+        shard = self.shards[number]
+        place = shard.names, shard.encodings
+        if place not in self._known:
+            columns = zip(shard.encodings, shard.names, strict=True)
+            self._known[place] = [mds_decoder(each, name, self._origin) for each, name in columns]
+        return self._known[place]
 
 
 def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], Any]:

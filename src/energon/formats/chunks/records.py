@@ -6,9 +6,12 @@ record with the sizes of its fields, where these differ, followed by their conte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bz2
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,65 @@ INDEX = "index.json"
 HEAD_BYTES = 4
 
 
+class ChunkFile(NamedTuple):
+    """A chunk, as the index describes it."""
+
+    name: str
+    num_records: int
+    """How many samples it has."""
+    size: int
+    """Bytes, compressed or not."""
+
+
+class ChunkFormat(Protocol):
+    """How the samples of a dataset are stored in its chunks."""
+
+    chunks: list[ChunkFile]
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """How each part of a sample is stored.
+
+        Raises:
+            FormatError: If that differs between chunks.
+        """
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a chunk is decompressed as a whole, before a record can be read."""
+
+    def records(
+        self, number: int, data: bytes, origin: object, start: int = 0
+    ) -> Iterator[memoryview]:
+        """Yield the records of a chunk from number `start` on.
+
+        Args:
+            number: Which chunk it is.
+            data: Its bytes.
+            origin: Its name in messages.
+            start: Number of the first record.
+
+        Raises:
+            FormatError: If it is damaged.
+        """
+
+    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
+        """Return a record that was read on its own, decompressed."""
+
+    def row(
+        self,
+        number: int,
+        record: bytes | memoryview,
+        origin: object,
+        takes: Callable[[str], bool] = ...,
+    ) -> dict[str, Any]:
+        """Return the parts of a record of a chunk; by default, all of them.
+
+        Raises:
+            FormatError: If the record is damaged.
+        """
+
+
 def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
     """Decompress data.
 
@@ -28,8 +90,26 @@ def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
         MissingExtraError: If zstandard is not installed.
     """
     name = compression.partition(":")[0]
-    if name not in ("zstd", "zstandard"):
-        raise FormatError(f"{origin}: is packed with {compression!r}; only zstd is known here")
+    if name in ("zstd", "zstandard"):
+        return _unpack_zstd(data, origin)
+    if name not in _UNPACK:
+        raise FormatError(
+            f"{origin}: is compressed with {compression!r}; expected zstd, gz or bz2, which can be "
+            "read without the library that wrote it"
+        )
+    try:
+        return _UNPACK[name](data)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError(f"{origin}: {error}") from error
+
+
+_UNPACK: dict[str, Callable[[bytes | memoryview], bytes]] = {
+    "gz": gzip.decompress,
+    "bz2": bz2.decompress,
+}
+
+
+def _unpack_zstd(data: bytes | memoryview, origin: object) -> bytes:
     with needs_extra("formats", f"{origin}: zst needs zstandard"):
         import zstandard
     try:
@@ -101,6 +181,20 @@ def fields(record: bytes | memoryview, sizes: Sequence[int | None], origin: obje
     if position != len(record):
         raise FormatError(f"{origin}: a record has {len(record)} bytes, its fields {position}")
     return contents
+
+
+def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: object) -> list[Any]:
+    """Return what decoders make of the contents of fields.
+
+    Raises:
+        FormatError: If one of them cannot be decoded.
+    """
+    try:
+        return [decode(content) for decode, content in decoders]
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{origin}: has an invalid record: {error!r}") from error
 
 
 def stored_picture(content: bytes) -> Any:

@@ -100,14 +100,10 @@ def open_source(
         from energon.prepare.importers.hugging_face import HuggingFaceSource
 
         return HuggingFaceSource(found.address, rules)
-    if found.kind == "mds":
-        from energon.prepare.importers.chunks import MdsSource
+    if found.kind in ("mds", "litdata"):
+        from energon.prepare.importers.chunks import ChunkFolderSource
 
-        return MdsSource(any_path(found.address), rules)
-    if found.kind == "litdata":
-        from energon.prepare.importers.chunks import LitDataSource
-
-        return LitDataSource(any_path(found.address), rules)
+        return ChunkFolderSource(found.kind, any_path(found.address), rules)
     if found.files is None:
         raise ConfigError(f"kind {found.kind!r} needs files")
     if found.kind == "folder":

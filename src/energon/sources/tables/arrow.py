@@ -92,7 +92,7 @@ class ArrowBatches:
         """Return the name of a file for messages."""
         return os.path.join(self.folder, self.names[number])
 
-    def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
         """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 

@@ -75,8 +75,8 @@ class RowGroups(Protocol):
     def origin(self, number: int) -> str:
         """Return the name of a file for messages."""
 
-    def table(self, group: int, columns: tuple[str, ...]) -> pa.Table:
-        """Return some columns of a group."""
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
+        """Return some columns of a group, of which the caller takes a number of rows."""
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return where some columns of a group begin and end in the file."""
@@ -176,7 +176,7 @@ class RowSource(LateSource):
             number = int(self.groups.file[group])
             name = self.groups.footers[number].name
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
-            table = self.groups.table(group, self.columns)
+            table = self.groups.table(group, self.columns, num_rows=len(places))
             values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
             given = {key: own[number] for key, own in self.partitions.items() if self.takes(key)}
             numbers = (rows[places] - base).tolist()

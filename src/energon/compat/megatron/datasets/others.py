@@ -19,7 +19,8 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples import sample
-from energon.sources.tables.jsonl import JsonlFileStore, JsonlSource
+from energon.sources.tables.jsonl import JsonlSource
+from energon.sources.tables.jsonl_lines import JsonlFileStore
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import open_join

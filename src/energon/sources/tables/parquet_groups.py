@@ -1,0 +1,223 @@
+"""The row groups of Parquet files, each read with a few ranges and decoded as a whole."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from energon.errors import FormatError, needs_extra
+from energon.formats.parquet import ParquetFooter, parse_footer
+from energon.io.address import redact
+from energon.io.backends.base import ObjectInfo
+from energon.io.range_file import RangeFile
+from energon.limits import DECODED_BYTES
+from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.parquet import FileMetaData
+
+HELD_BYTES = 512 << 20
+"""Decoded row groups that a source keeps: those of the slices that are open."""
+OPEN_FILES = 64
+
+
+class _Held(NamedTuple):
+    """A row group that is decoded, and has rows that nobody took."""
+
+    table: pa.Table
+    num_bytes: int
+    rows_left: int
+
+
+class ParquetGroups:
+    """The row groups of some files, numbered consecutively.
+
+    Args:
+        files: The files of a dataset.
+        footers: Those that are read, with what stands at their ends.
+    """
+
+    def __init__(self, files: ParquetFiles, footers: Sequence[ParquetFooter]) -> None:
+        self.files = files
+        self.footers = list(footers)
+        counts = [len(footer.rows) for footer in footers]
+        self.file = np.repeat(np.arange(len(counts)), counts)
+        self.first = np.array([0, *accumulate(counts)])
+        rows = np.array([n for footer in footers for n in footer.rows], np.int64)
+        self.ends = np.concatenate(([0], np.cumsum(rows)))
+        """The first row of each, and the number of all rows."""
+        sizes = [sum(footer.rows) for footer in footers]
+        self.file_ends = np.array([0, *accumulate(sizes)])
+        self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
+        self._held: OrderedDict[tuple[int, tuple[str, ...]], _Held] = OrderedDict()
+        self._range_files: dict[int, RangeFile] = {}
+
+    @cached_property
+    def _listed(self) -> list[ObjectInfo]:
+        listed = {each.key: each for each in self.files.found}
+        return [listed[footer.name] for footer in self.footers]
+
+    @property
+    def folder(self) -> str:
+        """The folder that the files are in."""
+        return self.files.folder
+
+    @property
+    def suffix(self) -> str:
+        """What the names of files end with."""
+        return SUFFIX
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetGroups, (self.files, self.footers)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.ends[-1])
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file."""
+        return self.schema_of(0)
+
+    def schema_of(self, number: int) -> pa.Schema:
+        """Return the columns of a file."""
+        return self.metadata(number).schema.to_arrow_schema()
+
+    def metadata(self, number: int) -> FileMetaData:
+        """Return what a file says about its content."""
+        found = self._metadata.get(number)
+        if found is None:
+            footer = self.footers[number].footer
+            found = self._metadata[number] = parse_footer(footer, origin=self.origin(number))
+            if len(self._metadata) > OPEN_FILES:
+                self._metadata.popitem(last=False)
+        return found
+
+    def origin(self, number: int) -> str:
+        """Return the name of a file for messages."""
+        return redact(self.files.path(self.footers[number].name))
+
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
+        """Return some columns of a row group, of which the caller takes a number of rows.
+
+        Until all of its rows were taken, the same is returned again, for as long as there is
+        memory: an epoch takes each row once, and the memory serves the next row group.
+
+        Raises:
+            FormatError: If it is damaged.
+        """
+        place = group, columns
+        found = self._held.pop(place, None)
+        if found is None:
+            table = self._decode(group, columns)
+            found = _Held(table, table.nbytes, table.num_rows)
+        left = found.rows_left - num_rows
+        if left > 0:
+            self._held[place] = found._replace(rows_left=left)
+            size = sum(each.num_bytes for each in list(self._held.values()))
+            while size > HELD_BYTES and len(self._held) > 2:
+                size -= self._held.popitem(last=False)[1].num_bytes
+        return found.table
+
+    def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Return where the contents of some columns of a row group begin and end in the file."""
+        number = int(self.file[group])
+        metadata = self.metadata(number).row_group(group - int(self.first[number]))
+        found = []
+        for at in range(metadata.num_columns):
+            chunk = metadata.column(at)
+            if chunk.path_in_schema.split(".")[0] in columns or chunk.path_in_schema in columns:
+                starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
+                start = min(each for each in starts if each)
+                found.append((start, start + chunk.total_compressed_size))
+        size = self.footers[number].size
+        if any(not 4 <= start <= stop <= size for start, stop in found):
+            raise FormatError(
+                f"{self.origin(number)}: a column lies outside of the file; it is damaged"
+            )
+        return sorted(found)
+
+    def range_file(self, number: int) -> RangeFile:
+        """Return a file, open for reading ranges."""
+        found = self._range_files.get(number)
+        if found is None:
+            found = self._range_files[number] = self.files.open(self._listed[number])
+            if len(self._range_files) > OPEN_FILES:
+                del self._range_files[next(iter(self._range_files))]
+        return found
+
+    def _decode(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        with needs_extra("parquet", "Parquet files need pyarrow"):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        number = int(self.file[group])
+        own = group - int(self.first[number])
+        metadata = self.metadata(number)
+        size = metadata.row_group(own).total_byte_size
+        if size > DECODED_BYTES.value:
+            raise FormatError(
+                f"{self.origin(number)}: row group {own} has {size} bytes, more than "
+                f"{DECODED_BYTES.value}; {DECODED_BYTES.hint}"
+            )
+        size = self.footers[number].size
+        source = _Chunks(self.range_file(number), size, self.chunks(group, columns))
+        try:
+            # What it would read ahead of time, in threads of its own, was read above.
+            reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False)
+            table = reader.read_row_group(own, columns=list(columns), use_threads=False)
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")  # several lines of pyarrow
+            raise FormatError(
+                f"{self.origin(number)}: row group {own} cannot be read: {reason}; the file is "
+                "damaged or changed, restore it or run `energon prepare` again"
+            ) from error
+        if table.num_rows != self.footers[number].rows[own]:
+            raise FormatError(
+                f"{self.origin(number)}: row group {own} has {table.num_rows} rows, not "
+                f"{self.footers[number].rows[own]}"
+            )
+        return table
+
+
+class _Chunks(io.RawIOBase):
+    """A file of which some ranges are read at once, and the rest when it is asked for."""
+
+    def __init__(self, file: RangeFile, size: int, ranges: Sequence[tuple[int, int]]) -> None:
+        starts = [start for start, _ in ranges]
+        contents = file.pread_many(starts, [stop - start for start, stop in ranges])
+        self._chunks = {
+            start: memoryview(content) for start, content in zip(starts, contents, strict=True)
+        }
+        self._file = file
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        start = self._at
+        stop = self._size if size < 0 else min(start + size, self._size)
+        self._at = stop
+        for low, content in self._chunks.items():
+            if low <= start and stop <= low + len(content):
+                return content[start - low : stop - low]
+        return self._file.pread(start, max(0, stop - start))
