@@ -13,6 +13,7 @@ import urllib.request
 import pytest
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
+from energon.cli.view import listen
 from tests.commands import run
 from tests.datasets import make_crude
 
@@ -123,3 +124,12 @@ def test_a_state_of_other_data_is_refused(tmp_path):
     done = run("view", root, "--state", tmp_path / "state.json", "--world-size", 1)
     assert done.exit_code == 1
     assert "states of other loaders cannot be restored" in done.output
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    with (
+        listen("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
