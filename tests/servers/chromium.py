@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Iterator
 
+from energon.cli.view import listen
 from tests.servers.process import find_program, lack
 
 
@@ -41,7 +41,7 @@ def served(app) -> Iterator[str]:
 
     settings = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(settings)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

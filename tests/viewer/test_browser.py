@@ -396,7 +396,7 @@ _CONTRASTS = """() => {
   };
   const found = {};
   for (const ink of ["--ink", "--soft", "--link", "--bad", "--warn"])
-    for (const paper of ["--paper", "--panel", "--box"]) {
+    for (const paper of ["--paper", "--panel", "--box", "--hover"]) {
       const pair = [light(ink), light(paper)].sort((a, b) => b - a);
       found[`${ink} on ${paper}`] = (pair[0] + 0.05) / (pair[1] + 0.05);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -144,3 +145,12 @@ def test_what_no_page_has_is_named(tmp_path, show):
 def test_a_filter_by_a_part_that_there_is_not_names_those_that_there_are(show):
     client, _ = show(parts={"txt": b"x", "json": b"{}"})
     assert "Available parts: json, txt" in client.get("/s/0/0?where=has:jgp").text
+
+
+def test_media_that_are_gzipped_have_no_thumbnails(show):
+    image = encoded(Image.new("RGB", (9, 9)), "PNG")
+    client, text = show(parts={"png.gz": gzip.compress(image), "txt": b"a square"})
+    assert "<img" not in text
+    gallery = client.get("/s/0/0").text
+    assert "a square" in gallery
+    assert "thumb" not in gallery

@@ -144,7 +144,7 @@ def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
     """Return what a gallery shows of a sample; `tokenizer` turns its tokens into text."""
     names = ", ".join(part.name for part in sample.parts)
     try:
-        kinds = [(part, part_kind(extension_of(part.name, part.file))) for part in sample.parts]
+        kinds = [(part, _kind_of(part)) for part in sample.parts]
         text = _words(kinds, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
@@ -159,6 +159,12 @@ def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
 
 _THUMBNAILS: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "wave"}
 """The image that represents a part in a gallery, the best kind first."""
+
+
+def _kind_of(part: ShownPart) -> PartKind:
+    """Return how a part is shown; gzipped media are not unpacked, see `view_part`."""
+    kind = part_kind(extension_of(part.name, part.file))
+    return "bytes" if kind in _THUMBNAILS and part.name.lower().endswith(".gz") else kind
 
 
 def _words(kinds: list[tuple[ShownPart, PartKind]], tokenizer: Tokenizer | None) -> str:
