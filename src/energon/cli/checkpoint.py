@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -74,7 +74,7 @@ def redist(
         echo(f"{counted(state['lanes'], 'lane')} became {relaned.describe()}")
         state = relaned.state
     paths = write_states(redistribute(state, new_world_size), folder, like=files)
-    echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
+    _echo_written(paths, folder)
 
 
 @command.command("diff")
@@ -198,7 +198,12 @@ def edit(
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     echo_lines(about)
-    echo(f"{counted(len(paths), 'state')} in {folder}: {paths[0].name} to {paths[-1].name}")
+    _echo_written(paths, folder)
+
+
+def _echo_written(paths: Sequence[AnyPath], folder: AnyPath) -> None:
+    names = " to ".join(dict.fromkeys((paths[0].name, paths[-1].name)))
+    echo(f"{counted(len(paths), 'state')} in {folder}: {names}")
 
 
 def _positions(state: dict[str, Any]) -> Iterator[str]:

@@ -66,7 +66,9 @@ def compare_states(first: State, second: State) -> Iterator[str]:
     Raises:
         StateError: If one is not the state of a plan.
     """
-    for path, text in differences(first["fingerprint"], second["fingerprint"]):
+    fingerprints = [copy.deepcopy(each["fingerprint"]) for each in (first, second)]
+    yield from _compare_weights(*fingerprints)
+    for path, text in differences(*fingerprints):
         if path == "mix_before":  # the mixes themselves: that of today is compared already
             counts = [len(each["fingerprint"].get(path) or []) for each in (first, second)]
             yield f"changes of the mix: {counts[0]} became {counts[1]}"
@@ -94,6 +96,41 @@ def compare_states(first: State, second: State) -> Iterator[str]:
     left_out = [sum(len(p.skip_rows) for p in _positions(s).values()) for s in (first, second)]
     if left_out[0] != left_out[1]:
         yield f"skipped rows: {left_out[0]} became {left_out[1]}"
+
+
+def _compare_weights(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
+    """Yield which datasets of a blend have other weights, and make these equal in `first`."""
+    if not (first.get("mix") and second.get("mix")):
+        return
+    others = dict(_entries(second["mix"]))
+    for name, entry in _entries(first["mix"]):
+        weight = others.get(name, entry)["weight"]
+        if weight != entry["weight"]:
+            yield f"{name}: weight {_weight(entry['weight'])} became {_weight(weight)}"
+            entry["weight"] = weight
+
+
+def _weight(saved: Any) -> str:
+    """Return a weight of a saved mix in words."""
+    return "by size" if saved is None else curve_in_words(Curve.from_json(saved))
+
+
+def curve_in_words(curve: Curve) -> str:
+    """Return a weight over a run in words.
+
+    Example:
+        >>> from energon.plan.curve import Point
+        >>> curve_in_words(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True))))
+        '0; 1 from sample 1,000; evenly to 3 at sample 2,000'
+    """
+    unit = {"samples": "sample", "batches": "batch", "rows": "row"}[curve.unit]
+    words = [f"{curve.points[0].value:g}"]
+    for point in curve.points[1:]:
+        at = f"{unit} {point.position:,}"
+        words.append(
+            f"evenly to {point.value:g} at {at}" if point.ramp else f"{point.value:g} from {at}"
+        )
+    return "; ".join(words)
 
 
 def _positions(state: State) -> dict[int, LanePosition]:
@@ -274,8 +311,7 @@ def _set_weights(
         if not 0 <= weight < float("inf"):
             raise ConfigError(f"{name}: weight {weight} is not a share; give a number from 0")
         was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
-        shown = f"{was:g}" if isinstance(was, int | float) else "a schedule"
-        yield f"{name}: weight {shown} becomes {entry['weight']:g}"
+        yield f"{name}: weight {_weight(was)} becomes {_weight(entry['weight'])}"
 
 
 def _moves(

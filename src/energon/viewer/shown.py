@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError
 from energon.inspect.leaves import find_leaves
+from energon.inspect.saved_state import curve_in_words
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.curve import Curve
 from energon.plan.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
@@ -194,7 +194,7 @@ class ShownSplit:
 
     def _rows(self, mix: Mix, level: int) -> Iterator[MixRow]:
         for entry in mix.entries:
-            weight = "by size" if entry.weight is None else _curve(entry.weight)
+            weight = "by size" if entry.weight is None else curve_in_words(entry.weight)
             if entry.max_epochs is not None:
                 weight += f", {entry.max_epochs:g} epochs at most"
             if isinstance(entry.node, Mix):
@@ -216,24 +216,6 @@ class ShownSplit:
         if leaf.repetitions != 1 or self.mix.blend_mode is BlendMode.SAMPLE_REPETITIONS:
             weight = weight or f"{leaf.repetitions:g} times"
         return MixRow(level, self.leaves[number].name, number, weight, share)
-
-
-def _curve(curve: Curve) -> str:
-    """Return a weight over a run in words.
-
-    Example:
-        >>> from energon.plan.curve import Point
-        >>> _curve(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True)), "samples"))
-        '0; 1 from sample 1,000; evenly to 3 at sample 2,000'
-    """
-    unit = {"samples": "sample", "batches": "batch", "rows": "row"}[curve.unit]
-    words = [f"{curve.points[0].value:g}"]
-    for point in curve.points[1:]:
-        at = f"{unit} {point.position:,}"
-        words.append(
-            f"evenly to {point.value:g} at {at}" if point.ramp else f"{point.value:g} from {at}"
-        )
-    return "; ".join(words)
 
 
 class ShownPath(NamedTuple):
