@@ -167,6 +167,6 @@ def test_checks_its_options(arguments, message):
 
 
 def test_the_first_sample_may_take_longer_than_others():
-    assert LoaderOptions(watchdog_timeout_seconds=2).first_timeout_seconds == 10
-    assert LoaderOptions(watchdog_timeout_seconds=None).first_timeout_seconds is None
-    assert LoaderOptions(watchdog_initial_timeout_seconds=7).first_timeout_seconds == 7
+    assert LoaderOptions(watchdog_timeout_seconds=2).watchdog_initial_timeout_seconds == 10
+    assert LoaderOptions(watchdog_timeout_seconds=None).watchdog_initial_timeout_seconds is None
+    assert LoaderOptions(watchdog_initial_timeout_seconds=7).watchdog_initial_timeout_seconds == 7

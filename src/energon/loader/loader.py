@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -163,7 +163,8 @@ class BasicDataLoader:
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
-        self._pin: Callable[[Any], Any] | None = None
+        self._pin = pin_batches(self.options.pin_memory)
+        keep_heap(self.options.kept_heap_bytes)
         self._monitor = Monitor()
         self._trace: TrainerTrace | None = None
         if self.options.trace is not None:
@@ -375,8 +376,6 @@ class BasicDataLoader:
     def _open_stream(self) -> RankStream:
         if not self._workers:
             self._workers += self._make_workers(len(self._positions))
-            keep_heap(self.options.kept_heap_bytes)
-        self._pin = pin_batches(self.options.pin_memory)
         self._stream = RankStream(self._workers, self._positions, lanes=self._lanes)
         self._epoch_batches = self._epoch_progress()
         return self._stream

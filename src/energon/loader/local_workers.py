@@ -196,7 +196,7 @@ class InlineWorker:
         self._watchdog = Watchdog(
             "a batch",
             self._fail if options.fail_on_timeout else None,
-            options.first_timeout_seconds,
+            options.watchdog_initial_timeout_seconds,
         )
         self._thread: int | None = None
 

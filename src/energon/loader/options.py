@@ -43,7 +43,8 @@ class LoaderOptions:
             needs more.
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
             process and in each worker process, see `memory`; 0 does not change its settings.
-        pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
+        pin_memory: Copy tensors into page-locked memory; None does so if torch is imported when
+            the loader is built, and sees CUDA.
         verdict_seconds: Minimum time between log messages on what the trainer waits for; None
             logs none.
         trace: The file for a trace of what workers and trainer do, see `monitoring/trace.py`;
@@ -86,6 +87,9 @@ class LoaderOptions:
             seconds = getattr(self, name)
             if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
                 raise ConfigError(f"{name} must be positive or None, got {seconds!r}")
+        if self.watchdog_initial_timeout_seconds is None and self.watchdog_timeout_seconds:
+            initial = 5 * self.watchdog_timeout_seconds
+            object.__setattr__(self, "watchdog_initial_timeout_seconds", initial)
         patience = self.restart_patience_seconds
         if not (isinstance(patience, int | float) and patience >= 0):
             raise ConfigError(f"restart_patience_seconds must be 0 or more, got {patience!r}")
@@ -108,10 +112,3 @@ class LoaderOptions:
         """The first batch that is traced, and the one after the last."""
         batches = self.trace_batches
         return (0, batches) if isinstance(batches, int) else (batches[0], batches[1])
-
-    @property
-    def first_timeout_seconds(self) -> float | None:
-        """How long a worker may take until its first sample; None for no limit."""
-        if self.watchdog_initial_timeout_seconds is not None:
-            return self.watchdog_initial_timeout_seconds
-        return self.watchdog_timeout_seconds and 5 * self.watchdog_timeout_seconds

@@ -117,7 +117,7 @@ def plan_together(plan: Plan, wanted: Sequence[tuple[int, int, int]]) -> list[Ro
         plan: The order.
         wanted: For each lane its number, the first row, and how many.
     """
-    if len(wanted) == 1 or not isinstance(plan, DealtPlan):
+    if not isinstance(plan, DealtPlan):
         return [plan.rows(lane, start, count) for lane, start, count in wanted]
     ends = [plan.num_rows(lane) for lane, _, _ in wanted]
     counts = [

@@ -86,6 +86,7 @@ class WebdatasetSource:
         allow: Collection[str] = (),
     ) -> None:
         self.path = any_path(path)
+        self.is_remote = is_remote(self.path)
         self.split_part = split_part
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
         counts = load_info(self.path, allow).shard_counts
@@ -137,11 +138,6 @@ class WebdatasetSource:
                 f"{self.path}` again without it"
             ) from error
         return sum(sizes) / max(1, sum(self._counts[int(shard)] for shard in chosen))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the dataset is not on this machine."""
-        return is_remote(self.path)
 
     @property
     def paths(self) -> list[AnyPath]:

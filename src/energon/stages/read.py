@@ -493,7 +493,8 @@ class _Blocks:
             (lane.lane.number, lane.stop, max(share, ahead))
             for lane, share in zip(lanes, shares, strict=True)
         ]
-        planned = plan_together(lanes[0].plan, wanted)
+        plan = lanes[0].plan
+        planned = plan_together(plan, wanted) if len(wanted) > 1 else [plan.rows(*wanted[0])]
         for lane, rows, (*_, count) in zip(lanes, planned, wanted, strict=True):
             lane.set_planned(rows, wanted=count)
 

@@ -293,7 +293,7 @@ class ProcessWorker:
     def _timeout(self, beats: tuple[int, int]) -> float | None:
         """Return how long to wait for a sign of life, in seconds; None for no limit."""
         if beats[0] == 0:
-            return self._options.first_timeout_seconds
+            return self._options.watchdog_initial_timeout_seconds
         return self._options.watchdog_timeout_seconds
 
     def _hung(self, timeout: float) -> None:
