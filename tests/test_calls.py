@@ -153,7 +153,7 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     with Trace() as steady:
         next(batches)
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
-    assert len(steady.files) <= 16, steady.report()
+    assert len(steady.files) <= 15, steady.report()
     assert steady.calls.total() <= 77, steady.report()
     assert steady.deepest <= 14, steady.report()
-    assert len(first.files) <= 36, first.report()  # one finds modules, in a longer session
+    assert len(first.files) <= 37, first.report()  # one finds modules, in a longer session

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.read import ReadDataset, RowsAtOnce
+from energon.stages.blocks import RowsAtOnce
+from energon.stages.read import ReadDataset
 
 
 @dataclass(frozen=True)

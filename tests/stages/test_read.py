@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StateError
+from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.stages.lane import Lane
-from energon.stages.read import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.testing import check_resume
 from tests.stages.numbers import numbers
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
 from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
 from energon.decode.av_container import check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
-from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
-from energon.decode.images import IMAGE_SPECS, ImageSpec, decode_image, image_spec
-from energon.decode.resize import RandomResizedCrop, Resize, check_count, check_size
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
@@ -29,6 +26,10 @@ from energon.errors import (
 from energon.formats.media import guess_extension
 from energon.limits import UNPACKED_BYTES, check_limit
 from energon.samples.crude import PART_FILES, CrudeSample
+
+if TYPE_CHECKING:
+    from energon.decode.images import ImageSpec
+    from energon.decode.resize import RandomResizedCrop, Resize
 
 # Data that are nested too deep end in a RecursionError.
 _NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (
@@ -97,6 +98,8 @@ class SampleDecoder:
 
     def __post_init__(self) -> None:
         if self.image_decode != SampleDecoder.image_decode:
+            from energon.decode.images import image_spec
+
             image_spec(self.image_decode)
         object.__setattr__(self, "_resize", self._make_resize())
         check_av_spec(self.av_decode)
@@ -178,7 +181,9 @@ class SampleDecoder:
                 return decode_av(raw, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, raw)
-            if extension in IMAGE_EXTENSIONS:
+            from energon.decode.images import EXTENSIONS, decode_image
+
+            if extension in EXTENSIONS:
                 return decode_image(raw, self._image_spec, self._resize, seed=seed, name=fname)
             return raw
         except DecodeError as error:
@@ -217,6 +222,8 @@ class SampleDecoder:
     @cached_property
     def _image_spec(self) -> ImageSpec:
         """The form of images: tensors by default, arrays without torch."""
+        from energon.decode.images import IMAGE_SPECS
+
         name, default = self.image_decode, SampleDecoder.image_decode
         if name == default and find_spec("torch") is None:
             name = default.removeprefix("torch")
@@ -229,6 +236,8 @@ class SampleDecoder:
         size, crop = self.image_size, self.random_resized_crop
         if size is None and self.min_size is None and crop is False:
             return None
+        from energon.decode.resize import RandomResizedCrop, Resize, check_count, check_size
+
         if size is not None and self.min_size is not None:
             raise ConfigError(
                 f"image_size={size!r} and min_size={self.min_size!r}: expected one of them; "
@@ -271,6 +280,8 @@ class SampleDecoder:
 
 def is_media(name: str) -> bool:
     """Return whether a file of this name is an image, audio or video."""
+    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+
     return name.rpartition(".")[2].lower() in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS}
 
 
@@ -281,6 +292,8 @@ def is_decoded(part: str) -> bool:
         >>> is_decoded("left.PNG"), is_decoded("json.gz"), is_decoded("parquet")
         (True, True, False)
     """
+    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+
     *before, extension = part.lower().split(".")
     if extension == "gz":
         return bool(before) and is_decoded(before[-1])

@@ -26,7 +26,7 @@ from energon.plan.permutation import shuffle_quality
 from energon.plan.rows import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source
-from energon.stages.read import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 POINTS = 120
 MAX_DRAWN = 12

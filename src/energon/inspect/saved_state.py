@@ -18,7 +18,8 @@ from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State
-from energon.stages.changes import begin_changes, rows_of_changes
+from energon.stages.changes import begin_changes
+from energon.stages.read import rows_of_changes
 
 
 def describe_position(state: State) -> Iterator[str]:

@@ -28,7 +28,7 @@ from energon.io.settings import StorageSettings
 from energon.plan.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.kinds import Source
-from energon.stages.read import NextRows
+from energon.stages.blocks import NextRows
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048

@@ -15,7 +15,7 @@ from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
 from energon.sources.webdataset import included, places_of
-from energon.stages.read import LateRowsOfLeaf
+from energon.stages.blocks import LateRowsOfLeaf
 
 
 class NumberedSource(SingleSource, ABC):

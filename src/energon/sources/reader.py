@@ -17,7 +17,7 @@ from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, note_sources
 from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
-from energon.stages.read import LateRows, LateRowsOfLeaf, RowsAtOnce
+from energon.stages.blocks import LateRows, LateRowsOfLeaf, RowsAtOnce
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LateKeys
 from energon.sources.shard_samples import SlicedRows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.stages.read import LateRowsOfLeaf, RowsAtOnce
+from energon.stages.blocks import LateRowsOfLeaf, RowsAtOnce
 
 logger = logging.getLogger("energon")
 

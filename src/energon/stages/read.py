@@ -1,128 +1,38 @@
 """Read the samples of a lane in the order of its plan.
 
-Rows are planned and samples are read in blocks, which grow from a single batch at the start
-(so that the first one comes at once) to what a good read takes. The position is one number,
-the row of the next sample, and reading can start at any.
+The position is one number, the row of the next sample, and reading can start at any.
 
-Lanes whose plan draws from the same slices are read together where one worker hosts several
-of them: a block then holds the next batches of all, in the order in which they are delivered.
-So it is not larger for many lanes than for one, and takes as few reads.
+A run may be restored with another mix. Rows that were already read keep their order, since stages
+that hold items back read them again; the new mix begins with the first row of a stream that none
+of its lanes has read. From then on, that row is part of their states.
 """
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from math import ceil
 from operator import length_hint
-from typing import Any, ClassVar, NamedTuple, Protocol
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar
 
 import numpy as np
 
 from energon.errors import ConfigError, StateError
-from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import RestoreKey, note_sources
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.samples.crude import RestoreKey
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    ThroughDataset,
+    ThroughIterator,
+    unpack,
+)
+from energon.stages.blocks import GAP, Reader, RowsOfLane, blocks_of
 from energon.stages.lane import Lane
-
-MAX_PLANNED_ROWS = 4096
-"""Rows planned at once; the cost per row of numpy calls is flat from about here on."""
-MAX_BLOCK_BYTES = 8 << 20
-"""Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
-
-
-PlanRows = Callable[[int, int], Rows]
-"""`rows(start, count)` of a lane."""
-
-
-class Reader(Protocol):
-    """Yields the samples of rows; shared by all lanes of a worker."""
-
-    @property
-    def mean_sample_bytes(self) -> float:
-        """How many bytes a sample takes on average."""
-
-    def read(self, rows: Rows) -> list[Any]:
-        """Return the samples of `rows`, in that order."""
-
-    def read_late(self, rows: Rows) -> LateRows:
-        """Do the same, but make samples of what was read when their turn comes, if possible."""
-
-    def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
-        """Return what fetches samples of lanes before they are read; None if nothing has to be.
-
-        Args:
-            lanes_of_stream: How many lanes read the same slices, all workers together.
-        """
-
-
-class LateRows(Protocol):
-    """Samples that are read, and made when their turn comes.
-
-    To make those of a batch and let go of them, batch by batch, takes two thirds of the time of
-    making thousands: these push one another out of the cache of the processor.
-    """
-
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`.
-
-        What it returns may have a method `columns(count)` that returns the next samples as one,
-        as collating them would make it, and None if there are fewer. It then has a length hint.
-        """
-
-
-class LateRowsOfLeaf(LateRows, Protocol):
-    """Samples of one dataset."""
-
-    def noting_sources(self, dataset_path: str) -> LateRows:
-        """Return the same samples with `__sources__`: where each comes from."""
-
-
-@dataclass(frozen=True)
-class RowsAtOnce:
-    """Samples that are made already."""
-
-    samples: list[Any]
-
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`."""
-        # Each is let go of when it is passed on: what the batch before took then serves the next.
-        samples = self.samples[start:stop][::-1]
-        return (samples.pop() for _ in range(len(samples)))
-
-    def noting_sources(self, dataset_path: str) -> RowsAtOnce:
-        """Note in the samples where they come from."""
-        note_sources(dataset_path, self.samples)
-        return self
-
-
-class NextRows(NamedTuple):
-    """What is read next of a lane."""
-
-    lane: int
-    rows: PlanRows
-    """Returns rows of the lane, from a start and in a number."""
-    start: int
-    number: int
-    """How many rows."""
-
-
-class FetchesAhead(Protocol):
-    """Fetches what lanes will read that are read together."""
-
-    def move_to(self, readings: Sequence[NextRows]) -> None:
-        """Record what is read next of each lane, and that what came before is not needed again."""
-
-    def take_counts(self) -> Mapping[str, int]:
-        """Return what happened since this was last called, by name, for statistics."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +103,6 @@ class ReadDataset(Dataset[Any]):
         lane.present.finders[self.leaf, lane.stride, lane.offset] = find
 
 
-_GAP = object()
-"""In the place of a sample whose dataset is no longer there."""
-_NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
-
-
 class _ReadIterator(DatasetIterator[Any]):
     saves: ClassVar[Mapping[str, StateKind]] = {"row": int}
 
@@ -205,44 +110,29 @@ class _ReadIterator(DatasetIterator[Any]):
         self.stage = stage
         self.lane = lane
         self.reading = lane.reading
-        self.used_of_turn = 0
-        self._noted_row = 0
-        self._noted_batch = self.num_batches
-        self._row = 0
-        # What is read, and of that the next samples, made already.
-        self._late: deque[Iterator[Any]] = deque()
+        self.rows = RowsOfLane(lane, stage.plan)
+        # Of the samples that are read, those that are made already.
         self._waiting: list[Any] = []
-        self._stop = 0
-        self._plan: Plan | None = None
-        self._planned = _NO_ROWS
-        self._planned_start = 0
-        self._ended = False
-        self._has_gaps = False
-        self._blocks = _blocks_of(self)
+        self._blocks = blocks_of(self.rows, stage, stage.reader)
         stage.tell_numbers(lane)
 
     @property
     def row(self) -> int:
-        return self._row
+        return self.rows.row
 
     @property
     def place(self) -> ItemPlace:
-        return self._row - 1
-
-    @property
-    def stop(self) -> int:
-        """The row after the last one that was read, if it was not passed on yet."""
-        return self._stop
+        return self.rows.row - 1
 
     def __next__(self) -> Any:
         while True:
             if not (self._waiting or self._next_samples(1)):
                 raise StopIteration
             sample = self._waiting.pop(0)
-            self._row += 1
-            if self._row > self.reading.row:
-                self.reading.row = self._row
-            if sample is not _GAP and self._row - 1 not in self.lane.skip_rows:
+            self.rows.row += 1
+            if self.rows.row > self.reading.row:
+                self.reading.row = self.rows.row
+            if sample is not GAP and self.rows.row - 1 not in self.lane.skip_rows:
                 return sample
 
     def take(self, count: int) -> list[Any]:
@@ -251,9 +141,9 @@ class _ReadIterator(DatasetIterator[Any]):
             found = self._next_samples(count - len(samples))
             if not found:
                 break
-            start = self._row
+            start = self.rows.row
             self.advance(len(found))
-            if self._has_gaps or self.lane.skip_rows:
+            if self.rows.has_gaps or self.lane.skip_rows:
                 samples += self._present(found, start)
             else:
                 samples += found
@@ -263,20 +153,20 @@ class _ReadIterator(DatasetIterator[Any]):
         """Yield the samples from a row on that exist and are not skipped."""
         left_out = self.lane.skip_rows
         for row, sample in enumerate(found, start):
-            if sample is not _GAP and row not in left_out:
+            if sample is not GAP and row not in left_out:
                 yield sample
 
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
-        start = self._row
+        start = self.rows.row
         samples = self.peek(count)
         if not samples or self.lane.skip_rows:
             return super().take_placed(count)
         self.advance(len(samples))
-        return samples, list(range(start, self._row))
+        return samples, list(range(start, self.rows.row))
 
     def take_columns(self, count: int) -> Any:
-        late = self._late
-        if self._waiting or self._has_gaps or self.lane.skip_rows:
+        late = self.rows.late
+        if self._waiting or self.rows.has_gaps or self.lane.skip_rows:
             return None
         while late and not length_hint(late[0], 1):
             late.popleft()
@@ -293,16 +183,16 @@ class _ReadIterator(DatasetIterator[Any]):
 
     def peek(self, count: int) -> list[Any]:
         samples = self._next_samples(count)
-        return [] if self._has_gaps else samples
+        return [] if self.rows.has_gaps else samples
 
     def advance(self, count: int) -> None:
         del self._waiting[:count]
-        self._row += count
-        self.reading.row = max(self.reading.row, self._row)
+        self.rows.row += count
+        self.reading.row = max(self.reading.row, self.rows.row)
 
     def _next_samples(self, count: int) -> list[Any]:
         """Return up to `count` of the next samples, none at the end."""
-        waiting, late = self._waiting, self._late
+        waiting, late = self._waiting, self.rows.late
         if not (waiting or late):
             try:
                 self._read(count)
@@ -319,255 +209,96 @@ class _ReadIterator(DatasetIterator[Any]):
         return waiting[:count]
 
     def state_dict(self) -> State:
-        return {"row": self._row}
+        return {"row": self.rows.row}
 
     def load_state_dict(self, state: State) -> None:
-        (self._row,) = unpack(state, self.saves)
-        self._waiting, self._stop = [], self._row
-        self._late.clear()
-        self._planned, self._planned_start = _NO_ROWS, self._row
-        self._noted_row = self._row
+        (row,) = unpack(state, self.saves)
+        self.rows.go_to(row)
+        self._waiting = []
 
     def _read(self, wanted: int) -> None:
-        self._blocks.read(self, wanted)
-        if self._row == self.stop:
+        self._blocks.read(self.rows, wanted)
+        if self.rows.row == self.rows.stop:
             raise StopIteration
 
-    @property
-    def plan(self) -> Plan:
-        """The order of the lane."""
-        if self._plan is None:
-            # Not before: restoring the lane may decide it.
-            self._plan = self.reading.plan or self.stage.plan(self.lane.lanes)
-        return self._plan
 
-    @property
-    def num_planned(self) -> int:
-        """How many of the next rows to be read are planned."""
-        return self._planned_start + len(self._planned.leaf) - self.stop
+@dataclass(frozen=True)
+class ChangesDataset(ThroughDataset):
+    """Yield the items of `dataset`, read by a plan whose mixes begin at the rows in the state.
 
-    def set_planned(self, rows: Rows, *, wanted: int) -> None:
-        """Take what was planned from `stop` on; less than `wanted` is all that the lane has."""
-        self._planned, self._planned_start = rows, self.stop
-        self._ended = len(rows.leaf) < wanted
-
-    def has_planned(self, count: int) -> bool:
-        """Return whether so many of the next rows are planned, or all that there are."""
-        return self._ended or count <= self.num_planned
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all of the lane was read."""
-        return self._ended and not self.num_planned
-
-    def next_rows(self, count: int) -> Rows:
-        """Return the next rows to be read, of those that are planned."""
-        start = self.stop - self._planned_start
-        return self._planned.pick(slice(start, start + count))
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches the lane has made."""
-        return self.lane.present.batch or 0
-
-    @property
-    def new_batches(self) -> int:
-        """How many batches the lane has made since it was noted where it is."""
-        return self.num_batches - self._noted_batch
-
-    @property
-    def used_rows(self) -> int:
-        """How many rows it used for these, and for the one that it makes now."""
-        return self._row - self._noted_row + self.used_of_turn
-
-    def note(self, used_of_turn: int) -> None:
-        """Record where the lane is, and how many rows it has used for the batch that it makes."""
-        self.used_of_turn = used_of_turn
-        self._noted_row, self._noted_batch = self._row, self.num_batches
-
-    def extend(self, late: Iterator[Any], number: int, *, gaps: bool) -> None:
-        """Append a number of samples that were read, with or without gaps."""
-        self._late.append(late)
-        self._stop += number
-        self._has_gaps |= gaps
-
-
-class _Blocks:
-    """Reads blocks for lanes that are read together, or for one."""
-
-    def __init__(self, stage: ReadDataset, lanes_of_stream: int) -> None:
-        self._stage = stage
-        self._reader = stage.reader
-        self._lanes_of_stream = lanes_of_stream
-        # Whoever reads holds this and is not held by it, so that all goes with the last reader.
-        self._lanes: WeakValueDictionary[int, _ReadIterator] = WeakValueDictionary()
-        self._max_block = max(
-            1,
-            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
-        )
-        self._next_block = 1
-        self._turn_rows = 0.0
-        self._ahead: FetchesAhead | None = None
-        self._has_begun = False
-
-    def add(self, iterator: _ReadIterator) -> None:
-        """Read for one more lane, or for the same one from elsewhere."""
-        self._lanes[iterator.lane.number] = iterator
-
-    def read(self, first: _ReadIterator, wanted: int) -> None:
-        """Read the next rows of a lane, at least one unless it has ended, and of the others."""
-        count = min(self._max_block, max(wanted, self._next_block))
-        self._next_block = min(self._max_block, 2 * count)
-        if self._lanes.get(first.lane.number) is not first:
-            self.add(first)
-        lanes = self._in_order(first)
-        shares = self._share(lanes, count, wanted)
-        if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
-            self._plan(lanes, shares)
-        reading = [(lane, share) for lane, share in zip(lanes, shares, strict=True) if share]
-        rows = [lane.next_rows(share) for lane, share in reading]
-        counts = [len(each.leaf) for each in rows]
-        if not sum(counts):
-            return
-        if not self._has_begun:
-            self._has_begun = True
-            self._ahead = self._reader.look_ahead(self._lanes_of_stream)
-        if self._ahead is not None:
-            due = dict.fromkeys(lanes, 0) | {
-                lane: number for (lane, _), number in zip(reading, counts, strict=True)
-            }
-            self._ahead.move_to(
-                [
-                    NextRows(
-                        lane.lane.number,
-                        partial(lane.plan.rows, lane.lane.number),
-                        lane.stop,
-                        number,
-                    )
-                    for lane, number in due.items()
-                ]
-            )
-        together = (
-            rows[0] if len(rows) == 1 else Rows(*map(np.concatenate, zip(*rows, strict=True)))
-        )
-        gaps = bool((together.leaf < 0).any())
-        with _uncollected():
-            late: LateRows = (
-                RowsAtOnce(self._read_between_gaps(together, reading))
-                if gaps
-                else self._reader.read_late(together)
-            )
-        if self._ahead is not None:
-            first.lane.counts.update(self._ahead.take_counts())
-        start = 0
-        for (lane, _), number in zip(reading, counts, strict=True):
-            lane.extend(late.between(start, start + number), number, gaps=gaps)
-            start += number
-
-    def _read_between_gaps(
-        self, rows: Rows, reading: Sequence[tuple[_ReadIterator, int]]
-    ) -> list[Any]:
-        """Return the samples of `rows`, with gaps where the dataset is gone."""
-        for lane, share in reading:
-            again = np.arange(lane.stop, min(lane.stop + share, lane.reading.known))
-            # Whoever has read these rows before needs them again.
-            lane.plan.at(lane.lane.number, again)
-        samples: list[Any] = [_GAP] * len(rows.leaf)
-        there = np.flatnonzero(rows.leaf >= 0)
-        for place, sample in zip(there.tolist(), self._reader.read(rows.pick(there)), strict=True):
-            samples[place] = sample
-        return samples
-
-    def _plan(self, lanes: Sequence[_ReadIterator], shares: Sequence[int]) -> None:
-        """Plan the next rows of all lanes at once, at least those that are to be read."""
-        ahead = min(MAX_PLANNED_ROWS, 8 * self._next_block)
-        if len(lanes) > 1:
-            # The same number of batches of each, so that all lack rows at the same time.
-            turn = max(1, ceil(self._turn_rows))
-            ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
-            if 2 * sum(shares) > MAX_PLANNED_ROWS:
-                ahead = 0
-            else:  # enough for the next read, too, or half of what is planned would be so in vain
-                ahead = max(2 * max(shares), ahead // turn * turn)
-        wanted = [
-            (lane.lane.number, lane.stop, max(share, ahead))
-            for lane, share in zip(lanes, shares, strict=True)
-        ]
-        plan = lanes[0].plan
-        planned = plan_together(plan, wanted) if len(wanted) > 1 else [plan.rows(*wanted[0])]
-        for lane, rows, (*_, count) in zip(lanes, planned, wanted, strict=True):
-            lane.set_planned(rows, wanted=count)
-
-    def _in_order(self, first: _ReadIterator) -> list[_ReadIterator]:
-        """Return the lanes in the order in which they make the next batches."""
-        if len(self._lanes) == 1:
-            return [first]
-        others = [lane for lane in self._lanes.values() if lane is not first]
-        others.sort(key=lambda each: (each.num_batches, each.lane.number))
-        return [first, *others]
-
-    def _share(self, lanes: Sequence[_ReadIterator], count: int, wanted: int) -> list[int]:
-        """Return how many rows of each lane to read: those that are needed first, `count` in all.
-
-        What was read and not passed on counts, too; the first lane gets a row in any case.
-        """
-        if len(lanes) == 1:
-            return [count]
-        turn = max(wanted, ceil(self._rows_of_turn(lanes)))
-        missing = [turn - (lane.stop - lane.row) for lane in lanes]
-        missing[0] = max(wanted, turn - lanes[0].used_of_turn)
-        room = count - sum(lane.stop - lane.row for lane in lanes)
-        shares = [0] * len(lanes)
-        shares[0] = min(missing[0], max(room, min(wanted, count)))
-        room -= shares[0]
-        missing[0] -= shares[0]
-        places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
-        while room > 0 and places:
-            for place in places:
-                share = max(0, min(missing[place], room))
-                shares[place] += share
-                missing[place] -= share - turn
-                room -= share
-        return shares
-
-    def _rows_of_turn(self, lanes: Sequence[_ReadIterator]) -> float:
-        """Return how many rows a batch took lately, on average."""
-        # All but the first are between two batches.
-        first, *others = lanes
-        batches = sum(lane.new_batches for lane in others)
-        if batches > 0:
-            self._turn_rows = sum(lane.used_rows for lane in others) / batches
-        for lane in others:
-            lane.note(0)
-        first.note(max(0, round(first.used_rows - first.new_batches * self._turn_rows)))
-        return self._turn_rows
-
-
-def _blocks_of(iterator: _ReadIterator) -> _Blocks:
-    """Return what reads for a lane: the same for lanes of a worker that read the same slices."""
-    lane, stage, plan = iterator.lane, iterator.stage, iterator.reading.plan
-    together = 1 if plan is None else plan.lanes_of_stream
-    if together == 1:
-        blocks = _Blocks(stage, 1)
-    else:
-        stream = lane.number % (lane.lanes // together)
-        # Stages are known by identity: what they hold may not be hashable. The blocks hold the
-        # stage, so no other one gets its number.
-        blocks = lane.host.shared.setdefault((id(stage), stream), _Blocks(stage, together))
-    blocks.add(iterator)
-    return blocks
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector away while thousands of dicts are made.
-
-    None of them is garbage, and its passes over them would take a third of the time.
+    Args:
+        dataset: The items.
+        plan: The order.
+        changes: How many mixes the plan has besides the first.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+
+    dataset: Dataset[Any]
+    plan: Plan
+    changes: int = 0
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return ChangesIterator(self, lane)
+
+
+class ChangesIterator(ThroughIterator):
+    """Adds to the state which rows of the lane were read, and where its mix changed."""
+
+    saves: ClassVar[Mapping[str, StateKind]] = {
+        "inner": dict | None,
+        "read": int,
+        "changes": list,
+    }
+
+    def __init__(self, stage: ChangesDataset, lane: Lane) -> None:
+        self.stage = stage
+        self.lane = lane
+        self._begin(None)
+        self.inner = stage.dataset.open(lane)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Nothing is done to the items: who draws them from the stage below moves this along.
+        return iter(self.inner)
+
+    def __next__(self) -> Any:
+        return next(self.inner)
+
+    def take(self, count: int) -> list[Any]:
+        return self.inner.take(count)
+
+    def state_dict(self) -> State:
+        return {
+            "inner": self.inner.state_dict(),
+            "read": self.lane.reading.row,
+            "changes": list(self.changes),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        inner, self.lane.reading.row, _ = unpack(state, self.saves)
+        self.lane.reading.known = self.lane.reading.row
+        self._begin(state)
+        if inner is not None:
+            self.inner.load_state_dict(inner)
+
+    def _begin(self, state: State | None) -> None:
+        self.changes = rows_of_changes(state, self.stage.changes)
+        self.lane.reading.plan = self.stage.plan.with_changes(self.lane.number, self.changes)
+
+
+def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
+    """Return the rows of a lane at which `count` changes took place.
+
+    Changes that are not in the state take place now, with the next row that is read.
+
+    Args:
+        state: State of the lane; None if nothing was read.
+        count: Number of changes of the run.
+    """
+    if state is None:
+        return (0,) * count
+    known = tuple(state["changes"])
+    if len(known) > count or not all(isinstance(row, int) for row in known):
+        raise StateError(
+            f"saved state has changes at rows {known!r:.100}, expected rows of at most {count} "
+            "changes of the mix; it is damaged or was edited"
+        )
+    return (*known, *[state["read"]] * (count - len(known)))

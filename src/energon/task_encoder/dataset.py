@@ -17,9 +17,10 @@ from energon.plan.recipe import PlanRecipe
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
-from energon.stages.changes import ChangesDataset, begin_changes, rows_of_changes
+from energon.stages.changes import begin_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import Lane, Present
+from energon.stages.read import ChangesDataset, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 

@@ -43,6 +43,7 @@ _ROOMS = {
     "io/": AUX,
     "sources/": AUX,
     "cache/": AUX,
+    "stages/blocks.py": READ,
     "stages/read.py": READ,
     "stages/": _STAGE,
 }

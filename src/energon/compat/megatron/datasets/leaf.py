@@ -24,9 +24,10 @@ from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
+from energon.stages.blocks import Reader
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
-from energon.stages.read import ReadDataset, Reader
+from energon.stages.read import ReadDataset
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker

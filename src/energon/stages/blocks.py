@@ -1,0 +1,409 @@
+"""Read the next rows of lanes in blocks.
+
+Rows are planned and samples are read in blocks, which grow from a single batch at the start
+(so that the first one comes at once) to what a good read takes.
+
+Lanes whose plan draws from the same slices are read together where one worker hosts several
+of them: a block then holds the next batches of all, in the order in which they are delivered.
+So it is not larger for many lanes than for one, and takes as few reads.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from energon.plan.dealt import plan_together
+from energon.plan.rows import Plan, Rows
+from energon.samples.crude import note_sources
+from energon.stages.lane import Lane
+
+MAX_PLANNED_ROWS = 4096
+"""Rows planned at once; the cost per row of numpy calls is flat from about here on."""
+MAX_BLOCK_BYTES = 8 << 20
+"""Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
+
+
+PlanRows = Callable[[int, int], Rows]
+"""`rows(start, count)` of a lane."""
+
+
+class Reader(Protocol):
+    """Yields the samples of rows; shared by all lanes of a worker."""
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """How many bytes a sample takes on average."""
+
+    def read(self, rows: Rows) -> list[Any]:
+        """Return the samples of `rows`, in that order."""
+
+    def read_late(self, rows: Rows) -> LateRows:
+        """Do the same, but make samples of what was read when their turn comes, if possible."""
+
+    def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
+        """Return what fetches samples of lanes before they are read; None if nothing has to be.
+
+        Args:
+            lanes_of_stream: How many lanes read the same slices, all workers together.
+        """
+
+
+class LateRows(Protocol):
+    """Samples that are read, and made when their turn comes.
+
+    To make those of a batch and let go of them, batch by batch, takes two thirds of the time of
+    making thousands: these push one another out of the cache of the processor.
+    """
+
+    def between(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the samples from `start` to `stop`.
+
+        What it returns may have a method `columns(count)` that returns the next samples as one,
+        as collating them would make it, and None if there are fewer. It then has a length hint.
+        """
+
+
+class LateRowsOfLeaf(LateRows, Protocol):
+    """Samples of one dataset."""
+
+    def noting_sources(self, dataset_path: str) -> LateRows:
+        """Return the same samples with `__sources__`: where each comes from."""
+
+
+@dataclass(frozen=True)
+class RowsAtOnce:
+    """Samples that are made already."""
+
+    samples: list[Any]
+
+    def between(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the samples from `start` to `stop`."""
+        # Each is let go of when it is passed on: what the batch before took then serves the next.
+        samples = self.samples[start:stop][::-1]
+        return (samples.pop() for _ in range(len(samples)))
+
+    def noting_sources(self, dataset_path: str) -> RowsAtOnce:
+        """Note in the samples where they come from."""
+        note_sources(dataset_path, self.samples)
+        return self
+
+
+class NextRows(NamedTuple):
+    """What is read next of a lane."""
+
+    lane: int
+    rows: PlanRows
+    """Returns rows of the lane, from a start and in a number."""
+    start: int
+    number: int
+    """How many rows."""
+
+
+class FetchesAhead(Protocol):
+    """Fetches what lanes will read that are read together."""
+
+    def move_to(self, readings: Sequence[NextRows]) -> None:
+        """Record what is read next of each lane, and that what came before is not needed again."""
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Return what happened since this was last called, by name, for statistics."""
+
+
+GAP = object()
+"""In the place of a sample whose dataset is no longer there."""
+_NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class RowsOfLane:
+    """The next rows of a lane: which of them are planned, which are read and not passed on yet.
+
+    Args:
+        lane: The lane.
+        plan: Returns the plan for a number of lanes, if the lane has none of its own.
+
+    Attributes:
+        row: The next row that is passed on.
+        stop: The row after the last one that was read.
+        late: Yield the samples that are read, block by block.
+        has_gaps: Whether datasets are gone that some samples came from.
+        used_of_turn: How many rows were used for the batch that is made, when that was noted.
+    """
+
+    def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
+        self.lane = lane
+        self.row = self.stop = 0
+        self.late: deque[Iterator[Any]] = deque()
+        self.has_gaps = False
+        self.used_of_turn = 0
+        self._noted_row = 0
+        self._noted_batch = self.num_batches
+        self._make_plan = plan
+        self._plan: Plan | None = None
+        self._planned = _NO_ROWS
+        self._planned_start = 0
+        self._ended = False
+
+    def go_to(self, row: int) -> None:
+        """Continue at a row, with nothing planned or read."""
+        self.row = self.stop = self._planned_start = self._noted_row = row
+        self.late.clear()
+        self._planned = _NO_ROWS
+
+    @property
+    def plan(self) -> Plan:
+        """The order of the lane."""
+        if self._plan is None:
+            # Not before: restoring the lane may decide it.
+            self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
+        return self._plan
+
+    @property
+    def num_planned(self) -> int:
+        """How many of the next rows to be read are planned."""
+        return self._planned_start + len(self._planned.leaf) - self.stop
+
+    def set_planned(self, rows: Rows, *, wanted: int) -> None:
+        """Take what was planned from `stop` on; less than `wanted` is all that the lane has."""
+        self._planned, self._planned_start = rows, self.stop
+        self._ended = len(rows.leaf) < wanted
+
+    def has_planned(self, count: int) -> bool:
+        """Return whether so many of the next rows are planned, or all that there are."""
+        return self._ended or count <= self.num_planned
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all of the lane was read."""
+        return self._ended and not self.num_planned
+
+    def next_rows(self, count: int) -> Rows:
+        """Return the next rows to be read, of those that are planned."""
+        start = self.stop - self._planned_start
+        return self._planned.pick(slice(start, start + count))
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches the lane has made."""
+        return self.lane.present.batch or 0
+
+    @property
+    def new_batches(self) -> int:
+        """How many batches the lane has made since it was noted where it is."""
+        return self.num_batches - self._noted_batch
+
+    @property
+    def used_rows(self) -> int:
+        """How many rows it used for these, and for the one that it makes now."""
+        return self.row - self._noted_row + self.used_of_turn
+
+    def note(self, used_of_turn: int) -> None:
+        """Record where the lane is, and how many rows it has used for the batch that it makes."""
+        self.used_of_turn = used_of_turn
+        self._noted_row, self._noted_batch = self.row, self.num_batches
+
+    def extend(self, late: Iterator[Any], number: int, *, gaps: bool) -> None:
+        """Append a number of samples that were read, with or without gaps."""
+        self.late.append(late)
+        self.stop += number
+        self.has_gaps |= gaps
+
+
+class Blocks:
+    """Reads blocks for lanes that are read together, or for one.
+
+    Args:
+        reader: Reads samples.
+        lanes_of_stream: How many lanes read the same slices, all workers together.
+    """
+
+    def __init__(self, reader: Reader, lanes_of_stream: int) -> None:
+        self._reader = reader
+        self._lanes_of_stream = lanes_of_stream
+        # Whoever reads holds this and is not held by it, so that all goes with the last reader.
+        self._lanes: WeakValueDictionary[int, RowsOfLane] = WeakValueDictionary()
+        self._max_block = max(
+            1,
+            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
+        )
+        self._next_block = 1
+        self._turn_rows = 0.0
+        self._ahead: FetchesAhead | None = None
+        self._has_begun = False
+
+    def add(self, rows: RowsOfLane) -> None:
+        """Read for one more lane, or for the same one from elsewhere."""
+        self._lanes[rows.lane.number] = rows
+
+    def read(self, first: RowsOfLane, wanted: int) -> None:
+        """Read the next rows of a lane, at least one unless it has ended, and of the others."""
+        count = min(self._max_block, max(wanted, self._next_block))
+        self._next_block = min(self._max_block, 2 * count)
+        if self._lanes.get(first.lane.number) is not first:
+            self.add(first)
+        lanes = self._in_order(first)
+        shares = self._share(lanes, count, wanted)
+        if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
+            self._plan(lanes, shares)
+        reading = [(lane, share) for lane, share in zip(lanes, shares, strict=True) if share]
+        rows = [lane.next_rows(share) for lane, share in reading]
+        counts = [len(each.leaf) for each in rows]
+        if not sum(counts):
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._ahead = self._reader.look_ahead(self._lanes_of_stream)
+        if self._ahead is not None:
+            due = dict.fromkeys(lanes, 0) | {
+                lane: number for (lane, _), number in zip(reading, counts, strict=True)
+            }
+            self._ahead.move_to(
+                [
+                    NextRows(
+                        lane.lane.number,
+                        partial(lane.plan.rows, lane.lane.number),
+                        lane.stop,
+                        number,
+                    )
+                    for lane, number in due.items()
+                ]
+            )
+        together = (
+            rows[0] if len(rows) == 1 else Rows(*map(np.concatenate, zip(*rows, strict=True)))
+        )
+        gaps = bool((together.leaf < 0).any())
+        with _uncollected():
+            late: LateRows = (
+                RowsAtOnce(self._read_between_gaps(together, reading))
+                if gaps
+                else self._reader.read_late(together)
+            )
+        if self._ahead is not None:
+            first.lane.counts.update(self._ahead.take_counts())
+        start = 0
+        for (lane, _), number in zip(reading, counts, strict=True):
+            lane.extend(late.between(start, start + number), number, gaps=gaps)
+            start += number
+
+    def _read_between_gaps(
+        self, rows: Rows, reading: Sequence[tuple[RowsOfLane, int]]
+    ) -> list[Any]:
+        """Return the samples of `rows`, with gaps where the dataset is gone."""
+        for lane, share in reading:
+            again = np.arange(lane.stop, min(lane.stop + share, lane.lane.reading.known))
+            # Whoever has read these rows before needs them again.
+            lane.plan.at(lane.lane.number, again)
+        samples: list[Any] = [GAP] * len(rows.leaf)
+        there = np.flatnonzero(rows.leaf >= 0)
+        for place, sample in zip(there.tolist(), self._reader.read(rows.pick(there)), strict=True):
+            samples[place] = sample
+        return samples
+
+    def _plan(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> None:
+        """Plan the next rows of all lanes at once, at least those that are to be read."""
+        ahead = min(MAX_PLANNED_ROWS, 8 * self._next_block)
+        if len(lanes) > 1:
+            # The same number of batches of each, so that all lack rows at the same time.
+            turn = max(1, ceil(self._turn_rows))
+            ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
+            if 2 * sum(shares) > MAX_PLANNED_ROWS:
+                ahead = 0
+            else:  # enough for the next read, too, or half of what is planned would be so in vain
+                ahead = max(2 * max(shares), ahead // turn * turn)
+        wanted = [
+            (lane.lane.number, lane.stop, max(share, ahead))
+            for lane, share in zip(lanes, shares, strict=True)
+        ]
+        plan = lanes[0].plan
+        planned = plan_together(plan, wanted) if len(wanted) > 1 else [plan.rows(*wanted[0])]
+        for lane, rows, (*_, count) in zip(lanes, planned, wanted, strict=True):
+            lane.set_planned(rows, wanted=count)
+
+    def _in_order(self, first: RowsOfLane) -> list[RowsOfLane]:
+        """Return the lanes in the order in which they make the next batches."""
+        if len(self._lanes) == 1:
+            return [first]
+        others = [lane for lane in self._lanes.values() if lane is not first]
+        others.sort(key=lambda each: (each.num_batches, each.lane.number))
+        return [first, *others]
+
+    def _share(self, lanes: Sequence[RowsOfLane], count: int, wanted: int) -> list[int]:
+        """Return how many rows of each lane to read: those that are needed first, `count` in all.
+
+        What was read and not passed on counts, too; the first lane gets a row in any case.
+        """
+        if len(lanes) == 1:
+            return [count]
+        turn = max(wanted, ceil(self._rows_of_turn(lanes)))
+        missing = [turn - (lane.stop - lane.row) for lane in lanes]
+        missing[0] = max(wanted, turn - lanes[0].used_of_turn)
+        room = count - sum(lane.stop - lane.row for lane in lanes)
+        shares = [0] * len(lanes)
+        shares[0] = min(missing[0], max(room, min(wanted, count)))
+        room -= shares[0]
+        missing[0] -= shares[0]
+        places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
+        while room > 0 and places:
+            for place in places:
+                share = max(0, min(missing[place], room))
+                shares[place] += share
+                missing[place] -= share - turn
+                room -= share
+        return shares
+
+    def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
+        """Return how many rows a batch took lately, on average."""
+        # All but the first are between two batches.
+        first, *others = lanes
+        batches = sum(lane.new_batches for lane in others)
+        if batches > 0:
+            self._turn_rows = sum(lane.used_rows for lane in others) / batches
+        for lane in others:
+            lane.note(0)
+        first.note(max(0, round(first.used_rows - first.new_batches * self._turn_rows)))
+        return self._turn_rows
+
+
+def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> Blocks:
+    """Return what reads for a lane: the same for lanes of a worker that read the same slices.
+
+    Args:
+        rows: Those of the lane.
+        stage: The stage that reads.
+        reader: What it reads with.
+    """
+    lane, plan = rows.lane, rows.lane.reading.plan
+    together = 1 if plan is None else plan.lanes_of_stream
+    if together == 1:
+        blocks = Blocks(reader, 1)
+    else:
+        stream = lane.number % (lane.lanes // together)
+        # Stages are known by identity: what they hold may not be hashable. Whoever reads holds
+        # its stage, so no other one gets its number.
+        blocks = lane.host.shared.setdefault((id(stage), stream), Blocks(reader, together))
+    blocks.add(rows)
+    return blocks
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector away while thousands of dicts are made.
+
+    None of them is garbage, and its passes over them would take a third of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
