@@ -4,9 +4,11 @@ from typing import NamedTuple
 import pytest
 
 from energon.errors import ConfigError
+from energon.loader.getters import get_loader
 from energon.loader.memory import pin_batches, to_device
 from energon.samples.collate import map_tensors
 from energon.samples.crude import sources_of
+from tests.loader.fake_pipeline import fake
 
 torch = pytest.importorskip("torch")
 
@@ -70,3 +72,9 @@ def test_pins_nothing_without_cuda():
 def test_pins_with_cuda():
     batch = pin_batches(None)({"a": [torch.ones(5)]})
     assert batch["a"][0].is_pinned()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_loader_that_cannot_pin_says_so_when_it_is_built():
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        get_loader(fake(), pin_memory=True)
