@@ -218,7 +218,7 @@ class RowsOfLane:
         self.has_gaps |= gaps
 
 
-class Blocks:
+class BlocksOfLanes:
     """Reads blocks for lanes that are read together, or for one.
 
     Args:
@@ -373,7 +373,7 @@ class Blocks:
         return self._turn_rows
 
 
-def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> Blocks:
+def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
     """Return what reads for a lane: the same for lanes of a worker that read the same slices.
 
     Args:
@@ -384,12 +384,12 @@ def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> Blocks:
     lane, plan = rows.lane, rows.lane.reading.plan
     together = 1 if plan is None else plan.lanes_of_stream
     if together == 1:
-        blocks = Blocks(reader, 1)
+        blocks = BlocksOfLanes(reader, 1)
     else:
         stream = lane.number % (lane.lanes // together)
         # Stages are known by identity: what they hold may not be hashable. Whoever reads holds
         # its stage, so no other one gets its number.
-        blocks = lane.host.shared.setdefault((id(stage), stream), Blocks(reader, together))
+        blocks = lane.host.shared.setdefault((id(stage), stream), BlocksOfLanes(reader, together))
     blocks.add(rows)
     return blocks
 
