@@ -94,7 +94,7 @@ REASONS = {
         "getattr(value, name)": FIELDS,
     },
     "energon/compat/megatron/json_parser.py": {
-        "getattr(obj, each.name)": FIELDS,
+        "getattr(obj, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
     "energon/compat/megatron/wrappers/own.py": {

@@ -9,7 +9,9 @@ import sys
 
 import pexpect
 import pytest
+from click.testing import CliRunner
 
+from energon.cli.main import main
 from energon.formats.meta import yaml
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, make_captions, write_shard
@@ -73,6 +75,20 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     (root / ".nv-meta/dataset.yaml").unlink()
     # Options ask nothing, so what is piped is left to others.
     assert piped(root, "x\n", "--split-ratio", "1,0,0", "--force-overwrite").returncode == 0
+
+
+def test_takes_answers_that_a_program_hands_over_in_memory(tmp_path):
+    root = tmp_path / "ds"
+    write_captions(root)
+    command = ["prepare", str(root), "--num-workers", "1"]
+    first = CliRunner().invoke(main, command, input="1,0,0\ny\n0\ny\njpg\njson[about]\n")
+    assert first.exit_code == 0, first.output
+    assert first.stdout.endswith("Done\n")
+    assert document(root)["field_map"] == {"image": "jpg", "caption": "json[about]"}
+    assert CliRunner().invoke(main, command, input="y\n1,0,0\nn\n").exit_code == 0
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code != 0
+    assert "is prepared already" in f"{refused.output}{refused.exception}"
 
 
 def write_captions(root, counts=(2, 1, 1), names="{}.tar"):

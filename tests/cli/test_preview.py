@@ -219,7 +219,7 @@ def test_goes_through_splits_until_somebody_says_no(tmp_path):
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert [line for line in lines if line.startswith("Sample")] == ["Sample 0", "Sample 1"]
-    assert " - caption (str): 'caption 0'" in lines
+    assert " - caption (<class 'str'>): 'caption 0'" in lines
     assert done.output.count("Continue?") == 2
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from energon.errors import DatasetNotFoundError, TruncatedError
+from energon.io.backends import local
 from energon.io.backends.local import FilePool, OpenFile
 
 
@@ -65,3 +66,13 @@ def test_ranges_are_read_into_a_buffer(tmp_path):
     assert buffer == bytes(5) + bytes(range(30, 40)) + bytes(5)
     with pytest.raises(TruncatedError, match="ends at byte 100, expected 20 bytes from byte 90"):
         file.pread_into(90, memoryview(buffer))
+
+
+def test_a_file_is_closed_although_the_interpreter_has_cleared_its_module(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(b"0123")
+    file = OpenFile(str(tmp_path / "x"))
+    descriptor = file.descriptor
+    monkeypatch.setattr(local, "os", None)
+    del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -10,10 +10,12 @@ from tests.loader.fake_pipeline import fake
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
+import logging
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 import torch.distributed as dist
+from energon.compat.megatron.loaders import SavableDataLoader as MegatronLoader
 from energon.errors import StateError
 from energon.loader import SavableDataLoader
 from energon.worker import WorkerConfig
@@ -58,6 +60,17 @@ except StateError as error:
     assert "energon loader state" in str(error)
 else:
     raise AssertionError("accepted a state of another format")
+
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("energon").addHandler(handler)
+for kind in (SavableDataLoader, MegatronLoader):
+    ahead = kind(FakePipeline(config))
+    list(islice(ahead, 3 + 2 * config.rank))
+    ahead.save_state_global(2)
+told = [text for text in messages if "saved at different steps" in text]
+assert len(told) == (2 if dist.get_rank() == 2 else 0), messages
 Path(__file__).with_name(f"done.{config.rank}").touch()
 leave()
 """

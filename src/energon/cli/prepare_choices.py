@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -191,9 +191,19 @@ def answers_from_a_pipe(options: PrepareOptions) -> bool:
         return False
     try:
         readable, _, _ = select.select([stdin], [], [], 0)
-    except (OSError, ValueError):  # not a file of the system
-        return False
+    except (OSError, ValueError):  # in memory, where programs and tests put answers
+        return _has_more(stdin)
     return bool(readable)
+
+
+def _has_more(stream: TextIO) -> bool:
+    """Return whether there is something left to read, and leave it there."""
+    if not stream.seekable():
+        return False
+    here = stream.tell()
+    more = bool(stream.read(1))
+    stream.seek(here)
+    return more
 
 
 def says_yes() -> bool:

@@ -238,7 +238,7 @@ def _go_through(samples: Iterable[Any]) -> bool:
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
         for name, value in _all_fields(sample).items():
-            lines.append(f" - {name} ({type(value).__name__}): {_short(value)}")
+            lines.append(f" - {name} ({type(value)}): {_short(value)}")
         echo_lines(lines)
         try:
             if not click.confirm("Continue?", default=True):

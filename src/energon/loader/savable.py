@@ -48,6 +48,14 @@ def gather_states(state: State, config: WorkerConfig, *, dst_rank: int) -> list[
     return [json.loads(text) for text in texts] if texts is not None else None
 
 
+def merge_saved(states: list[State]) -> State:
+    """Return the states of all ranks as one, and log if ranks were ahead of others."""
+    merged = merge_states(states)
+    if ahead := check_steps(states, merged, strict=False):
+        log.warning("%s; restoring this state will be refused", ahead)
+    return merged
+
+
 def scatter_states(
     make: Callable[[], list[State]], config: WorkerConfig, *, src_rank: int
 ) -> State:
@@ -184,12 +192,7 @@ class SavableDataLoader(BasicDataLoader):
         """
         target = global_dst_rank if dst_rank is None else dst_rank
         states = gather_states(self.save_state_rank(), self.worker_config, dst_rank=target)
-        if states is None:
-            return None
-        merged = merge_states(states)
-        if ahead := check_steps(states, merged, strict=False):
-            log.warning("%s; restoring this state will be refused", ahead)
-        return merged
+        return None if states is None else merge_saved(states)
 
     def restore_state_global(
         self,

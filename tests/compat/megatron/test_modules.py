@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ from megatron.energon.tools.checkpoint import command_info, command_redist
 from megatron.energon.typed_converter import JsonParser, JsonValueError, to_json_object
 from megatron.energon.wrappers.base import SampleIndex, get_sample_restore_key
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
-from tests.datasets import CAPTIONING, make_captions, make_crude
+from tests.datasets import CAPTIONING, jpeg, make_captions, make_crude
 
 
 class Texts(DefaultTaskEncoder):
@@ -112,6 +113,15 @@ class Settings:
     kind: type[Sample] | None = None
 
 
+class Span(NamedTuple):
+    start: int
+    stop: int
+
+
+def cut(text, span):
+    return text[span.start : span.stop]
+
+
 def test_documents_become_objects_of_types():
     parser = JsonParser(strict=True)
     document = {
@@ -124,7 +134,17 @@ def test_documents_become_objects_of_types():
     }
     found = parser.raw_to_typed(document, Settings)
     assert found == Settings(EPath("/data"), 2.0, Color.RED, [1, 2], Inner(3), CaptioningSample)
+    assert to_json_object(found) == {
+        "path": "/data",
+        "ratio": 2.0,
+        "color": "RED",
+        "sizes": [1, 2],
+        "inner": {"size": 3},
+        "kind": {"__module__": CaptioningSample.__module__, "__class__": "CaptioningSample"},
+    }
     assert parser.raw_to_instance(to_json_object(found), Settings) == found
+    assert to_json_object(Span(1, 4)) == {"start": 1, "stop": 4}
+    assert to_json_object(cut)["__function__"] == "cut"
     assert parser.override(found, {"inner.size": 4, "ratio": 1}).inner == Inner(4)
     with pytest.raises(JsonValueError, match="expected int, found 'x'"):
         parser.raw_to_typed({"path": "/data", "sizes": ["x"]}, Settings)
@@ -247,12 +267,18 @@ def test_commands_are_objects():
         assert getattr(main, f"{name}_command").callback is not None or name == "checkpoint"
 
 
-def test_media_filters_are_made_of_options():
+def test_media_filters_are_made_of_options(tmp_path):
     assert MediaFilterConfig.parse("*.jpg, *.png", False, False) == MediaFilterConfig(
         MediaFilterStrategy.GLOB, ["*.jpg", "*.png"]
     )
     assert MediaFilterConfig.parse(None, True, False).should_consider_all()
     by_name = MediaFilterConfig.parse(None, False, True)
+    (tmp_path / "cat.jpg").write_bytes(jpeg(1))
+    for source, name in ((jpeg(1), "cat.jpg"), (tmp_path / "cat.jpg", None)):
+        assert by_name.extract_metadata(source, name).width == 12
+    assert by_name.extract_metadata(b"cat", "cat.txt") is None
+    with pytest.raises(ConfigError, match="filename"):
+        by_name.extract_metadata(b"cat")
     assert by_name.should_consider_media("a.jpg")
     assert not by_name.should_consider_media("a.txt")
     with pytest.raises(ValueError, match="exactly one"):
@@ -308,7 +334,9 @@ def test_worker_configs_may_change_and_are_compared_by_their_place():
     assert first != config(1)
     assert first.seed_offset == 5
     assert first.global_error_handler is not None
-    assert first.config()["data_parallel_group"] is None
+    known = {"rank": 0, "world_size": 1, "num_workers": 2, "data_parallel_group": None}
+    assert config(2).config() == known
+    assert config(2, lanes=4).config() == {**known, "lanes": 4}
     assert WorkerConfig.default_worker_config(0) == config()
     assert config(2).worker_seed(1) != config(2).worker_seed(0)
     first.worker_activate(7)

@@ -28,7 +28,7 @@ EXCEPTIONS = {
         *.JsonlPreparator *.IJsonlReader
         *.IJsonlFile *.IJsonlSamplePointer *.CacheEntry *.CachedIJsonl* *.JOIN_INDEX_FILENAME
         *.TYPE_CHECKING *.TarIndexReader *.AVIndexMode *.AVProbeIndex *.AVReader*
-        *.AV_DECODE_AVAILABLE *.av_open *.MediaFilterConfig.extract_metadata
+        *.AV_DECODE_AVAILABLE *.av_open
         *CrudeJsonlDatasetFactory.iter_dataset_content
     """,
     "`JsonlFileStore`, `WebdatasetFileStore`": """

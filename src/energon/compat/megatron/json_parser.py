@@ -12,10 +12,10 @@ import dataclasses
 import os
 import struct
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from types import NoneType, TracebackType, UnionType
+from types import FunctionType, NoneType, TracebackType, UnionType
 from typing import IO, Any, Literal, Self, TypeVar, Union
 
 from energon.allow import is_allowed
@@ -216,19 +216,18 @@ class JsonParser:
 
 
 def to_json_object(obj: Any) -> Any:
-    """Return an object as plain data that `JsonParser` understands."""
+    """Return an object as plain data, from which `JsonParser` makes it again as its type."""
     if isinstance(obj, Enum):
         return obj.name
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        fields = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
-        kind = type(obj)
-        return {
-            "__module__": kind.__module__,
-            "__class__": kind.__qualname__,
-            **{name: to_json_object(value) for name, value in fields.items()},
-        }
     if isinstance(obj, type):
         return {"__module__": obj.__module__, "__class__": obj.__qualname__}
+    if isinstance(obj, FunctionType):
+        return {"__module__": obj.__module__, "__function__": obj.__qualname__}
+    names: Iterable[str] = getattr(obj, "_fields", ())  # of named tuples
+    if dataclasses.is_dataclass(obj):
+        names = [field.name for field in dataclasses.fields(obj) if field.init]
+    if names:
+        return {name: to_json_object(getattr(obj, name)) for name in names}
     if isinstance(obj, Mapping):
         return {str(key): to_json_object(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple | set):

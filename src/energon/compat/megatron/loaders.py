@@ -142,7 +142,10 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
         """
         target = global_dst_rank if dst_rank is None else dst_rank
         state = self.save_state_rank()
-        return core_savable.gather_states(state, self.worker_config, dst_rank=target)
+        states = core_savable.gather_states(state, self.worker_config, dst_rank=target)
+        if states is not None:
+            core_savable.merge_saved(states)  # which says what restoring them would refuse
+        return states
 
     def restore_state_rank(self, state: Any, **arguments: Any) -> None:
         """Go to where `state` was saved; None stays where the loader is."""

@@ -193,4 +193,10 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
     def config(self) -> dict[str, Any]:
         """Return the settings that determine what each rank loads, as plain data."""
         group = self.data_parallel_group
-        return {**super().config(), "data_parallel_group": None if group is None else group.size()}
+        config = {
+            **super().config(),
+            "data_parallel_group": None if group is None else group.size(),
+        }
+        if self.lanes is None:
+            del config["lanes"]  # programs compare with what they know
+        return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import ClassVar
@@ -131,9 +131,10 @@ class OpenFile:
         """Return several ranges, see `pread`."""
         return list(map(self.pread, offsets, sizes))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # `os` may be gone when the interpreter ends.
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            close(self.descriptor)
 
 
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.media import MediaMetadata
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.split import load_split
@@ -24,7 +26,7 @@ from energon.prepare.dataset import Indexing, index_dataset, locked
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards
 from energon.prepare.media.prepare import prepare_media, prepare_remote_media
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media.probe import MediaFilter, probe_stream
 from energon.prepare.remote import standing_in
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
@@ -269,6 +271,27 @@ class MediaFilterConfig:
     def should_consider_media(self, name: str) -> bool:
         """Return whether a file has to be looked at, by its name."""
         return self.as_filter().may_match(name)
+
+    def extract_metadata(
+        self, source: bytes | bytearray | IO[bytes] | Path | EPath, filename: str | None = None
+    ) -> MediaMetadata | None:
+        """Return the metadata of a file, or None if it is not one of those chosen.
+
+        Args:
+            source: Its content, the open file, or where it is.
+            filename: Its name, unless `source` has it.
+
+        Raises:
+            ConfigError: If the name is missing.
+            DecodeError: If the file is damaged.
+        """
+        if isinstance(source, Path | EPath):
+            with source.open("rb") as file:
+                return self.extract_metadata(file, source.name)
+        if filename is None:
+            raise ConfigError("content without a name: pass filename= as well")
+        stream = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
+        return probe_stream(stream, filename, self.as_filter())
 
 
 def as_filter(given: MediaFilter | MediaFilterConfig | None) -> MediaFilter | None:
