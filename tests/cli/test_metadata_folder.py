@@ -51,6 +51,13 @@ def test_getters_do_so_too(root, name, getter):
         getter(f"{root}/.nv-meta{name}", worker_config=alone, batch_size=1)
 
 
+@pytest.mark.parametrize("name", ["shards", "shards/000.tar"])
+def test_shards_belong_to_their_dataset(root, name):
+    done = run("info", root / name)
+    assert done.exit_code == 2
+    assert f"{name} is part of a prepared dataset; name the dataset itself, {root}" in done.output
+
+
 def test_a_metadataset_may_lie_there(root, tmp_path):
     path = root / ".nv-meta/blend.yaml"
     path.write_text("splits: {train: {path: ..}}\n")

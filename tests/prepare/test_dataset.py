@@ -339,7 +339,7 @@ def test_what_a_killed_preparation_has_indexed_counts_as_changed_in_the_next(tmp
 def test_few_shards_are_shared_by_splits(tmp_path, caplog):
     ratio = {"train": 8, "val": 1, "test": 1}
     prepare_dataset(shards(tmp_path, [20]), split_ratio=ratio)
-    assert "splits will share shards" in caplog.text
+    assert "1 shard cannot be divided between" in caplog.text
     lengths = {name: len(WebdatasetSource(tmp_path, split_part=name)) for name in ratio}
     assert lengths == {"train": 16, "val": 2, "test": 2}
     prepare_dataset(tmp_path, split_ratio=ratio, split_unit="shard")

@@ -130,7 +130,7 @@ def test_token_files_of_megatron_are_refused_unless_they_are_wanted_as_files(tmp
     write(tmp_path / "in", {"t.bin": b"tokens", "t.idx": b"MMIDIDX\0\0" + bytes(20)})
     said = refuses(tmp_path / "in", tmp_path / "out")
     assert "t.bin and t.idx are an indexed dataset of Megatron-LM" in said
-    assert "ShardWriter" in said
+    assert f"train from the folder as it is, and see `energon info {tmp_path}/in`" in said
     packs(tmp_path / "in", tmp_path / "out", "--as-files")
     assert set(samples_of(tmp_path / "out")["t"]) == {"bin", "idx"}
 

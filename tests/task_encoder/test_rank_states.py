@@ -160,6 +160,17 @@ def test_no_rank_tells_all_lanes_after_ranks_went_on_in_the_middle_of_a_turn(roo
         open_ranks(root, 1, state=ranks[0].state_dict())
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_global_restore_takes_the_state_of_one_rank_too(root, rank):
+    whole = steps(open_ranks(root, 1), 12)
+    ranks = open_ranks(root, 2)
+    steps(ranks, 2)
+    again = open_ranks(root, 4)
+    for loader in again:
+        loader.restore_state_global(ranks[rank].state_dict())
+    assert steps(again, 2) == whole[4:12]
+
+
 def test_says_that_lanes_of_others_were_told_by_one_rank(root, caplog):
     ranks = open_ranks(root, 2)
     steps(ranks, 2)

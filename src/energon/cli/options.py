@@ -49,7 +49,10 @@ def parse_field_map(text: str | None) -> dict[str, str] | None:
     try:
         mapping = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--field-map {text}: {error}; expected JSON") from error
+        raise ConfigError(
+            f'--field-map {text}: expected JSON, as in --field-map \'{{"image": "jpg"}}\', with '
+            f"single quotes around it for the shell ({error})"
+        ) from error
     if not isinstance(mapping, dict):
         raise ConfigError(f'--field-map {text}: expected {{"FIELD": "PART"}}')
     return mapping

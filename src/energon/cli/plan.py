@@ -70,7 +70,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 )
 @click.option(
     "--exclude-from",
-    metavar="FILE",
+    metavar="PLACE",
     help="With --state: current location of the quarantine files of the run.",
 )
 @click.option("--plot", metavar="FILE", help="Plot the result into a .png, .svg or .pdf file.")

@@ -204,7 +204,8 @@ class _Preparation:
         piped = self.may_ask and answers_from_a_pipe(self.options)
         shards = without_shards(find_shards(folder), self.exclude)
         if not is_quiet():
-            echo(f"{counted(len(shards), 'shard')}, from {shards[0]} to {shards[-1]}", err=True)
+            names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
+            echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
         if (folder / META / ".info.json").exists() and not self.overwrite:
             if not ask and not (piped and says_yes()):
                 raise ConfigError(

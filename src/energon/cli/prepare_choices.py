@@ -54,7 +54,7 @@ _OPTIONS = (
     ),
     click.option(
         "--exclude-from",
-        metavar="FILE",
+        metavar="PLACE",
         multiple=True,
         help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
         "the file of the dataset in a folder.",

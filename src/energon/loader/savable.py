@@ -224,10 +224,10 @@ class SavableDataLoader(BasicDataLoader):
         """
         self._check_fresh()
         if src_rank is None:
-            merged = _complete(state, strict)
+            merged = self._complete(state, strict)
         else:
             merged = scatter_states(
-                lambda: self._dealt(_complete(state, strict), strict, relane),
+                lambda: self._dealt(self._complete(state, strict), strict, relane),
                 self.worker_config,
                 src_rank=src_rank,
             )
@@ -305,6 +305,16 @@ class SavableDataLoader(BasicDataLoader):
         self._lanes = lanes
         self._positions = positions
         self._pass_length = self._endless_length()
+
+    def _complete(
+        self, state: State | Sequence[State] | None, strict: bool | Collection[str]
+    ) -> State:
+        """Return `state` merged, with all lanes."""
+        merged = _merged(state, strict)
+        lanes = range(merged["lanes"])
+        merged = self._filled(merged, lanes)
+        read_positions(merged, lanes)
+        return merged
 
     def _filled(self, state: State, wanted: Iterable[int]) -> State:
         """Return a state with some lanes, if they are there or follow from those that are."""
@@ -418,13 +428,6 @@ def _merged(state: State | Sequence[State] | None, strict: bool | Collection[str
     merged = merge_states(state)
     if ahead := check_steps(state, merged, strict=strict):
         log.warning("%s; each lane continues from where it was", ahead)
-    return merged
-
-
-def _complete(state: State | Sequence[State] | None, strict: bool | Collection[str]) -> State:
-    """Return `state` merged, and checked to cover all lanes."""
-    merged = _merged(state, strict)
-    read_positions(merged, range(merged["lanes"]))
     return merged
 
 

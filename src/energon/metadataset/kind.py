@@ -132,6 +132,9 @@ MAX_COMPARED = 10_000
 MAX_SHOWN = 10
 """How many names of a folder a message lists."""
 
+MAX_LEVELS = 3
+"""How many folders above a path are looked at: in stores, each takes requests."""
+
 META_DOCUMENTS = ("dataset.yaml", "split.yaml", ".info.yaml")
 """Documents of a prepared dataset that could be taken for metadatasets."""
 
@@ -144,6 +147,8 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         StorageError: If it is remote and cannot be reached.
     """
     path = os.fspath(path)
+    if not path:
+        raise DatasetNotFoundError("the path is empty; expected the address of a dataset")
     refuse_metadata(path)
     folder = _Folder(path)
     for entries in _known():
@@ -354,8 +359,24 @@ def _dataset_around(path: str) -> str | None:
     if address_name(folder) != META or is_document:
         return None
     owner = parent_address(folder)
-    infos = (join_address(folder, marker) for entry in KINDS for marker in entry.markers)
-    return owner if any(map(is_file, infos)) else None
+    return owner if _is_prepared(owner) else None
+
+
+def _is_prepared(folder: str) -> bool:
+    """Return whether a folder has metadata of a dataset."""
+    markers = (marker for entry in KINDS for marker in entry.markers)
+    return any(is_file(join_address(folder, f"{META}/{marker}")) for marker in markers)
+
+
+def _dataset_above(path: str) -> str | None:
+    """Return the prepared dataset that a file or folder belongs to, if one is near."""
+    for _ in range(MAX_LEVELS):
+        path, below = parent_address(path), path
+        if path == below:
+            return None
+        if _is_prepared(path):
+            return path
+    return None
 
 
 def _belongs_to(owner: str) -> str:
@@ -371,6 +392,9 @@ def advice(path: str) -> str:
     owner = _dataset_around(path)
     if owner is not None:
         return _belongs_to(owner)
+    above = _dataset_above(path)
+    if above is not None:
+        return f"is part of a prepared dataset; name the dataset itself, {redact(above)}"
     shown = redact(path)
     pack = f"`energon pack {shown} {_target(path)}`"
     if is_file(path):

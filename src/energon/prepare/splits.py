@@ -284,11 +284,10 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
         return named_split(split_by_ratio(shards, ratio), list(exclude))
     if request.unit == "auto":
         log.warning(
-            "%d shards cannot be divided between %d splits; splits will share shards; "
-            "Megatron-Energon does "
-            "not know that, see the documentation of `energon prepare`",
-            len(shards),
-            len(wanted),
+            "%s cannot be divided between %s; the splits will share shards, each with its own "
+            "samples (sample_ranges in split.yaml, which Megatron-Energon does not know)",
+            counted(len(shards), "shard"),
+            counted(len(wanted), "split"),
         )
     counts = {shard: info.shard_counts[shard] for shard in shards}
     parts, ranges = split_samples_by_ratio(counts, ratio)

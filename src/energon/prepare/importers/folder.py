@@ -199,9 +199,9 @@ class FolderSource(PackSource):
             if magic == MEGATRON_MAGIC:
                 raise ConfigError(
                     f"{self.folder}: {names['bin']} and {names['idx']} are an indexed dataset of "
-                    "Megatron-LM, whose token documents `energon pack` does not read; write its "
-                    "documents with energon.ShardWriter, or pack the texts it was made of. "
-                    f"--as-files would make a single sample of {key!r}"
+                    "Megatron-LM, which needs no packing: train from the folder as it is, and see "
+                    f"`energon info {self.folder}`. --as-files would make a single sample of "
+                    f"{key!r}"
                 )
 
     def _labelled(self, key: str, sample: dict[str, Any]) -> dict[str, Any]:

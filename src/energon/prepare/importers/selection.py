@@ -202,6 +202,8 @@ def is_about_data(name: str) -> bool:
 
 def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
     """Return the files that an address stands for, or all those of a folder."""
+    if not address:
+        raise DatasetNotFoundError("the path of a source is empty; expected a file or a folder")
     path = any_path(address)
     refuse_metadata(address)
     if path.is_file():
