@@ -69,6 +69,9 @@ def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path, options):
     done = call_mount(root, tmp_path / "mnt", *options)
     assert done.returncode == 2
     assert "000.tar" in done.stderr
+    assert done.stderr.count("Error: ") == 1
+    if options:
+        assert done.stderr.count("000.tar") == 1
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "mnt").is_mount()
 

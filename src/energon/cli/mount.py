@@ -115,11 +115,13 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         if problem is not None or not is_mounted:
             _end(running)
         said.seek(0)
-        warnings = said.read().strip().removeprefix("Error: ")
+        warnings = said.read().strip()
     if problem is not None or not is_mounted:
         refused = running.returncode == RefusedCommandError.exit_code
         kind = RefusedCommandError if refused else click.ClickException
-        raise kind("\n".join(filter(None, [problem, warnings])))
+        # What ends the process repeats what it has warned of.
+        reason = warnings.rpartition("Error: ")[2]
+        raise kind("\n".join(filter(None, [problem, reason])))
     if warnings:
         echo_lines(warnings.splitlines(), err=True)
     running.returncode = 0  # it continues; nobody waits for it

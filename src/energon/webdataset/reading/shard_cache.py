@@ -388,8 +388,8 @@ def _claim_for_all(path: Path, shard: str) -> _Claim:
 def _ambiguous(path: Path, *urls: str) -> ConfigError:
     first, second = (redact(_address(url)) for url in urls)
     return ConfigError(
-        f"{path} would override two shards: {first} and {second}. Move it into a folder below the "
-        "cache that is called as that of the shard is, so that its path tells which one is meant"
+        f"{path} would override two shards: {first} and {second}. Move it into a subfolder of the "
+        "cache with the name of the folder that holds the intended shard"
     )
 
 
