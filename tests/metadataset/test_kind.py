@@ -116,3 +116,28 @@ def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path):
         pytest.raises(DatasetNotFoundError, match=r"\.nv-meta/\.info\.json; check the address"),
     ):
         dataset_kind(f"{server.url}/data")
+
+
+def test_a_folder_of_datasets_is_not_one_to_prepare(tmp_path, s3):
+    for root in (str(tmp_path), s3.address):
+        for name in ("cats", "dogs"):
+            write_bytes(f"{root}/sets/{name}/0.tar", b"x")
+            write_bytes(f"{root}/sets/{name}/.nv-meta/.info.json", b"{}")
+        said = f"{root}/sets contains prepared datasets; name one of them: cats, dogs"
+        with pytest.raises(DatasetNotFoundError, match=f"^{re.escape(said)}$"):
+            dataset_kind(f"{root}/sets")
+        write_bytes(f"{root}/sets/more/0.tar", b"x")
+        with pytest.raises(DatasetNotFoundError, match="run `energon prepare"):
+            dataset_kind(f"{root}/sets")
+
+
+def test_a_bucket_is_no_file(s3):
+    write_bytes(f"{s3.address.rpartition('/')[0]}/0.tar", b"x")
+    bucket = "s3://" + s3.address.removeprefix("s3://").partition("/")[0]
+    with pytest.raises(DatasetNotFoundError, match=f"{bucket} has no .nv-meta"):
+        dataset_kind(bucket)
+
+
+def test_an_address_with_one_slash_is_corrected():
+    with pytest.raises(DatasetNotFoundError, match="two slashes: s3://photos/sets$"):
+        dataset_kind("s3:/photos/sets")

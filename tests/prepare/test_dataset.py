@@ -146,7 +146,7 @@ def test_shards_may_have_any_names(tmp_path):
 def test_folders_without_shards_are_refused(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no .tar file"):
         prepare_dataset(tmp_path, **ALL)
-    with pytest.raises(DatasetNotFoundError, match="no such folder"):
+    with pytest.raises(DatasetNotFoundError, match="does not exist: no 'nothing' in"):
         prepare_dataset(tmp_path / "nothing", **ALL)
 
 

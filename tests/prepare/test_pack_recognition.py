@@ -295,7 +295,7 @@ def test_what_is_packed_into_its_own_source_is_not_packed_again(tmp_path, monkey
     ("sources", "error", "message"),
     [
         (["*.csv"], DatasetNotFoundError, "no file matches"),
-        (["nothing"], DatasetNotFoundError, "no such file or folder"),
+        (["nothing"], DatasetNotFoundError, "does not exist: no 'nothing'"),
         (["a", "b"], ConfigError, "one folder at a time"),
     ],
 )

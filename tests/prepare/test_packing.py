@@ -481,7 +481,7 @@ def test_kinds_are_found_out(tmp_path):
     assert kind_of("hf://mnist") == "huggingface"
     with pytest.raises(ConfigError, match="expected a folder, a tar archive or a table"):
         kind_of(tmp_path / "a.xyz")
-    with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
+    with pytest.raises(DatasetNotFoundError, match="does not exist"):
         kind_of(tmp_path / "nothing")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -135,6 +136,8 @@ MAX_SHOWN = 10
 MAX_LEVELS = 3
 """How many folders above a path are looked at: in stores, each takes requests."""
 
+_CUT_SCHEME = re.compile(r"([a-z][a-z0-9]+):/?([^/].*)")
+
 META_DOCUMENTS = ("dataset.yaml", "split.yaml", ".info.yaml")
 """Documents of a prepared dataset that could be taken for metadatasets."""
 
@@ -173,7 +176,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         for entry in entries:
             if entry.media and _is_in_most(folder, entry.media):
                 return entry.name
-    raise DatasetNotFoundError(_explain_remote(path) if is_remote(path) else _explain(path))
+    raise DatasetNotFoundError(explain_missing(path))
 
 
 class _Folder:
@@ -302,6 +305,16 @@ def _entries_on(path: tuple[str, ...]) -> tuple[KindEntry, ...]:
     return tuple(KindEntry(*point.load()) for point in entry_points(group=ENTRY_POINTS))
 
 
+def explain_missing(path: str) -> str:
+    """Return why there is no dataset at an address, and what to do or what is near it.
+
+    Raises:
+        DatasetNotFoundError: If not even the bucket exists.
+        StorageError: If the store cannot be reached.
+    """
+    return _explain_remote(path) if is_remote(path) else _explain(path)
+
+
 def _explain_remote(path: str) -> str:
     """Return why there is no dataset at an address.
 
@@ -397,14 +410,19 @@ def advice(path: str) -> str:
         return f"is part of a prepared dataset; name the dataset itself, {redact(above)}"
     shown = redact(path)
     pack = f"`energon pack {shown} {_target(path)}`"
-    if is_file(path):
+    if is_file(path) and not _is_bucket(path):
         if path.lower().endswith(TABLES):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".tar"):
             folder = shown.rpartition("/")[0] or "."
             return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
         return f"is a file; {_READABLE}"
-    names = [name.lower() for name in islice(_files_below(path), MAX_COMPARED)]
+    names = list(islice(_files_below(path), MAX_COMPARED))
+    inside = _datasets_in(path)
+    of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)
+    if inside and all(name.startswith(of_datasets) for name in names):
+        return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_SHOWN])}"
+    names = [name.lower() for name in names]
     if not names:
         return f"holds no files; put tar shards into it and run `energon prepare {shown}`"
     if any(name.endswith(".tar") for name in names):
@@ -424,6 +442,20 @@ def advice(path: str) -> str:
     return f"has no .nv-meta/.info.json; {_READABLE}"
 
 
+def _is_bucket(path: str) -> bool:
+    return is_remote(path) and not split_address(path).key
+
+
+def _datasets_in(path: str) -> list[str]:
+    """Return the names of the folders in a folder that are prepared datasets."""
+    if is_remote(path):
+        store, key = open_store(path)
+        cut = len(key) + 1 if key else 0
+        steps = (found.key[cut:].split("/") for found in store.first(key, MAX_COMPARED))
+        return sorted({each[0] for each in steps if each[1:2] == [META]})
+    return sorted(name for name in _names_in(path) if _is_prepared(join_address(path, name)))
+
+
 def _target(path: str) -> str:
     """Return a target for packing the files at an address: beside it."""
     if not is_remote(path):
@@ -438,7 +470,10 @@ def _files_below(path: str) -> Iterator[str]:
     if is_remote(path):
         store, key = open_store(path)
         found = store.first(key, MAX_COMPARED)
-        yield from (each.key for each in found if not address_name(each.key).startswith("."))
+        root = split_address(path).root
+        for each in found:
+            if not address_name(each.key).startswith("."):
+                yield f"{root}/{each.key}"
         return
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -457,6 +492,8 @@ def _explain(path: str) -> str:
     proposal = _proposal(name, parent)
     if name.startswith("~"):
         proposal = "; write the whole path, only shells replace ~ by a home directory"
+    if cut := _CUT_SCHEME.match(path):
+        proposal = f"; addresses of stores have two slashes: {cut[1]}://{cut[2]}"
     return f"{path} does not exist: no {name!r} in {parent}{proposal}"
 
 

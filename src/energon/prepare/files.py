@@ -30,7 +30,7 @@ from energon.errors import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.io.file_lock import FileLock, is_unsupported
-from energon.metadataset.kind import advice
+from energon.metadataset.kind import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8
 """Fewer files than this are flushed one by one, not to wait for the writes of others."""
@@ -55,7 +55,7 @@ def list_files(dataset: Path) -> list[str]:
     if dataset.is_file():
         raise DatasetNotFoundError(f"{dataset} {advice(str(dataset))}")
     if not dataset.is_dir():
-        raise DatasetNotFoundError(f"{dataset}: no such folder; expected one with tar files in it")
+        raise DatasetNotFoundError(explain_missing(str(dataset)))
     found = []
     seen: set[tuple[int, int]] = set()
     top = os.fspath(dataset)

@@ -40,7 +40,7 @@ from energon.io.files import delete_file, list_files, open_store, read_bytes, wr
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.limits import read_document
-from energon.metadataset.kind import advice
+from energon.metadataset.kind import advice, explain_missing
 from energon.prepare.dataset import without_shards
 from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
 
@@ -361,6 +361,8 @@ def standing_in(
     def fill() -> None:
         found = list_files(address)
         if not any(each.key.endswith((".tar", *COMPRESSED)) for each in found):
+            if not found:
+                raise DatasetNotFoundError(explain_missing(address))
             raise DatasetNotFoundError(
                 f"{redact(address)}: there is no .tar file in this folder or below: it "
                 f"{advice(address)}"

@@ -22,7 +22,7 @@ from energon.io.files import file_size, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
-from energon.metadataset.kind import refuse_metadata
+from energon.metadataset.kind import explain_missing, refuse_metadata
 from energon.prepare.files import list_files
 
 BUFFER_BYTES = 1 << 20
@@ -190,7 +190,7 @@ def names_below(folder: AnyPath) -> list[str]:
         return list_files(folder)
     names = [found.key for found in list_objects(folder) if found.key]
     if not names:
-        raise DatasetNotFoundError(f"{folder}: no such file or folder")
+        raise DatasetNotFoundError(explain_missing(os.fspath(folder)))
     return [name for name in names if META not in name.split("/")[:-1]]
 
 
@@ -216,7 +216,7 @@ def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
             "'data/*.parquet'"
         )
     if not is_pattern(address):
-        raise DatasetNotFoundError(f"{path}: no such file or folder")
+        raise DatasetNotFoundError(explain_missing(address))
     found = _matching(address)
     if not found:
         raise DatasetNotFoundError(f"{path}: no file matches this pattern")
