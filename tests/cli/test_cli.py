@@ -81,6 +81,7 @@ def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
         (["--split-ratio", "x"], "split ratio 'x'"),
         ([], "--split-ratio, --split-parts"),
         (["--split-ratio", "1", "--field-map", "{"], "expected JSON"),
+        (["--split-ratio", "1", "--exclude", "("], "exclude '(' is not a regular expression"),
         (["--split-ratio", "1", "--field-map", "[]"], "expected {"),
     ],
 )

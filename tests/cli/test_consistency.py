@@ -287,3 +287,10 @@ def test_no_folder_is_left_where_shards_to_transform_are_missing(tmp_path):
 
 def test_a_tilde_that_no_shell_has_replaced_is_explained():
     assert "no '~' in .; write the whole path" in run("info", "~/data").output
+
+
+def test_a_command_that_cannot_ask_says_which_option_is_missing(tmp_path):
+    (tmp_path / "state.json").write_text("{}")
+    done = run("checkpoint", "redist", tmp_path / "state.json", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "Missing option '--new-world-size'" in done.output

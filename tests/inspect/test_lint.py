@@ -241,6 +241,16 @@ def test_a_dataset_of_which_everything_is_excluded_fails_as_the_loader_does(tmp_
     assert "no problems" not in done.output
 
 
+def test_splits_may_be_separated_by_commas(tmp_path):
+    root = make_captions(tmp_path / "ds", [3, 2, 1], split_parts=["a:.*000", "b:.*001", "c:.*2"])
+    for arguments in (
+        ("--split", "a,b"),
+        ("--split", "a", "--split", "b"),
+        ("--split-parts", "a,b"),
+    ):
+        assert "5 samples: no problems" in run("lint", root, *arguments).output
+
+
 def test_a_split_of_which_everything_is_excluded_is_a_problem_beside_others(tmp_path):
     root = make_captions(tmp_path / "ds", [2, 1], split_parts=["train:.*000", "val:.*001"])
     path = root / ".nv-meta/split.yaml"

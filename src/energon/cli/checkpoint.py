@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,18 @@ from energon.io.epath import AnyPath
 from energon.messages import counted
 
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
+
+
+def _ask_for_ranks(context: click.Context, option: click.Parameter, value: int | None) -> int:
+    if value is not None:
+        return value
+    try:
+        answer: int = click.prompt("Number of ranks", type=click.IntRange(1))
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.MissingParameter(ctx=context, param=option) from None
+    return answer
 
 
 @click.group("checkpoint")
@@ -48,7 +61,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @command.command("redist")
 @_FILES
 @click.argument("folder", type=ADDRESS)
-@click.option("--new-world-size", type=click.IntRange(1), required=True, prompt="Number of ranks")
+@click.option("--new-world-size", type=click.IntRange(1), callback=_ask_for_ranks)
 @click.option(
     "--lanes",
     type=click.IntRange(1),

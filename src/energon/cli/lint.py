@@ -28,7 +28,7 @@ MAX_SHOWN = 50
     metavar="NAME",
     multiple=True,
     show_default="all",
-    help="Only this split; may be repeated.",
+    help="Only this split; may be repeated, or several separated by commas.",
 )
 @click.option("--split-parts", hidden=True, help="Splits, separated by commas.")
 @click.option("--parallel", type=click.IntRange(1), hidden=True, help="Another --workers.")
@@ -91,7 +91,8 @@ def command(
     """
     from energon.inspect import lint
 
-    splits += tuple(split_parts.split(",")) if split_parts else ()
+    named = (*splits, *([split_parts] if split_parts else []))
+    splits = tuple(name for each in named for name in each.split(","))
     if exclude_from is not None and not any_path(exclude_from).exists():
         raise ConfigError(f"--exclude-from {exclude_from}: no such file or folder")
     if parallel is not None:

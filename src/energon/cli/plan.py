@@ -40,7 +40,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
     "--lanes",
     type=click.IntRange(1),
     help="As in WorkerConfig.",
-    show_default="world size times workers",
+    show_default="lcm of 24 and the workers",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
 @click.option(

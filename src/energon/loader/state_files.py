@@ -40,7 +40,13 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
     found: list[Any] = []
     for file in files:
         content = _read(file)
-        found += list(_states_in(content)) or [content]
+        states = list(_states_in(content))
+        if not states:
+            raise StateError(
+                f"{file}: holds no state of a loader of energon, as save_state_global(), "
+                "save_state_rank() and state_dict() return them"
+            )
+        found += states
     return merge_states(found)
 
 

@@ -330,10 +330,12 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: If nothing is left, or an expression is malformed or matches none of them.
     """
-    try:
-        expressions = [re.compile(text) for text in exclude]
-    except re.error as error:
-        raise ConfigError(f"exclude: {error}") from error
+    expressions = []
+    for text in exclude:
+        try:
+            expressions.append(re.compile(text))
+        except re.error as error:
+            raise ConfigError(f"exclude {text!r} is not a regular expression: {error}") from error
     for expression in expressions:
         if not any(map(expression.search, shards)):
             close = nearest(expression.pattern, shards)
