@@ -50,7 +50,7 @@ def test_a_second_preparation_needs_to_be_confirmed(address):
     run("prepare", address, *PREPARE)
     refused = run("prepare", address, *PREPARE)
     assert refused.exit_code != 0
-    assert f"{address} is prepared already" in refused.output
+    assert f"{address} is already prepared" in refused.output
     assert run("prepare", address, *PREPARE, "--force-overwrite").exit_code == 0
 
 

@@ -140,7 +140,7 @@ def test_a_table_is_packed_to_a_prepared_dataset(tmp_path):
     assert "--skip-missing" in result.output
     result = run(*arguments, "--skip-missing", "--part", "caption:txt", "--overwrite")
     assert result.exit_code == 0, result.output
-    assert "left out" in result.output
+    assert "skipped" in result.output
     shown = json.loads(run("info", tmp_path / "out", "--json").stdout)
     assert (shown["samples"], shown["sample_type"]) == (1, "CrudeWebdataset")
     assert run("verify", tmp_path / "out", "--content").exit_code == 0

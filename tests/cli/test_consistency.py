@@ -135,12 +135,12 @@ def test_options_that_mean_nothing_for_what_is_prepared_are_refused(tmp_path):
     assert run("prepare", tmp_path / "mix.yaml", "--non-interactive", "-q").exit_code == 0
     done = run("prepare", tmp_path / "mix.yaml", "--exclude-from", "x", "--split-ratio", "8,1,1")
     assert done.exit_code == 2
-    said = "is a metadataset; --split-ratio and --exclude-from do not apply, leave them out"
+    said = "is a metadataset; --split-ratio and --exclude-from do not apply, omit them"
     assert said in " ".join(done.output.split())
     split = (root / ".nv-meta/split.yaml").read_text()
     done = run("prepare", root, "--tar-index-only", "--split-ratio", "8,1,1")
     assert done.exit_code == 2
-    assert "again; --split-ratio does not apply, leave it out" in " ".join(done.output.split())
+    assert "again; --split-ratio does not apply, omit it" in " ".join(done.output.split())
     assert run("prepare", root, "--tar-index-only", "--workers", "1").exit_code == 0
     assert (root / ".nv-meta/split.yaml").read_text() == split
 

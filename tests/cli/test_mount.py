@@ -95,7 +95,7 @@ def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path, options):
     (tmp_path / "mnt").mkdir()
     done = call_mount(f"filesystem://{tmp_path}/empty", tmp_path / "mnt", *options)
     assert done.returncode == 2
-    assert "nothing would be shown" in done.stderr
+    assert "there is nothing to show" in done.stderr
     assert not (tmp_path / "mnt").is_mount()
 
 

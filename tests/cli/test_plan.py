@@ -31,7 +31,7 @@ def invoke(*arguments):
 def test_shows_what_a_run_reads(path):
     output = invoke(path, "--batch-size", "5", "--world-size", "2", "--batches", "100")
     assert "500 samples in 100 batches of 5, 50 steps of 2 ranks" in output
-    assert "The data continue after that." in output
+    assert "The data continues after that." in output
     assert "b/train#2 is exhausted in batch" in output
     assert "b/train and b/train#2 have 20 samples in common." in output
     (line,) = [line for line in output.splitlines() if line.startswith("a/train ")]
@@ -92,7 +92,7 @@ def test_draws_small_datasets_together(tmp_path):
 def test_a_picture_of_no_kind_is_refused(path):
     result = CliRunner().invoke(main, ["plan", path, "--plot", "/nowhere/plan.docx"])
     assert result.exit_code == 2
-    assert "/nowhere/plan.docx: cannot be drawn" in result.output
+    assert "/nowhere/plan.docx: cannot be written" in result.output
 
 
 def test_looking_for_a_step_and_listing_one_exclude_each_other(path):

@@ -66,7 +66,7 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     assert described["field_map"] == {"image": "jpg", "caption": "json[about]"}
     again = piped(root, "n\n")
     assert again.returncode == 2
-    assert "is prepared already" in again.stderr
+    assert "is already prepared" in again.stderr
     # Crude samples are the last of the list.
     assert piped(root, "y\n1,0,0\ny\n11\n").returncode == 0
     assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
@@ -88,7 +88,7 @@ def test_takes_answers_that_a_program_hands_over_in_memory(tmp_path):
     assert CliRunner().invoke(main, command, input="y\n1,0,0\nn\n").exit_code == 0
     refused = CliRunner().invoke(main, command)
     assert refused.exit_code != 0
-    assert "is prepared already" in f"{refused.output}{refused.exception}"
+    assert "is already prepared" in f"{refused.output}{refused.exception}"
 
 
 def write_captions(root, counts=(2, 1, 1), names="{}.tar"):
@@ -226,7 +226,7 @@ def test_keeps_a_present_description_and_asks_before_preparing_again(tmp_path):
     root = make_captions(tmp_path / "ds", [2])
     before = (root / ".nv-meta/dataset.yaml").read_text()
     terminal = Terminal(root)
-    terminal.answer("is prepared already. Prepare it again?", "y")
+    terminal.answer("is already prepared. Prepare it again?", "y")
     terminal.answer("Split ratio", "1")
     terminal.answer("Keep this dataset.yaml?", "")
     terminal.answer("write this to", "")
@@ -275,5 +275,5 @@ def test_shows_the_samples_of_a_bucket_and_writes_there(s3, tmp_path):
     assert terminal.end()[1] == 0
     assert len(WebdatasetSource(address, split_part="train")) == 4
     terminal = Terminal(address)
-    terminal.answer(f"{address} is prepared already. Prepare it again?", "n")
+    terminal.answer(f"{address} is already prepared. Prepare it again?", "n")
     assert terminal.end()[1] == 1

@@ -78,7 +78,7 @@ def test_logs_without_samples_are_refused(log):
     result = invoke("analyze-debug", log, "--include-modality", "val")
     assert "no line of the modes val" in result.output
     log.write_text("x\n")
-    assert "0.jsonl:1: no line of JSON" in invoke("analyze-debug", log).output
+    assert "0.jsonl:1: not JSON" in invoke("analyze-debug", log).output
     log.write_text(json.dumps([1]) + "\n")
     assert invoke("analyze-debug", log).exit_code == 1
 

@@ -282,14 +282,14 @@ def test_changes_samples_with_a_function_and_goes_on_where_it_was(tmp_path):
     make_shards(tmp_path / "in", [3, 2])
     function = "tests.cli.test_tar:upper"
     first = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
-    assert "2 shards made, 0 already there" in first.output
+    assert "2 shards created, 0 already existed" in first.output
     assert members(tmp_path / "out/shard-000000.tar") == [
         ("000000.txt", b"TEXT 0"),
         ("000001.txt", b"TEXT 1"),
     ]
     (tmp_path / "out/shard-000001.tar").unlink()
     again = ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "--function", function)
-    assert "1 shard made, 1 already there" in again.output
+    assert "1 shard created, 1 already existed" in again.output
 
 
 @pytest.mark.parametrize(("on_error", "left"), [("skip", 2), ("keep", 3)])

@@ -16,8 +16,8 @@ def advice(*rates, stage="encode_sample", kind="process", read=1000.0, **about):
 
 def test_the_slowest_stage_comes_with_what_makes_it_faster():
     assert advice(50.0, 90.0)[0] == (
-        "one process spends 90% of its time in encode_sample, which alone would let it do 50 "
-        "samples/s; to make that faster, move work out of encode_sample"
+        "one process spends 90% of its time in encode_sample; doing nothing else, it would "
+        "reach 50 samples/s; to make that faster, move work out of encode_sample"
     )
     assert "decode to a smaller size" in advice(50.0, 90.0, stage="decode")[0]
     # Slices and the cache are measured, and have sentences of their own.
@@ -26,9 +26,11 @@ def test_the_slowest_stage_comes_with_what_makes_it_faster():
 
 
 def test_no_settings_are_said_to_be_faster_than_reading():
-    assert "the best settings reach 9% of what reading alone does from the cache" in advice(50, 90)
+    assert "the best settings reach 9% of what reading alone does from the page cache" in advice(
+        50, 90
+    )
     assert not any("%" in each for each in advice(900.0, 1200.0)[1:])
-    assert "the best settings are as fast as reading alone from the cache of the system" in advice(
+    assert "the best settings are as fast as reading alone from the page cache" in advice(
         900.0, 1200.0
     )
 

@@ -269,7 +269,7 @@ def test_where_there_is_nothing_to_look_at_nothing_is_said_to_be_right(tmp_path)
     path.write_text("split_parts: {train: [shards/000.tar], val: []}\n")
     done = run("lint", root, "--split", "val")
     assert done.exit_code == 2
-    assert "there is no sample to look at in split 'val'" in done.output
+    assert "there is no sample to check in split 'val'" in done.output
     path.write_text("split_parts: {train: []}\n")
     assert run("lint", root).exit_code == 2
     (tmp_path / "files").mkdir()

@@ -272,7 +272,7 @@ def test_one_state_of_a_rank_says_how_many_ranks_there_were(path, saved):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--world-size", "3"], "had 2 ranks, as the state says, not 3"),
+        (["--world-size", "3"], "says that the run had 2 ranks, not 3"),
         (["--world-size", "2", "--batch-size", "8"], "--batch-size"),
         (["--world-size", "2", "--seed", "3"], "--seed"),
         (["--world-size", "2", "--lanes", "24"], "--lanes"),

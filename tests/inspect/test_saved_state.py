@@ -251,7 +251,7 @@ def test_an_edit_may_be_repeated_into_its_folder_and_another_may_not(blend, tmp_
 def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path):
     train(blend, tmp_path / "state", 3)
     for options, said in [
-        (["--weight", "c/train=1"], "blends no 'c/train', only b/train, a/train"),
+        (["--weight", "c/train=1"], "blends no dataset 'c/train', only b/train, a/train"),
         (["--weight", "a=1"], "did you mean"),
         (["--weight", "a/train=-1"], "is not NAME=NUMBER"),
         (["--weight", "a/train=0", "--weight", "b/train=0"], "all weights would be 0"),
@@ -386,7 +386,7 @@ def test_positions_behind_a_change_of_lanes_are_refused(blend, tmp_path, changed
     done = edit(state, tmp_path / "edited", "--position", "b/train=3")
     assert done.exit_code == 1
     assert "number of lanes was changed after" in done.output
-    assert "cannot be set back behind that exactly" in done.output
+    assert "cannot be set back before that point exactly" in done.output
     assert not (tmp_path / "edited").exists()
 
 

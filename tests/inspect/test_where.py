@@ -62,7 +62,7 @@ def test_what_makes_no_sense_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("jpg.widht>5", "JPG.widht: of JPG, conditions know size, width, height, ratio"),
+        ("jpg.widht>5", "JPG.widht: of JPG, conditions may use size, width, height, ratio"),
         ("jpg.width=wide", "JPG.width: expected a number, not 'wide'"),
     ],
 )

@@ -141,7 +141,7 @@ def test_says_whom_it_serves_in_a_line():
 
 
 def test_takes_pipelines_only():
-    with pytest.raises(ConfigError, match="what get_train_dataset and its like return, not 'x'"):
+    with pytest.raises(ConfigError, match="the result of get_train_dataset or its like, found 'x'"):
         get_loader("x")
 
 

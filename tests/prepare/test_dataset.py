@@ -153,7 +153,7 @@ def test_folders_without_shards_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split_parts": []}, "neither split_ratio nor split_parts"),
+        ({"split_parts": []}, "none of split_ratio, split_parts"),
         ({"dataset_yaml_name": "a/b.yaml"}, "expected the name of a file in .nv-meta"),
         ({"dataset_yaml_name": "split.yaml"}, "expected the name of a file in .nv-meta"),
         ({"dataset_yaml_name": ".info.yaml"}, "expected the name of a file in .nv-meta"),
@@ -162,7 +162,7 @@ def test_folders_without_shards_are_refused(tmp_path):
         ({"sample_type": "TextSample", "field_map": {"txt": "txt"}}, "no field 'txt'"),
         ({"sample_type": "TextSample"}, "needs the field 'text'"),
         ({"field_map": {"text": "txt"}}, "takes no field_map"),
-        ({"sample_type": None, "field_map": {"text": "txt"}}, "needs a sample_type"),
+        ({"sample_type": None, "field_map": {"text": "txt"}}, "requires the sample_type"),
         ({"exclude": [".*"]}, "leaves none"),
         ({"exclude": ["["]}, "exclude"),
     ],
@@ -387,5 +387,5 @@ def test_a_shard_that_is_written_to_while_it_is_read_is_an_error(tmp_path, monke
         return scan(path)
 
     monkeypatch.setattr(index, "scan_tar", scan_and_touch)
-    with pytest.raises(FormatError, match="was written to while it was read"):
+    with pytest.raises(FormatError, match="was modified while it was read"):
         prepare_dataset(tmp_path, **ALL)

@@ -117,7 +117,7 @@ def test_parts_that_are_apart_are_brought_together(tmp_path, caplog):
         ("a_2", {"jpg": b"1", "txt": b"3"}),
         ("a_3", {"txt": b"5"}),
     ]
-    assert "1 members that belong to no sample are left out" in caplog.text
+    assert "1 members that belong to no sample are skipped" in caplog.text
 
 
 def same_key_twice(path):

@@ -67,7 +67,7 @@ def test_the_same_value_is_the_same_bytes():
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("bin", 3, "'bin' is not an extension that says how to write it"),
+        ("bin", 3, "the extension 'bin' does not say how to write it"),
         ("cls", 1.5, "1.5 is not a whole number"),
         ("cls", None, "cannot be written as cls"),
         ("json", {1, 2}, "a set cannot be written as json"),

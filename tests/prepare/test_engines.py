@@ -72,7 +72,7 @@ def test_what_may_pass_is_tried_again(engine, tmp_path, caplog):
     batches = [(n, str(tmp_path), StorageError, 2) for n in range(6)]
     found = dict(run_batches(engine, fail, batches))
     assert sorted(found.values()) == list(range(6))
-    assert caplog.text.count("trying it again") == 2
+    assert caplog.text.count("; retrying") == 2
 
 
 @pytest.mark.parametrize("engine", [alone(), two()])
@@ -93,7 +93,7 @@ def test_a_damaged_shard_ends_it_at_once(engine, tmp_path):
 def test_a_process_that_is_killed_is_replaced(tmp_path, caplog):
     found = dict(run_batches(two(), die_once, [(n, str(tmp_path)) for n in range(8)]))
     assert found == {n: n for n in range(8)}
-    assert "starting the processes again" in caplog.text
+    assert "restarting the processes" in caplog.text
 
 
 @pytest.mark.parametrize(

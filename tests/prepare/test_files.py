@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(mount, tmp_p
     root = mount(tmp_path / "ds", "1m")
     write_shard(root / "0.tar", [("a", {"txt": b"x"})])
     subprocess.run(["mount", "-o", "remount,ro", root], check=True)
-    with pytest.raises(StorageAccessError, match="has to be writable.*a folder with links"):
+    with pytest.raises(StorageAccessError, match="must be writable.*a folder with links"):
         prepare_dataset(root, **ALL)
     folder = tmp_path / "links"
     folder.mkdir()

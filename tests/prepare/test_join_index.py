@@ -102,8 +102,8 @@ def test_names_what_has_no_match_in_all_datasets_at_once(tmp_path):
     assert str(info.value).splitlines() == [
         "x lacks 2 of the 3 keys of first, e.g. 'a'",
         "y lacks 2 of the 3 keys of first, e.g. 'a'",
-        "Write `nonmatch: skip` beside its path to leave such samples out, or `nonmatch: none` to "
-        "give None to the joiner",
+        "Write `nonmatch: skip` next to its path to skip such samples, or `nonmatch: none` to "
+        "pass None to the joiner",
     ]
     assert not [*(tmp_path / "out").iterdir()]
 

@@ -338,7 +338,7 @@ def test_the_command_tells_what_it_did(place):
     result = run("prepare-media", path, "--media-metadata-by-extension", "--num-workers", 1)
     assert result.exit_code == 0
     assert "Done. Stored metadata for 4 files." in result.output
-    assert "left out b/5.jpg" in result.output
+    assert "skipped b/5.jpg" in result.output
     assert len(known(open_store())) == 4
 
 

@@ -171,7 +171,7 @@ def test_what_is_about_a_folder_is_left_out_and_said(tmp_path):
     said = packs(tmp_path / "in", tmp_path / "out")
     assert list(samples_of(tmp_path / "out")) == ["a", "b"]
     for name in ("README.md", "Thumbs.db", "notes.odt", "x"):
-        assert f"left out: {name}: not a sample" in said
+        assert f"skipped: {name}: not a sample" in said
 
 
 def test_samples_that_differ_in_their_parts_are_counted(tmp_path):
@@ -217,7 +217,7 @@ def test_an_image_folder_has_the_splits_keys_and_files_of_its_tables(tmp_path):
         for n in range(3):
             write(tmp_path / f"in/{split}", {f"x/{n}.JPG": f"{split} {n}", f"{n}.png": "m"})
     said = packs(tmp_path / "in", tmp_path / "out")
-    assert "left out: test/more.jpg: no row of a metadata table" in said
+    assert "skipped: test/more.jpg: no row of a metadata table" in said
     assert "splits of the source: train, test" in said
     assert list(load_split(tmp_path / "out").split_parts) == ["train", "test"]
     found = samples_of(tmp_path / "out", "test")
@@ -315,7 +315,7 @@ def test_patterns_choose_files_of_stores(s3, tmp_path):
     assert [found["n"] for found in fields_of(tmp_path / "out2").values()] == [0, 2]
     write(tmp_path, {"here.jsonl": "{}"})
     said = refuses(f"{s3.address}/data/0.jsonl", tmp_path / "here.jsonl", tmp_path / "out3")
-    assert "some of the files are in a store" in said
+    assert "some files are in a store" in said
 
 
 def test_a_single_archive_is_packed(tmp_path):
@@ -329,7 +329,7 @@ def test_files_beside_archives_are_said_to_be_left_out(tmp_path):
     write_shard(tmp_path / "in/0.tar", [("a", {"txt": b"x"})])
     write(tmp_path / "in", {"b.jpg": "x", "0.tar.idx": "", "README": ""})
     said = packs(tmp_path / "in", tmp_path / "out")
-    assert "left out: b.jpg: not an archive" in said
+    assert "skipped: b.jpg: not an archive" in said
     assert "0.tar.idx" not in said
 
 
@@ -341,7 +341,7 @@ def test_a_first_run_that_wrote_no_shard_does_not_block_the_corrected_command(tm
     done = packs(tmp_path / "in/captions.csv", "--skip-missing", tmp_path / "out")
     assert "2 samples in 1 shard" in done
     refused = run("pack", tmp_path / "in/captions.csv", tmp_path / "out")
-    assert "was packed from something else, or in another way" in refused.output
+    assert "was packed from something else, or differently" in refused.output
 
 
 def test_a_first_run_that_wrote_no_shard_does_not_block_another_in_a_store(s3, tmp_path):
@@ -398,7 +398,7 @@ def test_tables_of_another_encoding_are_told_how_to_be_converted(tmp_path):
     [
         ({"a.jpg": "x"}, "table", "in, taken for tables: no samples to pack"),
         ({"a.jpg": "x"}, "imagefolder", "taken for a folder with a metadata table: no samples"),
-        ({"a.jpg": "x"}, "shards", "tar archives: no samples to pack; left out: a.jpg: not an"),
+        ({"a.jpg": "x"}, "shards", "tar archives: no samples to pack; skipped: a.jpg: not an"),
         ({"t.csv": "a,b\n"}, None, "taken for tables: no samples to pack"),
     ],
 )
@@ -425,7 +425,7 @@ def test_options_of_other_kinds_of_sources_are_refused(tmp_path, source, option)
     write(tmp_path, {"files/a.jpg": "x", "t.csv": "a,b\n1,2\n"})
     write_shard(tmp_path / "archives/0.tar", [("a", {"txt": b"x"})])
     said = refuses(tmp_path / source, tmp_path / "out", *option)
-    assert f"; {option[0]} does not apply, leave it out" in said
+    assert f"; {option[0]} does not apply, omit it" in said
 
 
 def test_what_was_packed_into_a_folder_of_the_source_is_not_packed_again(tmp_path):
@@ -434,7 +434,7 @@ def test_what_was_packed_into_a_folder_of_the_source_is_not_packed_again(tmp_pat
     assert list(samples_of(tmp_path / "in/out")) == ["0", "1", "2"]
     said = packs(tmp_path / "in", tmp_path / "out2")
     assert list(samples_of(tmp_path / "out2")) == ["0", "1", "2"]
-    assert "left out: out/: a dataset of its own" in said
+    assert "skipped: out/: a separate dataset" in said
 
 
 def test_targets_that_cannot_be_folders_are_refused(tmp_path):

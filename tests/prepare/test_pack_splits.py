@@ -185,7 +185,7 @@ def test_going_on_after_samples_have_vanished_is_refused(tmp_path):
 def test_another_ratio_is_another_dataset_and_overwriting_leaves_nothing(tmp_path):
     rows = [(f"{n:03}", {}) for n in range(50)]
     pack(Rows(rows), tmp_path / "out")
-    with pytest.raises(ConfigError, match="in another way"):
+    with pytest.raises(ConfigError, match="or differently"):
         pack(Rows(rows), tmp_path / "out", split_ratio=RATIO)
     pack(Rows(rows), tmp_path / "out", split_ratio=RATIO, overwrite=True)
     assert sum(len(keys) for keys in keys_of(tmp_path / "out").values()) == 50
@@ -256,14 +256,14 @@ def test_labels_stay_those_of_the_first_run(tmp_path):
     packs(tmp_path / "in", tmp_path / "out", "--label-from", "folder")
     write(tmp_path / "in", {"bat/000.jpg": "x"})
     done = run("pack", tmp_path / "in", tmp_path / "out", "--label-from", "folder")
-    assert "was packed from something else, or in another way" in done.output
+    assert "was packed from something else, or differently" in done.output
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"cat/1.jpg": "", "2.jpg": ""}, "'2' is not in a folder"),
-        ({"cat/1.json": '{"label": 1}', "cat/1.jpg": ""}, "has a field 'label' already"),
+        ({"cat/1.json": '{"label": 1}', "cat/1.jpg": ""}, "already has a field 'label'"),
         ({"cat/1.json": "[1]", "cat/1.jpg": ""}, "expected an object"),
         ({"cat/1.json": "{", "cat/1.jpg": ""}, "expected JSON"),
         ({"a.csv": "x\n1\n"}, "is for folders of files"),

@@ -158,7 +158,12 @@ def test_bytes_in_a_table_are_called_by_what_they_hold(tmp_path):
         ([{"f": "no.jpg"}], {"file_columns": ("f",)}, DatasetNotFoundError, r"row 1: .*no\.jpg"),
         ([{"f": "../x.jpg"}], {"file_columns": ("f",)}, ConfigError, "is not below"),
         ([{"f": "/etc/passwd"}], {"file_columns": ("f",)}, ConfigError, "is not below"),
-        ([{"a": 1}], {"file_columns": ("f",)}, ConfigError, "no column 'f', there are a"),
+        (
+            [{"a": 1}],
+            {"file_columns": ("f",)},
+            ConfigError,
+            "none of 1 rows has a column 'f', only a",
+        ),
         ([{"a": 1}], {"key_column": "id"}, ConfigError, "no column 'id'"),
         ([{"a": None, "b": 1}], {"key_column": "a"}, ConfigError, "has no key"),
         ([{"a": "x", "b": "y"}], {"parts": {"a": "txt", "b": "txt"}}, ConfigError, "two columns"),
@@ -217,7 +222,7 @@ def test_a_column_that_no_object_has_is_noticed_early(tmp_path, monkeypatch):
     path = write_table(tmp_path, ".jsonl", [{"image": 1}, {"image": 2}, {"image": 3}])
     rows = opened(path, rules=RowRules(file_columns=("imag",))).samples("")
     next(rows)
-    with pytest.raises(ConfigError, match="in 2 rows there is no column 'imag', there are image"):
+    with pytest.raises(ConfigError, match="none of 2 rows has a column 'imag', only image"):
         next(rows)
 
 

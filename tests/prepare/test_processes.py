@@ -61,7 +61,7 @@ def test_a_program_that_starts_processes_is_run_once(tmp_path):
 
 def test_a_tokenizer_in_the_running_program_is_refused(tmp_path):
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ConfigError, match="put the function into a file of its own"):
+    with pytest.raises(ConfigError, match="put the function into a separate file"):
         pack_tokens(
             [str(tmp_path / "texts.jsonl")], tmp_path / "out", TokenizeOptions("__main__:encode")
         )

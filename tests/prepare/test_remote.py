@@ -225,7 +225,7 @@ def test_where_no_disk_has_room_it_is_said_which_folder_is_full(
         (disk / "tmp").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(disk / "tmp"))
         fill(disk, 8)
-        with pytest.raises(StorageError, match="has no room for what is made of it"):
+        with pytest.raises(StorageError, match="has no room for intermediate files"):
             prepare(address)
         assert not [*(disk / "tmp").iterdir()]
     prepare(address)

@@ -107,7 +107,7 @@ def test_files_are_copied_and_not_held_in_memory(tmp_path):
         ({"__key__": "a\0b", "txt": "x"}, "read back as another"),
         ({"__key__": "/a", "txt": "x"}, "leads out of the shard"),
         ({"__key__": "b/../../a", "txt": "x"}, "leads out of the shard"),
-        ({"__key__": "a", "txt": 3}, "not an extension that says how"),
+        ({"__key__": "a", "txt": 3}, "does not say how to write it"),
     ],
 )
 def test_samples_that_would_be_read_as_others_are_refused(tmp_path, sample, message):
@@ -121,7 +121,7 @@ def test_samples_that_would_be_read_as_others_are_refused(tmp_path, sample, mess
 def test_a_key_is_written_once(tmp_path):
     with TarWriter(tmp_path / "x.tar") as writer:
         writer.write({"__key__": "a", "txt": "x"})
-        with pytest.raises(DuplicateSampleKeyError, match="'a' is in it already"):
+        with pytest.raises(DuplicateSampleKeyError, match="already has a sample with the key 'a'"):
             writer.write({"__key__": "a", "jpg": b"x"})
     assert scan_tar(tmp_path / "x.tar").keys == ["a"]
 
@@ -166,7 +166,7 @@ def test_a_file_that_changes_while_it_is_copied_ends_the_shard(tmp_path, monkeyp
 
 
 def test_shards_have_the_suffix_that_readers_look_for(tmp_path):
-    with pytest.raises(ConfigError, match=r"ends in \.tar"):
+    with pytest.raises(ConfigError, match=r"must end in \.tar"):
         TarWriter(tmp_path / "x.tgz")
 
 

@@ -67,5 +67,5 @@ def test_files_of_a_distant_folder_are_found_by_name(bucket, tmp_path):
 
 
 def test_an_empty_distant_folder_is_missing(bucket):
-    with pytest.raises(FileNotFoundError, match="there are no files"):
+    with pytest.raises(FileNotFoundError, match="contains no files"):
         open_file_store(f"filesystem+{bucket.address}/nothing")

@@ -95,12 +95,12 @@ def test_the_card_says_which_files_are_which_split(with_configs):
         assert numbers(ParquetSource(address, options=ParquetOptions(config="de"))) == [
             *range(20, 25)
         ]
-        with pytest.raises(ConfigError, match=r"has the configurations en, de; say which to read"):
+        with pytest.raises(ConfigError, match=r"has the configurations en, de; choose one"):
             ParquetSource(address)
         with pytest.raises(ConfigError, match="no configuration 'fr', only en, de"):
             ParquetSource(address, options=ParquetOptions(config="fr"))
         with pytest.raises(
-            ConfigError, match="no split 'test', only train, validation, by its card"
+            ConfigError, match="no split 'test', only train, validation, according to its card"
         ):
             ParquetSource(address, options=english, split_part="test")
     about = json.loads(run("info", ADDRESS, "--json").output)

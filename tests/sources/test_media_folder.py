@@ -130,7 +130,7 @@ def test_tables_are_joined_by_the_names_of_files(tmp_path, ending):
         ("file_name\n7.png", r"csv:2: names '7\.png', which is not in .*add the file, or delete"),
         ("file_name\n0.png\n0.png", r"csv:3: '0\.png' is named twice"),
         ("file_name\nmetadata.csv", r"csv:2: 'metadata\.csv' is not a media file"),
-        ("file_name,png\n0.png,x", r"csv:2: column 'png' is called like the file 0\.png"),
+        ("file_name,png\n0.png,x", r"csv:2: column 'png' has the same name as the file 0\.png"),
         ("file_name,a\n0.png", r"csv:2: does not have 2 fields as the first line"),
         ('file_name\n"0.png', r"csv:1: unexpected end of data"),
         (b"\xff\n", "UTF-8"),
@@ -165,7 +165,7 @@ def test_files_of_one_name_are_a_sample(tmp_path, caplog):
         (f"talk/{n}", b"spoken %d" % n) for n in range(4)
     ]
     assert "label" not in samples[0]
-    assert "1 files belong to no media file of the same name" in caplog.text
+    assert "skipped 1 files that belong to no media file of the same name" in caplog.text
     batch = next(iter(get_train_dataset(tmp_path, worker_config=config(), batch_size=2)))
     assert [text.startswith("spoken") for text in batch["txt"]] == [True, True]
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
         MediaFolderSource(tmp_path, options=FolderOptions(labels=True))
     with pytest.raises(ConfigError, match="labels is 'yes'; expected true or false"):
         FolderOptions(labels="yes")
-    with pytest.raises(EmptyDatasetError, match="has 1 samples, of which none is left"):
+    with pytest.raises(EmptyDatasetError, match="has 1 samples, and none is left"):
         MediaFolderSource(tmp_path, exclude=["a.jpg"])
     with pytest.raises(ConfigError, match="no split 'val', only train"):
         MediaFolderSource(tmp_path, split_part="val")
@@ -191,7 +191,7 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
         MediaFolderSource(tmp_path / "texts")
     source = MediaFolderSource(tmp_path)
     (tmp_path / "a.jpg").unlink()
-    with pytest.raises(ShardChangedError, match="was there when the folder was listed"):
+    with pytest.raises(ShardChangedError, match="existed when the folder was listed"):
         source.read(np.array([0]))
 
 

@@ -101,7 +101,7 @@ def test_a_source_whose_shard_is_gone_says_what_is_known(tmp_path):
     (root / "000.tar").unlink()
     (source,) = reader.locate((0, 4, 2))
     assert (source.dataset_path, source.index, source.shard_name) == (str(root), 2, None)
-    assert str(source).startswith(f"sample number 2 of {root}, not to be found: ")
+    assert str(source).startswith(f"sample number 2 of {root}, not located: ")
     assert "000.tar: no such file" in str(source)
 
 

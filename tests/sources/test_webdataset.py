@@ -228,7 +228,7 @@ def test_excluded_shards_and_samples_have_no_number(crude, caplog):
         source = WebdatasetSource(crude)
         assert keys(source) == ["s0", "s3", "s7", "s8", "s9", "s10"]
         assert source.locate(1).key == "s3"
-        assert "002.tar/no such key is excluded, but not there" in caplog.text
+        assert "002.tar/no such key is excluded, but does not exist" in caplog.text
     finally:
         leave_out(crude, [])
 

@@ -93,7 +93,7 @@ def test_a_row_is_described_even_where_its_shard_is_gone(tmp_path):
     dataset = val(root)
     (root / "001.tar").unlink()
     text = dataset.describe_row(0, 1, 7)
-    assert text.startswith(f"sample number 7 of {root}, not to be found: ")
+    assert text.startswith(f"sample number 7 of {root}, not located: ")
     assert "001.tar: no such file" in text
     assert text.endswith("epoch 0")
 

@@ -370,7 +370,7 @@ def test_a_failure_is_told_although_its_shard_has_gone(tmp_path):
             raise ValueError("this is broken")
 
     dataset = val(root, Encoder())
-    text = r"failed on sample number 0 of .*ds, not to be found: .*000\.tar: no .*this is broken"
+    text = r"failed on sample number 0 of .*ds, not located: .*000\.tar: no .*this is broken"
     with pytest.raises(FatalSampleError, match=text):
         one_lane(dataset)
 

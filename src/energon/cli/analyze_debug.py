@@ -134,6 +134,6 @@ def _read(log: Path) -> Iterator[dict[str, Any]]:
             try:
                 content = parse_json(line, origin="JSON")
             except FormatError as error:
-                raise click.ClickException(f"{log}:{number}: no line of JSON: {error}") from error
+                raise click.ClickException(f"{log}:{number}: not JSON: {error}") from error
             if isinstance(content, dict) and content.get("t") == "yield_batch":
                 yield content

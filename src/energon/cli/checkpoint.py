@@ -107,7 +107,7 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]
-    """NAME=NUMBER, of which the name may contain further signs of equality."""
+    """NAME=NUMBER, where the name may itself contain equals signs."""
 
     name = "NAME=NUMBER"
 
@@ -122,7 +122,7 @@ class _Named(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             parsed = -1
         if not name or not equals or parsed < 0:
-            self.fail(f"{value!r} is not {self.name} with a number from 0", param, ctx)
+            self.fail(f"{value!r} is not {self.name} with a number from 0 on", param, ctx)
         return name, parsed
 
 
@@ -220,7 +220,7 @@ def _echo_written(paths: Sequence[AnyPath], folder: AnyPath) -> None:
 
 
 def _positions(state: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that tell where in each dataset the run is, as far as the state tells."""
+    """Yield lines that say where in each dataset the run is, as far as the state tells."""
     from energon.errors import StateError
     from energon.inspect.saved_state import describe_position
 

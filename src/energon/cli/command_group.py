@@ -16,7 +16,7 @@ from energon.messages import escape_line, nearest
 
 
 def echo(line: str, *, err: bool = False) -> None:
-    """Print one line; what would begin another one or steer the terminal is escaped."""
+    """Print one line, escaping anything that would start another line or control the terminal."""
     click.echo(escape_line(line), err=err)
 
 
@@ -35,7 +35,7 @@ _KEY = "energon.verbosity"
 
 
 def add_verbosity(command: click.Command) -> click.Command:
-    """Add the options to a command, or to those of a group, unless it has them."""
+    """Add the options to a command, or to the commands of a group, unless it has them."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_verbosity(each)
@@ -68,7 +68,7 @@ def is_quiet() -> bool:
 
 
 def is_verbose() -> bool:
-    """Return whether the running command shows all that is logged."""
+    """Return whether the running command shows all log messages."""
     return _level() == "verbose"
 
 
@@ -106,7 +106,7 @@ def _showing_all() -> Iterator[None]:
 
 
 GO_ON = frozenset({"index", "pack", "prepare", "prepare-media", "repair"})
-"""Commands that take up what an interrupted run has left."""
+"""Commands that continue what an interrupted run left behind."""
 
 
 class RefusedCommandError(click.ClickException):
@@ -116,27 +116,27 @@ class RefusedCommandError(click.ClickException):
 
 
 def failed_command(error: EnergonError) -> click.ClickException:
-    """Return what ends a command with an error of ours."""
+    """Return the exception with which click reports one of our errors."""
     reasons = (error, error.__cause__)
     refused = any(isinstance(each, (ConfigError, FileNotFoundError)) for each in reasons)
     return (RefusedCommandError if refused else click.ClickException)(str(error))
 
 
 class NotCheckedError(click.ClickException):
-    """Nothing can be said about the dataset: another exit code than that something is wrong."""
+    """Nothing can be said about the dataset: its exit code differs from that for problems found."""
 
     exit_code = 2
 
 
 class InterruptedCommandError(click.ClickException):
-    """Someone has pressed Ctrl-C.
+    """The user has pressed Ctrl-C.
 
     Args:
         command: The command that was running.
     """
 
     exit_code = 130
-    """What shells take for SIGINT."""
+    """The exit code that shells use for SIGINT."""
 
     def __init__(self, command: str | None) -> None:
         super().__init__(
@@ -146,17 +146,17 @@ class InterruptedCommandError(click.ClickException):
         )
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say so; it is not an error."""
+        """Print the message; it is not an error."""
         click.echo(f"\n{self.format_message()}", file=file, err=file is None)
 
 
 class LazyGroup(click.Group):
-    """Knows the names of its commands, and imports one only to run it or to show its help.
+    """Knows the names of its commands, and imports one only to run it or show its help.
 
     Args:
-        summaries: What each command does, in a sentence, by its name.
+        summaries: What each command does, in one sentence, by its name.
         homes: Where each command is, as `module:name`.
-        settings: Those of `click.Group`.
+        settings: The arguments of `click.Group`.
     """
 
     def __init__(

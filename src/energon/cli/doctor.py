@@ -13,16 +13,16 @@ from energon.cli.options import allow_option
 
 @click.command("doctor")
 @click.argument("target", metavar="PATH|MODULE:FUNCTION")
-@click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Of PATH.")
+@click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Batch size for PATH.")
 @click.option(
-    "--seconds", default=3.0, type=click.FloatRange(min=0.05), help="For each measurement."
+    "--seconds", default=3.0, type=click.FloatRange(min=0.05), help="Length of each measurement."
 )
 @click.option(
     "--try-workers",
     multiple=True,
     type=click.IntRange(min=0),
     metavar="NUMBER",
-    help="Numbers of workers to measure; may be repeated. If not given: 1, 2, and as many as CPUs.",
+    help="Number of workers to measure; may be repeated. If not given: 1, 2, and as many as CPUs.",
 )
 @click.option(
     "--kind",
@@ -30,7 +30,7 @@ from energon.cli.options import allow_option
     multiple=True,
     type=click.Choice(["process", "thread"]),
     default=["process", "thread"],
-    help="Kinds of workers to measure; may be repeated.",
+    help="Kind of workers to measure; may be repeated.",
 )
 @click.option(
     "--at-least",
@@ -52,8 +52,9 @@ def command(
     """Measure what limits loading on this machine, and suggest settings to change.
 
     PATH is a dataset or metadataset, whose samples are decoded. MODULE:FUNCTION is a function that
-    takes a WorkerConfig and returns what get_train_dataset returns, with a task encoder of yours.
-    The exit code is 1 if something of the machine breaks runs, or --at-least is not reached.
+    takes a WorkerConfig and returns the result of get_train_dataset, with your own task encoder.
+    The exit code is 1 if a problem of the machine would break runs, or if --at-least is not
+    reached.
 
     \b
     Example:
@@ -91,7 +92,7 @@ def _maker(target: str, batch_size: int) -> Any:
         return lambda config: require_dataset(function(config), target)
 
     class ListBatches(DefaultTaskEncoder[Any, Any, Any, Any]):
-        """Decodes samples, and makes no arrays of batches: not all samples can be stacked."""
+        """Decodes samples, but does not stack them into batches, since not all can be stacked."""
 
         def batch(self, samples: list[Any]) -> Any:
             return samples

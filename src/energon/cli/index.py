@@ -1,4 +1,4 @@
-"""`energon index`, and preparing datasets that are files, for `energon prepare`."""
+"""`energon index`, and preparing datasets that consist of single files, for `energon prepare`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from energon.cli.options import (
 
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),
-    # There is no such thing, nobody is asked, all is read again, by this process alone:
+    # Does not exist there, never prompts, and reads everything again in this process alone:
     *("no_sqlite", "skip_dataset_yaml", "non_interactive", "force_overwrite", "write"),
     *("reindex", "wait", "num_workers", "progress"),
 }
@@ -45,10 +45,10 @@ def prepare_file(
     exclude_from: Sequence[str] = (),
     as_json: bool = False,
 ) -> None:
-    """Prepare a dataset by what its kind does for that, and say how many samples it has.
+    """Prepare a dataset as its kind does, and print how many samples it has.
 
     Raises:
-        ConfigError: If the command has options that mean nothing for such files.
+        ConfigError: If options were given that do not apply to such files.
     """
     from energon.prepare.splits import parse_ratio
 
@@ -76,10 +76,9 @@ def command(
 ) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
 
-    Takes the shards that the dataset consists of, reads those again that have changed, and
-    leaves splits and descriptions as they are. Makes the index.sqlite that `energon prepare
-    --no-sqlite` has left out: plain training does not need it; other tools, that look up
-    samples by name, do.
+    Checks the shards of the dataset, reads those again that have changed, and leaves splits and
+    descriptions unchanged. Also writes the index.sqlite that `energon prepare --no-sqlite` did not
+    write: training does not need it, but other tools that look up samples by name do.
 
     \b
     Example:
@@ -95,7 +94,7 @@ def command(
         return
     with explaining(path), folder_of(path, **indexing) as folder:
         if folder != path:
-            indexing["reindex"] = False  # all has been read again, to fill the folder
+            indexing["reindex"] = False  # everything has been read again, to fill the folder
         with open_indexing(sqlite=not no_sqlite, **indexing) as how:
             info = reindex_dataset(folder, how)
     show_size(info, path, as_json=as_json)

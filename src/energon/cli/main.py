@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 class _Main(LazyGroup):
-    """Shows errors of ours as messages, and that it was interrupted."""
+    """Shows our errors as messages, and reports an interruption."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -51,7 +51,7 @@ class _Main(LazyGroup):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="energon")
 def main() -> None:
-    """Prepare, inspect and look after datasets of tar shards.
+    """Prepare, inspect and maintain datasets of tar shards.
 
     \b
     Example:

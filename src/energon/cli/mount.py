@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Mount the dataset at PATH as a read-only folder, MOUNTPOINT.
 
-    PATH may be a metadataset: then all datasets of its splits are shown, and their auxiliary data.
-    Runs until the folder is unmounted, with `umount MOUNTPOINT` or Ctrl-C.
+    PATH may be a metadataset: then all datasets of its splits are shown, with their auxiliary
+    data. Runs until the folder is unmounted, by `umount MOUNTPOINT` or Ctrl-C.
 
     \b
     Example:
@@ -55,25 +55,25 @@ def command(
     with logging_to_terminal():
         root = TreeOpener(sample_folders=sample_folders).open(path)
         _check_shows(root, redact(path))
-        # Needs libfuse. What is wrong with PATH comes first.
+        # Needs libfuse. Problems with PATH are reported first.
         from energon.cli.mount_fuse import serve
 
         try:
             serve(root, str(mountpoint), name=redact(path).replace(",", ";"))
         except RuntimeError as error:
             raise click.ClickException(
-                f"{mountpoint}: cannot be mounted (code {error}); may this user mount? Without the "
-                "rights of root, fusermount3 of the package fuse3 is needed, and in containers "
-                "the device /dev/fuse"
+                f"{mountpoint}: cannot be mounted (code {error}); is this user allowed to mount? "
+                "Unless run by root, this needs fusermount3 from the package fuse3, and in "
+                "containers the device /dev/fuse"
             ) from error
 
 
 def _check_mountpoint(mountpoint: Path) -> None:
-    """Raise ConfigError unless there is an empty folder that nothing is mounted on."""
+    """Raise ConfigError unless it is an empty folder on which nothing is mounted."""
     if not mountpoint.is_dir():
         raise ConfigError(f"{mountpoint}: no such folder; create an empty one to mount on")
     if mountpoint.is_mount():
-        raise ConfigError(f"{mountpoint}: something is mounted there; `umount {mountpoint}` first")
+        raise ConfigError(f"{mountpoint}: is already a mount point; `umount {mountpoint}` first")
     if any(mountpoint.iterdir()):
         raise ConfigError(f"{mountpoint}: is not empty; its contents would be hidden")
 
@@ -85,15 +85,15 @@ def _check_shows(root: BrowsedFolder, path: str) -> None:
     found = first_file(root)
     if found is None:
         raise ConfigError(
-            f"{path}: has no samples, so nothing would be shown; see `energon info {path}`"
+            f"{path}: has no samples, so there is nothing to show; see `energon info {path}`"
         )
     found.open().close()
 
 
 def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> None:
-    """Mount by another process, and return once it is mounted.
+    """Mount in another process, and return once it is mounted.
 
-    A process of its own and no fork: connections to object stores do not outlive a fork.
+    It is a new process and not a fork: connections to object stores do not survive a fork.
     """
     options = ["--sample-folders"] if sample_folders else []
     words = [sys.executable, "-m", "energon.cli.main", "mount", path, str(mountpoint), *options]
@@ -124,7 +124,7 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         raise kind("\n".join(filter(None, [problem, reason])))
     if warnings:
         echo_lines(warnings.splitlines(), err=True)
-    running.returncode = 0  # it continues; nobody waits for it
+    running.returncode = 0  # it continues without being waited for
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
@@ -138,7 +138,7 @@ def _end(running: subprocess.Popen[bytes]) -> None:
 
 
 def _look_into(mountpoint: Path) -> str | None:
-    """Return what is wrong with what is mounted; None if it shows something."""
+    """Return what is wrong with a mounted folder; None if it shows something."""
     try:
         with os.scandir(mountpoint) as entries:
             is_empty = next(entries, None) is None

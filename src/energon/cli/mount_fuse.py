@@ -1,4 +1,4 @@
-"""A tree of folders and files as a file system, by FUSE."""
+"""Serve a tree of folders and files as a file system, through FUSE."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ except ImportError as error:
     raise MissingExtraError("mounting needs mfusepy; install energon-loader[mount]") from error
 except OSError as error:
     raise MissingExtraError(
-        f"mounting needs libfuse ({error}); install the package fuse3 or libfuse2 of the system"
+        f"mounting needs libfuse ({error}); install the system package fuse3 or libfuse2"
     ) from error
 
 log = logging.getLogger("energon")
 KEPT_PATHS = 1 << 16
 KEPT_SECONDS = 3600
-"""How long the kernel believes what it was told: what is mounted does not change."""
+"""How long the kernel may cache answers: the contents of the mount do not change."""
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 def _reporting(operation: Operation) -> Operation:
-    """Turn failures into the code of an error, and say in the log what has happened."""
+    """Turn exceptions into error codes, and log what happened."""
 
     @wraps(operation)
     def run(self: MountedFiles, path: str, *arguments: Any) -> Any:
@@ -49,7 +49,7 @@ def _reporting(operation: Operation) -> Operation:
 
 
 class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
-    """Answers the questions of the kernel about a tree, all of them read-only.
+    """Answers the kernel's requests about a tree, all of them read-only.
 
     Args:
         root: The tree.
@@ -65,12 +65,12 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         self._listings: dict[int, Listing] = {}
         self._opened: dict[int, OpenedFile] = {}
         self.is_mounted = False
-        """Whether it has ever been."""
+        """Whether the kernel has ever asked for anything."""
 
     def init(self, path: str) -> None:
-        """Record that the kernel has begun to ask."""
+        """Record that the kernel has begun to send requests."""
         self.is_mounted = True
-        # libfuse 3 goes to the root folder, where relative paths of settings would mean others.
+        # libfuse 3 changes to the root folder, where relative paths in settings would be wrong.
         with contextlib.suppress(OSError):
             os.chdir(self._directory)
 
@@ -101,7 +101,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return number
 
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[Any]:
-        """Yield the names in a folder from one on, for as long as there is room for them."""
+        """Yield the names in a folder from one on, as long as there is room for them."""
         try:
             for name, is_folder, following in self._listings[fh].since(offset):
                 yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, following
@@ -135,7 +135,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Return what `df` shows: there is no room."""
+        """Return what `df` shows: no free space."""
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
     def _at(self, path: str) -> BrowsedFolder | BrowsedFile:
@@ -160,7 +160,7 @@ class OpenedFile:
 
 
 class Listing:
-    """A folder that is being listed, some names at a time; no more of them are held.
+    """A folder being listed, some names at a time; only those are held in memory.
 
     Args:
         folder: The folder.
@@ -176,7 +176,7 @@ class Listing:
     def since(self, offset: int) -> Iterator[tuple[str, bool, int]]:
         """Yield names from number `offset` on: name, whether a folder, number of the next.
 
-        Who stops in the middle gets the last one again: there was no room for it.
+        After stopping in the middle, the last entry is yielded again: there was no room for it.
         """
         if offset < self._position:
             self._begin()
@@ -194,7 +194,7 @@ class Listing:
 
 
 def serve(root: BrowsedFolder, mountpoint: str, *, name: str) -> None:
-    """Mount a tree, and answer until it is unmounted.
+    """Mount a tree, and serve it until it is unmounted.
 
     Raises:
         RuntimeError: If it cannot be mounted.
@@ -214,6 +214,6 @@ def serve(root: BrowsedFolder, mountpoint: str, *, name: str) -> None:
             negative_timeout=KEPT_SECONDS,
         )
     except RuntimeError:
-        # libfuse 3 also says so when it was ended by a signal, as by Ctrl-C.
+        # libfuse 3 also reports this when it was ended by a signal, such as by Ctrl-C.
         if not files.is_mounted:
             raise

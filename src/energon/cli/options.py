@@ -1,4 +1,4 @@
-"""Options and arguments of several commands: numbers, addresses, how shards are indexed."""
+"""Options and arguments shared by commands: numbers, addresses, how shards are indexed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def parse_field_map(text: str | None) -> dict[str, str] | None:
-    """Return what the option says; None if it is not given.
+    """Return the value of the option; None if it is not given.
 
     Raises:
         ConfigError: If it is not a JSON object.
@@ -62,11 +62,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def allow_option(function: F, *, expose_value: bool = False) -> F:
-    """Let a command take `--allow NAME`, which holds for all that it does, in its workers too.
+    """Let a command take `--allow NAME`, which applies to all that it does, also in its workers.
 
     Args:
         function: The command.
-        expose_value: Whether it gets the names as `allow`.
+        expose_value: Whether the command receives the names as `allow`.
     """
     return click.option(
         "--allow",
@@ -75,7 +75,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help=f"Allow data to do what is otherwise refused: {', '.join(CAPABILITIES)}. Repeat.",
+        help=f"Allow what is otherwise refused: {', '.join(CAPABILITIES)}. May be repeated.",
     )(function)
 
 
@@ -98,11 +98,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def options_object(kind: type[Any], options: Sequence[Decorator]) -> Decorator:
-    """Return a decorator that adds options to a command, which gets what they say as `options`.
+    """Return a decorator that adds options to a command, which receives them as `options`.
 
     Args:
-        kind: A dataclass with a field for each option, called like its parameter.
-        options: What `click.option` returns, in the order of the help.
+        kind: A dataclass with a field for each option, named like its parameter.
+        options: The results of `click.option`, in the order of the help.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,17 +120,17 @@ def options_object(kind: type[Any], options: Sequence[Decorator]) -> Decorator:
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Return whether a parameter stands on the command line."""
+    """Return whether a parameter was given on the command line."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def refuse_options(context: click.Context, what: str, honoured: Collection[str]) -> None:
-    """Refuse the options of a command that do not count for what it is given.
+    """Refuse options of a command that do not apply to its input.
 
     Args:
         context: The running command.
-        what: What it is given, for the message: "x.jsonl is a JSONL file".
-        honoured: Names of the parameters that count, or change nothing by their nature.
+        what: The input, for the message: "x.jsonl is a JSONL file".
+        honoured: Names of the parameters that apply, or never matter.
 
     Raises:
         ConfigError: If others were given.
@@ -145,16 +145,16 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
     ]
     if given:
         verb, it = ("does", "it") if len(given) == 1 else ("do", "them")
-        raise ConfigError(f"{what}; {' and '.join(given)} {verb} not apply, leave {it} out")
+        raise ConfigError(f"{what}; {' and '.join(given)} {verb} not apply, omit {it}")
 
 
 @contextmanager
 def explaining(path: AnyPath) -> Iterator[None]:
-    """Say what lies at a path, where the block finds no prepared dataset of shards.
+    """Say what is at a path if the block finds no prepared dataset of shards there.
 
     Raises:
-        DatasetNotFoundError: As the block did, with advice.
-        ConfigError: If it is a dataset that has no index of shards.
+        DatasetNotFoundError: As raised by the block, with advice.
+        ConfigError: If it is a dataset without an index of shards.
     """
     from energon.metadataset.kind import dataset_kind
 
@@ -166,8 +166,8 @@ def explaining(path: AnyPath) -> Iterator[None]:
         if kind == "webdataset":
             raise
         raise ConfigError(
-            f"{redact(address)} is a dataset without shards ({kind}), so there is no index of "
-            f"them to look after; `energon lint {redact(address)}` decodes its samples"
+            f"{redact(address)} is a dataset without shards ({kind}), so it has no index of shards "
+            f"to maintain; `energon lint {redact(address)}` decodes its samples"
         ) from error
 
 
@@ -187,10 +187,10 @@ ADDRESS = AddressType()
 
 
 def check_engine(path: EPath, engine: Engine) -> None:
-    """Refuse a cluster where shards are read from a store, which this machine does on its own.
+    """Refuse a cluster if shards are read from a store, which is always done by this machine.
 
     Raises:
-        ConfigError: If the engine is one.
+        ConfigError: If the engine is a cluster.
     """
     if engine.name != "local":
         raise ConfigError(
@@ -201,15 +201,15 @@ def check_engine(path: EPath, engine: Engine) -> None:
 
 @contextmanager
 def folder_of(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) -> Iterator[Path]:
-    """Give the folder of a dataset: its own, or one on this machine that stands for a remote one.
+    """Yield the folder of a dataset: its own, or a local one that stands for a remote one.
 
-    What is changed in the latter is uploaded at the end, unless there was an error. Its shards
-    are indexed already, and have no content.
+    Changes in the latter are uploaded at the end, unless there was an error. Its shards are
+    already indexed, and have no content.
 
     Args:
         path: Path or address of the dataset.
-        exclude: Regular expressions; shards with one of them in their path are left out.
-        indexing: What `open_indexing` takes.
+        exclude: Regular expressions; shards whose path matches one of them are excluded.
+        indexing: The arguments of `open_indexing`.
     """
     if isinstance(path, Path):
         yield path
@@ -264,14 +264,14 @@ _WRITING = (
 
 
 def indexing_options(command: Command) -> Command:
-    """Add the options to a command that indexes; `open_indexing` takes what they say."""
+    """Add the options to a command that indexes; pass them to `open_indexing`."""
     for option in reversed((*_WRITING, *_PLACE)):
         command = option(command)
     return command
 
 
 def reading_options(command: Command) -> Command:
-    """Add those of the options to a command that say where shards are read."""
+    """Add the options about where shards are read to a command."""
     for option in reversed(_PLACE):
         command = option(command)
     return command
@@ -291,7 +291,7 @@ def open_indexing(
     fix_duplicates: bool = False,
     doing: str = "indexing shards",
 ) -> Iterator[Indexing]:
-    """Give what the options say, while a bar shows how far it is, if anybody looks."""
+    """Yield the values of the options, with a progress bar if anyone can see it."""
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import Engine
 
@@ -308,7 +308,7 @@ def open_indexing(
 
 
 def show_size(info: DatasetInfo, path: AnyPath, *, as_json: bool, **more: Any) -> None:
-    """Say how large a dataset is: in words on standard error, or as JSON with `more`."""
+    """Print the size of a dataset: in words on standard error, or as JSON with `more`."""
     if as_json:
         size = {"samples": info.num_samples, "shards": len(info.shard_counts)}
         echo_json({"path": redact(path), **size, **more})
@@ -321,13 +321,13 @@ def show_size(info: DatasetInfo, path: AnyPath, *, as_json: bool, **more: Any) -
 
 @contextmanager
 def logging_to_terminal(level: int = logging.INFO) -> Iterator[None]:
-    """Show warnings, as those about calls that are tried again, on standard error.
+    """Show warnings, such as those about retries, on standard error.
 
     Args:
-        level: What is shown at least.
+        level: The lowest level that is shown.
     """
     if is_verbose():
-        yield  # the option shows all there is
+        yield  # the option shows everything
         return
     level = max(level, logging.WARNING) if is_quiet() else level
     handler = logging.StreamHandler()

@@ -59,7 +59,7 @@ _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engin
 _WITH_TOKENS = {*_OF_TOKENS, "to", "text_column", "overwrite", "progress", "as_json"}
 _OF_ROWS = {"file_columns", "parts", "leave_out", "key_column", "root", "skip_missing"}
 _WITHOUT = {"folder": {*_OF_ROWS, "prefix_keys"}, "shards": _OF_ROWS}
-"""Options that mean nothing for a kind of source."""
+"""Options that do not apply to a kind of source."""
 _NOUNS = {"folder": "a folder of files", "shards": "tar archives"}
 _OPTIONS = (
     click.option(
@@ -97,7 +97,7 @@ _OPTIONS = (
         "--root",
         type=ADDRESS,
         metavar="FOLDER",
-        help="What paths in columns are relative to; else its folder, or one beside it.",
+        help="Base of relative paths in columns; else the folder of the table, or one beside it.",
     ),
     click.option("--skip-missing", is_flag=True, help="Skip rows whose files are missing."),
     click.option(
@@ -191,7 +191,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class PackChoices:
-    """What the options of the command say, see its help."""
+    """The options of the command, see its help."""
 
     kind: Any
     as_files: bool
@@ -239,7 +239,7 @@ class PackChoices:
         )
 
     def packing(self) -> PackOptions:
-        """Return how samples become shards, and these a dataset."""
+        """Return how samples become shards, and shards a dataset."""
         from energon.prepare.splits import parse_ratio
         from energon.prepare.writers.pack import PackOptions
 
@@ -266,19 +266,19 @@ def command(
 ) -> None:
     """Turn SOURCE into a prepared dataset in the folder TARGET. Both may be URLs.
 
-    SOURCE is a folder of files, of which those with equal names up to the first dot are a
+    SOURCE is a folder of files, where files whose names are equal up to the first dot form a
     sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
-    name; tar archives, compressed ones too; or a dataset of Hugging Face datasets (a folder that
-    save_to_disk wrote, an ImageFolder, or hf://NAME), of MosaicML Streaming or of LitData. It may
-    be a pattern, or several files.
+    refer to; tar archives, also compressed ones; or a dataset of Hugging Face datasets (a folder
+    written by save_to_disk, an ImageFolder, or hf://NAME), of MosaicML Streaming or of LitData.
+    It may be a pattern, or several files.
 
-    Columns of tables become fields of a part `json`. Those with images, other bytes or arrays
-    become parts of their own, and columns with paths the files that they name.
+    Columns of tables become fields of a part `json`. Columns with images, other bytes or arrays
+    become separate parts, and columns with paths the files that they refer to.
 
-    If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes space on this
-    machine until then.
+    If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes disk space
+    on this machine until then.
 
-    A run that was interrupted continues where it was when the same command is given again.
+    An interrupted run continues where it stopped when the same command is run again.
 
     \b
     Example:
@@ -322,9 +322,9 @@ def command(
         show_size(info, target, as_json=True, kind=about["kind"], left_out=left_out)
         return
     for reason in left_out[:MAX_SHOWN]:
-        echo(f"left out: {reason}", err=True)
+        echo(f"skipped: {reason}", err=True)
     if len(left_out) > MAX_SHOWN:
-        echo(f"left out: {len(left_out)} in all", err=True)
+        echo(f"skipped: {len(left_out)} in total", err=True)
     show_size(info, target, as_json=False)
 
 
@@ -358,7 +358,7 @@ def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) 
 def _open(
     context: click.Context, sources: Sequence[str], target: AnyPath, options: PackChoices
 ) -> tuple[PackSource, dict[str, Any]]:
-    """Return what is packed, and what tells it from anything else."""
+    """Return what is packed, and what identifies it."""
     from energon.prepare.importers.detect import complete_rules, find_source, open_source
 
     found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)
@@ -387,7 +387,7 @@ def _open(
 
 
 def _show_splits(source: PackSource, packing: PackOptions) -> None:
-    """Say which splits the source has, and what happens to them."""
+    """Print which splits the source has, and what happens to them."""
     names = source.split_names()
     if names == [""]:
         return
@@ -424,7 +424,7 @@ def _parse_order(text: str) -> int | None:
 
 @contextmanager
 def _counting(wanted: bool) -> Iterator[Callable[[int], None]]:
-    """Show on standard error how many samples are written, if anybody looks."""
+    """Show on standard error how many samples are written, if anyone can see it."""
     if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield lambda samples: None
         return

@@ -147,11 +147,11 @@ _OF_ANY_RUN = frozenset(
         *("plot", "as_json", "allow", "quiet", "verbose"),
     }
 )
-"""Parameters that a state does not decide."""
+"""Parameters that a state does not determine."""
 
 
 def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPath]) -> PlannedRun:
-    """Return the run of a state, and say what its plan does not know."""
+    """Return the run of a state, and print what its plan does not know."""
     from energon.inspect.planned_run import ReadFrom, open_saved_run
     from energon.loader.state_files import read_states
 
@@ -231,7 +231,7 @@ def _report(about: Mapping[str, Any]) -> list[str]:
     ends = about["ends_after_batches"]
     lines = [
         summary(about),
-        "The data end then." if ends == about["batches"] else "The data continue after that.",
+        "The data ends then." if ends == about["batches"] else "The data continues after that.",
         f"Each rank reads {counted(rank['samples'], 'sample', grouped=True)}, about "
         f"{_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
         "",
@@ -280,7 +280,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
 
 
 def sparkline(shares: Sequence[float]) -> str:
-    """Return shares as a line of bars: the full height is all of a batch."""
+    """Return shares as a line of bars: a full bar is a whole batch."""
     return "".join(_BARS[0 if not share else max(1, round(share * 8))] for share in shares)
 
 

@@ -49,7 +49,7 @@ _INDEX_ONLY = {
     *("num_workers", "engine", "address", "checksum", "reindex", "wait"),
     *("by_extension", "by_header", "by_glob"),
 }
-"""Names of the options that count where there is less to decide, or change nothing there."""
+"""Names of the options that apply where there is less to decide, or never matter there."""
 
 
 @click.command("prepare")
@@ -66,7 +66,7 @@ _INDEX_ONLY = {
 @click.option("--non-interactive", is_flag=True, help="Never prompt.")
 @click.option("--tmp-path", hidden=True)
 @click.option("--force-overwrite", is_flag=True, help="Prepare again without confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; ask nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; never prompt.")
 @media_options
 @indexing_options
 @allow_option
@@ -92,15 +92,15 @@ def command(
     """Turn a folder of tar shards into a dataset.
 
     Finds all .tar files below PATH, indexes their samples, splits them into train, val and
-    test, and says how samples are decoded. Writes files beside the shards and into
+    test, and describes how samples are decoded. Writes files next to the shards and into
     PATH/.nv-meta; the shards themselves are not changed. Shards that have not changed since
-    they were indexed are not read again. Prompts for anything not given
-    as an option, unless told not to.
+    they were indexed are not read again. Prompts for anything not given as an option, unless
+    told not to.
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
-    plain, .gz or .zst, its lines are indexed, dealt to splits if --split-ratio is given, and
-    left out if --exclude-from lists them. Of token files, the whole index is checked; of Parquet
-    files, the footers are noted. Options that mean nothing there are refused.
+    plain, .gz or .zst, its lines are indexed, divided into splits if --split-ratio is given, and
+    excluded if --exclude-from lists them. Of token files, the whole index is checked; of Parquet
+    files, the footers are recorded. Options that do not apply are refused.
 
     \b
     Example:
@@ -125,7 +125,7 @@ def command(
         return
     media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
     kind = _kind(path)
-    # Whoever asks for the media of a folder wants them noted for the datasets that name its files.
+    # Media of a folder are recorded for the datasets whose samples name its files.
     if kind is not None and kind.prepares and (media is None or not kind.has_files):
         _prepare_as_it_is(context, path, kind, as_json)
         return
@@ -154,18 +154,18 @@ def command(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What the options say of a folder of shards, which may stand in for one elsewhere.
+    """The options for a folder of shards, which may stand in for a remote one.
 
     Args:
-        source: What the user named.
-        options: What is to be decided.
-        exclude: Regular expressions for shards that are left out.
-        media: Which files' metadata are needed, if any.
-        sqlite: Whether index.sqlite is written.
-        fix_duplicates: Whether shards with duplicate keys are rewritten.
-        index_only: Whether only the known shards are indexed again.
-        may_ask: Whether questions may be asked.
-        overwrite: Whether a dataset is prepared again without asking.
+        source: The path that the user gave.
+        options: What to decide.
+        exclude: Regular expressions for shards to exclude.
+        media: Of which files to record metadata, if any.
+        sqlite: Whether to write index.sqlite.
+        fix_duplicates: Whether to rewrite shards with duplicate keys.
+        index_only: Whether to reindex only the known shards.
+        may_ask: Whether to prompt.
+        overwrite: Whether to prepare a dataset again without asking.
     """
 
     source: AnyPath
@@ -179,7 +179,7 @@ class _Preparation:
     overwrite: bool
 
     def run(self, folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
-        """Prepare a folder; return what was found in it, and of media if it is the source."""
+        """Prepare a folder; return its size, and the media report if it is the source."""
         from energon.prepare.dataset import prepare_dataset
         from energon.prepare.media.prepare import prepare_media
 
@@ -196,7 +196,7 @@ class _Preparation:
             return info, media
 
     def _choose(self, folder: Path) -> dict[str, Any]:
-        """Return the arguments of `prepare_dataset`, if it is to be prepared at all."""
+        """Return the arguments of `prepare_dataset`, if it is to be prepared."""
         from energon.prepare.dataset import without_shards
         from energon.prepare.index.index import find_shards
 
@@ -209,10 +209,10 @@ class _Preparation:
         if (folder / META / ".info.json").exists() and not self.overwrite:
             if not ask and not (piped and says_yes()):
                 raise ConfigError(
-                    f"{self.source} is prepared already; pass --force-overwrite to do it again"
+                    f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
                 )
             if ask:
-                click.confirm(f"{self.source} is prepared already. Prepare it again?", abort=True)
+                click.confirm(f"{self.source} is already prepared. Prepare it again?", abort=True)
         return decide(folder, shards, self.options, ask=ask, piped=piped, source=self.source)
 
 
@@ -226,7 +226,7 @@ def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json:
 
 
 def _kind(path: AnyPath) -> DatasetKind | None:
-    """Return what lies at a path; None if it has to become a dataset first."""
+    """Return what is at a path; None if it has yet to become a dataset."""
     from energon.sources.kinds import kind_of
 
     try:
@@ -238,7 +238,7 @@ def _kind(path: AnyPath) -> DatasetKind | None:
 def _media(
     by_extension: bool, by_header: bool, by_glob: str | None, without_sqlite: bool
 ) -> MediaFilter | None:
-    """Return which files' metadata are needed, if any."""
+    """Return of which files to record metadata, if any."""
     media = media_filter(by_extension, by_header, by_glob)
     if media is not None and without_sqlite:
         raise ConfigError(
@@ -273,7 +273,7 @@ def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -
 def _prepare_as_it_is(
     context: click.Context, path: AnyPath, kind: DatasetKind, as_json: bool
 ) -> None:
-    """Prepare what is a dataset without an index of ours."""
+    """Prepare a dataset that needs no index of ours."""
     refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
     num_samples = kind.prepare(os.fspath(path))
     if as_json:

@@ -1,4 +1,4 @@
-"""What `energon prepare` is to do: by its options, by answers, or by what is usual."""
+"""What `energon prepare` is to do: from its options, from answers, or by default."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OPTIONS = (
         metavar="PLACE",
         multiple=True,
         help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
-        "the file of the dataset in a folder.",
+        "the file for this dataset in a folder.",
     ),
     click.option(
         "--sample-type", metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."
@@ -76,7 +76,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What the options of the command say, see its help."""
+    """The options of the command, see its help."""
 
     ratio: str | None
     parts: Sequence[str]
@@ -93,11 +93,11 @@ class PrepareOptions:
 
     @property
     def split_settings(self) -> dict[str, Any]:
-        """What is not asked about splits."""
+        """Settings of splits that are never prompted for."""
         return {"unit": self.unit, "shuffle": self.shuffle, "exclude_from": self.exclude_from}
 
     def split(self) -> SplitRequest | None:
-        """Return how the dataset is to be split, or None if no option says so."""
+        """Return how to split the dataset, or None if no option says so."""
         from energon.prepare.splits import SplitRequest, parse_ratio
 
         if not (self.ratio or self.parts or self.by_folder):
@@ -111,7 +111,7 @@ class PrepareOptions:
 
 
 def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which gets what they say as `options`."""
+    """Add the options to a command, which receives them as `options`."""
 
     @wraps(command)
     def run(**given: Any) -> Any:
@@ -137,13 +137,13 @@ def decide(
     Args:
         path: Folder of the dataset.
         shards: Its shards.
-        options: What the command was told.
-        ask: Whether someone can be asked for the rest.
-        piped: Whether a script has written answers instead.
-        source: Where the contents of the shards are: the folder, or that for which it stands.
+        options: The options of the command.
+        ask: Whether to prompt for the rest.
+        piped: Whether a script provides answers on standard input.
+        source: Where the contents of the shards are: the folder, or the one it stands for.
 
     Raises:
-        ConfigError: If something without a usual value is missing, or something is invalid.
+        ConfigError: If something without a default is missing, or something is invalid.
         click.Abort: If the dataset is not to be prepared.
     """
     from energon.prepare.assistant.dialog import Choices
@@ -181,10 +181,10 @@ def decide(
 
 
 def answers_from_a_pipe(options: PrepareOptions) -> bool:
-    """Return whether a script has written answers to the questions of the command.
+    """Return whether a script provides answers to the prompts on standard input.
 
-    A command whose options say how to split asks nothing, so it leaves what it inherits to others,
-    such as the loop of a shell that reads a list of folders.
+    A command whose options say how to split prompts for nothing, so it leaves its standard input
+    to others, such as the shell loop that reads a list of folders from it.
     """
     stdin = sys.stdin
     if options.split() is not None or stdin is None or stdin.closed or stdin.isatty():
@@ -207,18 +207,18 @@ def _has_more(stream: TextIO) -> bool:
 
 
 def says_yes() -> bool:
-    """Return whether the next answer in the pipe is yes; the end of the pipe is none."""
+    """Return whether the next answer in the pipe is yes; the end of the pipe counts as no."""
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _piped(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath) -> Choices:
     """Return the choices with the answers in a pipe, in the order in which scripts write them.
 
-    That is: the ratio, whether to describe samples, the number of a sample type in the alphabet
-    (crude samples come last), whether to map fields, and the parts of each field.
+    That is: the ratio, whether to describe samples, the number of a sample type in alphabetical
+    order (crude samples come last), whether to map fields, and the parts of each field.
 
     Raises:
-        ConfigError: If answers are missing, or are invalid.
+        ConfigError: If answers are missing or invalid.
     """
     from energon.prepare.assistant.fields import (
         check_field,
@@ -259,7 +259,7 @@ def _piped(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
 
 
 _NEWER_TYPES = frozenset({"TokensSample", "VQAOCRSample"})
-"""Are not numbered in the list that scripts know."""
+"""Have no number in the list that scripts know."""
 
 
 def _answer(what: str, *, optional: bool = False) -> str:
@@ -281,7 +281,7 @@ def _yes(what: str) -> bool:
 
 
 def _usual(choices: Choices) -> Choices:
-    """Return the choices with a sample type, without asking for anything."""
+    """Return the choices with a sample type, without prompting."""
     from energon.prepare.dataset import CRUDE
 
     if choices.split is None:
@@ -294,7 +294,7 @@ def _usual(choices: Choices) -> Choices:
 
 
 def _asked(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath) -> Choices:
-    """Return the choices with what someone at the terminal has answered."""
+    """Return the choices with the answers given at the terminal."""
     from rich.console import Console
 
     from energon.prepare.assistant.dialog import Assistant, Prompt

@@ -1,4 +1,4 @@
-"""`energon prepare-media`, and the options that say which files are checked."""
+"""`energon prepare-media`, and the options that select files."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ SHOWN_FAILURES = 5
 
 
 def media_options(command: Command) -> Command:
-    """Add the options to a command; `media_filter` takes what they say."""
+    """Add the options to a command; pass them to `media_filter`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> MediaFilter | None:
-    """Return which files are to be looked at; None if no option says so.
+    """Return which files to check; None if no option says so.
 
     Raises:
-        ConfigError: If more than one does.
+        ConfigError: If more than one option does.
     """
     from energon.prepare.media.probe import MediaFilter
 
@@ -78,7 +78,7 @@ def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> Me
 
 
 def report_json(report: MediaReport) -> dict[str, Any]:
-    """Return what a run has done as plain data."""
+    """Return the result of a run as plain data."""
     return {
         "files": report.stored,
         "looked_at": report.looked_at,
@@ -87,15 +87,15 @@ def report_json(report: MediaReport) -> dict[str, Any]:
 
 
 def show_report(report: MediaReport) -> None:
-    """Say how many files have metadata now, and which failed."""
+    """Print how many files have metadata now, and which failed."""
     echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
     show_failures(report)
 
 
 def show_failures(report: MediaReport) -> None:
-    """Say which files have no metadata, and why."""
+    """Print which files have no metadata, and why."""
     for name, reason in report.failed[:SHOWN_FAILURES]:
-        echo(f"  left out {name}: {reason}", err=True)
+        echo(f"  skipped {name}: {reason}", err=True)
     if len(report.failed) > SHOWN_FAILURES:
         rest = counted(len(report.failed) - SHOWN_FAILURES, "more damaged file")
         echo(f"  and {rest}; `energon lint` lists them", err=True)
@@ -124,9 +124,9 @@ def command(
     """Record the sizes and durations of media files, for file stores to look up.
 
     PATH is a prepared dataset, here or in an object store, or any folder of files that samples
-    name. Files are not decoded; only their headers are read. Shards (and files of a folder) that
-    have not changed since the last time are not looked at again, and a run that was interrupted
-    continues.
+    refer to. Files are not decoded; only their headers are read. Shards (and files of a folder)
+    that have not changed since the last time are not read again, and an interrupted run
+    continues where it stopped.
 
     \b
     Example:

@@ -121,7 +121,7 @@ def command(
     as_json: bool,
     allow: tuple[str, ...],
 ) -> None:
-    """Show samples of the dataset or metadataset at PATH, as hooks get them.
+    """Show samples of the dataset or metadataset at PATH, as hooks receive them.
 
     Those of crude datasets are shown part by part, decoded. On terminals, images are drawn; those
     of more than 8 bits from their darkest to their brightest pixel.
@@ -179,7 +179,7 @@ def command(
 
 
 def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:
-    """Return up to `count` samples of a split from number `start` on; none before is decoded."""
+    """Return up to `count` samples of a split from number `start` on, decoding none before it."""
     rows = dataset.plan(1).rows(0, start, count)
     if not len(rows.leaf):
         total = counted(len(dataset), "sample")
@@ -199,7 +199,7 @@ def _restored(dataset: SavableDataset, places: Iterable[tuple[int, int, int]]) -
 
 
 def _draw(samples: Iterable[Any], images: bool | None) -> None:
-    """Show samples on the terminal; `images` says whether with their images, None where it can."""
+    """Show samples on the terminal; `images` says whether with images, None where supported."""
     on_terminal = sys.stdout.isatty()
     drawn = on_terminal if images is None else images
     draw = image_protocol(os.environ) if on_terminal else half_blocks
@@ -234,7 +234,7 @@ def _open(
 
 
 def _go_through(samples: Iterable[Any]) -> bool:
-    """Show samples until someone does not want to continue; return whether they came to an end."""
+    """Show samples until the user stops; return whether all were shown."""
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
         for name, value in _all_fields(sample).items():
@@ -243,7 +243,7 @@ def _go_through(samples: Iterable[Any]) -> bool:
         try:
             if not click.confirm("Continue?", default=True):
                 return False
-        except click.Abort:  # also where there is nobody to ask
+        except click.Abort:  # also if there is no terminal to answer at
             return False
     return True
 

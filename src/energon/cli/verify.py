@@ -52,11 +52,11 @@ def command(
 ) -> None:
     """Check the prepared dataset at PATH, and report problems. Changes nothing.
 
-    Compares the size and date of every shard with its index, all headers with the places of
+    Compares the size and date of every shard with its index, all headers with the positions of
     samples and parts in the index, the index with its own checksums, and shards, splits and
-    index.sqlite with each other. With --content, contents are compared with the checksums that
-    `energon pack`, ShardWriter and `energon prepare --checksum` keep. PATH may be a URL: the
-    index is copied here, and of shards only what is compared is read.
+    index.sqlite with each other. With --content, contents are compared with the checksums stored
+    by `energon pack`, ShardWriter and `energon prepare --checksum`. PATH may be a URL: the index
+    is downloaded, and only the compared bytes of shards are read.
 
     Exits with 0 if there are no problems, 1 if there are, 2 if the dataset cannot be checked.
 
@@ -98,7 +98,7 @@ def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
 
 
 def show_report(report: Report) -> None:
-    """Print what came out of checking a dataset."""
+    """Print the result of checking a dataset."""
     for problem in report.problems[:MAX_SHOWN]:
         echo(f"{problem.kind}: {problem.message}")
     if len(report.problems) > MAX_SHOWN:
@@ -121,6 +121,6 @@ def show_report(report: Report) -> None:
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(
-            "restore the shards that are lost, from a copy, or continue without them: "
+            "restore the lost shards from a copy, or continue without them: "
             f"`energon repair {report.dataset} --drop`"
         )

@@ -149,7 +149,7 @@ def command(
 def _state(
     paths: Sequence[str], states: Sequence[AnyPath], split_part: str | None
 ) -> tuple[State, ReadFrom]:
-    """Return the state of the run to show, and what it reads."""
+    """Return the state of the run to show, and the data that it reads."""
     from energon.inspect.planned_run import ReadFrom
     from energon.loader.state_files import read_states
 
@@ -178,7 +178,7 @@ def _encoder(given: str | None) -> type[Any] | None:
 
 
 def load_named(option: str, given: str) -> Any:
-    """Return what `module:name` names, in a module that may be in the working directory."""
+    """Return the object named by `module:name`; the module may be in the working directory."""
     module, _, name = given.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -1,1 +1,1 @@
-"""What tools find out about datasets, which they leave as they are: what fails, what is where."""
+"""Tools that examine datasets without changing them: what fails, and what is where."""

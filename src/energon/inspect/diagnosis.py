@@ -1,4 +1,4 @@
-"""What follows from measurements of a pipeline: what bounds a run, and which settings to change.
+"""Draw conclusions from measurements of a pipeline: what limits a run, which settings to change.
 
 Nothing is measured here, see `doctor`.
 """
@@ -15,25 +15,25 @@ from energon.loader.monitoring.verdict import remedy_for
 from energon.messages import counted
 
 PREFETCH, LONG_PREFETCH = 2, 8
-"""What loaders do unless told otherwise, and what is tried beside it."""
+"""What loaders do by default, and the alternatives that are tried."""
 SLICE_GAIN = 1.5
-"""Slices change the order of the run, so that has to pay."""
+"""Slices change the order of the run, so a change must gain at least this much."""
 SCALES = 0.8
-"""Workers that reach this share of what as many processes could do are not too many."""
+"""Workers are not too many if they reach this share of what as many processes could do."""
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How fast one way of loading is.
+    """The speed of one way of loading.
 
     Args:
         workers: How many; 0 loads in this process.
         kind: Processes or threads.
         prefetch: `prefetch_factor`.
         samples_per_second: After the first batch.
-        seconds_to_first_batch: How long that took.
+        seconds_to_first_batch: How long the first batch took.
     """
 
     workers: int
@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def settings(self) -> str:
-        """The settings in words."""
+        """Describe the settings."""
         if not self.workers:
             return "num_workers=0"
         found = f"num_workers={self.workers}, workers={self.kind!r}"
@@ -53,26 +53,26 @@ class Measured:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was measured, and what follows from it.
+    """What was measured, and the conclusions.
 
     Args:
         cpus: How many CPUs may be used.
-        read_per_second: Samples a second of reading alone, as they come first and, from the cache
-            of the system, again.
-        read_latency_seconds: How long one sample takes that is read alone.
-        read_bytes_per_second: Bytes a second of reading alone, again.
-        slices: Samples a second of reading alone by length of slices, beside the present one.
-        present_slice: The length of slices of the run; the longest, if datasets differ.
+        read_per_second: Samples a second of reading alone, the first time and again from the page
+            cache.
+        read_latency_seconds: How long it takes to read a single sample.
+        read_bytes_per_second: Bytes a second of reading alone, from the page cache.
+        slices: Samples a second of reading alone by length of slices, except the current one.
+        present_slice: The length of slices of the run; the longest if datasets differ.
         transfer_per_second: Samples a second that a worker process sends if it does nothing else;
             None if no processes were measured.
-        stage_per_second: Samples a second of each stage, if it had one process to itself.
-        is_remote: Whether data come from a store. Reading alone is then without reading ahead, one
-            request after the other, and no limit for loaders.
-        disk_bytes: What the first reading took from disk; None if the system does not tell.
+        stage_per_second: Samples a second of each stage if it had one process to itself.
+        is_remote: Whether data comes from a store. Reading alone then happens without read-ahead,
+            one request after the other, and does not limit loaders.
+        disk_bytes: What the first reading took from disk; None if the system does not report it.
         measured: All ways of loading.
-        stages: What each stage takes of the time in one process, by name, the longest first.
-        advice: What bounds the run and what to change, in sentences.
-        symptoms: What is wrong with the surroundings.
+        stages: The share of each stage of the time in one process, by name, the longest first.
+        advice: What limits the run and what to change, in sentences.
+        symptoms: Problems of the machine and the installation.
     """
 
     cpus: float
@@ -92,7 +92,7 @@ class Diagnosis:
 
     @property
     def best(self) -> Measured:
-        """The fastest way of loading; with batches that take more memory only if that pays."""
+        """The fastest way of loading; one whose batches take more memory only if that pays off."""
         return max(
             self.measured,
             key=lambda each: each.samples_per_second / (1 if each.prefetch == PREFETCH else GAIN),
@@ -104,21 +104,21 @@ class Diagnosis:
 
 
 def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield what bounds the run and what to change, in sentences."""
+    """Yield what limits the run and what to change, in sentences."""
     best, (cold, cached) = diagnosis.best, diagnosis.read_per_second
     inline = next(each for each in diagnosis.measured if not each.workers)
     if diagnosis.stages:
         stage, share = next(iter(diagnosis.stages.items()))
         alone = diagnosis.stage_per_second.get(stage, 0.0)
         yield (
-            f"one process spends {share:.0%} of its time in {stage}, which alone would let it do "
-            f"{alone:,.0f} samples/s{_faster(stage, diagnosis)}"
+            f"one process spends {share:.0%} of its time in {stage}; doing nothing else, it would "
+            f"reach {alone:,.0f} samples/s{_faster(stage, diagnosis)}"
         )
     if diagnosis.is_remote:
         if next(iter(diagnosis.stages), "") == READ:
             yield (
                 "the store limits the run: more workers make more requests at a time; larger "
-                "shards and slices make fewer, and ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was "
+                "shards and slices need fewer, and ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was "
                 "read on local disk"
             )
         cached = 0.0
@@ -126,24 +126,24 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
         diagnosis.disk_bytes != 0 and cold * GAIN < cached and best.samples_per_second > cold / GAIN
     ):
         yield (
-            f"storage limits the run: it gives {cold:,.0f} samples/s at first, and the cache of "
-            f"the system {cached:,.0f}; read larger slices, or copy the data to a faster disk"
+            f"storage limits the run: it delivers {cold:,.0f} samples/s at first, and the page "
+            f"cache {cached:,.0f}; read larger slices, or copy the data to a faster disk"
         )
     if cached:
         share = best.samples_per_second / cached
         yield (
-            f"the best settings reach {share:.0%} of what reading alone does from the cache"
+            f"the best settings reach {share:.0%} of what reading alone does from the page cache"
             if share < 1
-            else "the best settings are as fast as reading alone from the cache of the system"
+            else "the best settings are as fast as reading alone from the page cache"
         )
     yield from _slice_advice(diagnosis)
     sent = diagnosis.transfer_per_second
     sending_bounds = sent is not None and sent < GAIN * inline.samples_per_second
     if sending_bounds:
         yield (
-            f"sending batches limits worker processes: one sends {sent:,.0f} samples/s at most, "
-            f"num_workers=0 makes {inline.samples_per_second:,.0f}; send less (uint8 instead of "
-            "floats, arrays instead of objects)"
+            f"sending batches limits worker processes: one sends at most {sent:,.0f} samples/s, "
+            f"while num_workers=0 makes {inline.samples_per_second:,.0f}; send less (uint8 "
+            "instead of floats, arrays instead of objects)"
         )
     if best.workers and best.samples_per_second > GAIN * inline.samples_per_second:
         yield from _worker_advice(diagnosis, inline)
@@ -154,7 +154,7 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _why_not_faster(diagnosis: Diagnosis) -> str:
-    """Return why workers are not faster than none."""
+    """Return why workers are no faster than none."""
     why = "batches cost as much to send as to make"
     if all(each.kind == "thread" for each in diagnosis.measured if each.workers):
         why = "threads take turns where hooks run Python code (--kind process measures processes)"
@@ -164,14 +164,14 @@ def _why_not_faster(diagnosis: Diagnosis) -> str:
 
 
 def _faster(stage: str, diagnosis: Diagnosis) -> str:
-    """Return what makes a stage faster; "" for local reading, of which more is measured."""
+    """Return what makes a stage faster; "" for local reading, about which more is measured."""
     if stage == READ and not diagnosis.is_remote:
         return ""
     return f"; to make that faster, {remedy_for(stage, is_remote=diagnosis.is_remote)}"
 
 
 def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:
-    """Yield which workers to use, where they are faster than none."""
+    """Yield which workers to use, if they are faster than none."""
     best = diagnosis.best
     gain = best.samples_per_second / max(inline.samples_per_second, 1e-9)
     yield f"use {best.settings}: {gain:.1f} times as fast as in the training process"
@@ -193,10 +193,10 @@ def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:
 
 
 def _slice_advice(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield which slices to read, where reading is what takes the time."""
+    """Yield which slices to read, if reading takes most of the time."""
     present, best = diagnosis.read_per_second[1], diagnosis.best.samples_per_second
     if not diagnosis.slices or best * GAIN < present / 2:
-        return  # reading is not what bounds the run
+        return  # reading is not the limit
     length, rate = max(diagnosis.slices.items(), key=lambda item: item[1])
     if rate > SLICE_GAIN * present:
         yield (
@@ -206,13 +206,13 @@ def _slice_advice(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
-    """Yield a diagnosis as text."""
+    """Yield a diagnosis as lines of text."""
     cold, cached = diagnosis.read_per_second
     yield f"available CPUs: {diagnosis.cpus:g}"
     how = " without reading ahead" if diagnosis.is_remote else ""
     yield f"reading alone{how}: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
     yield (
-        f"storage: one sample alone takes {1e3 * diagnosis.read_latency_seconds:.2f} ms, many "
+        f"storage: a single sample takes {1e3 * diagnosis.read_latency_seconds:.2f} ms, many "
         f"together {diagnosis.read_bytes_per_second / 1e6:,.0f} MB/s"
     )
     for length, rate in diagnosis.slices.items():
@@ -229,7 +229,7 @@ def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
             f"{each.seconds_to_first_batch:.1f} s{mark}"
         )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in diagnosis.stages.items())
-    yield f"in one process: {shares or 'too quick to tell'}"
+    yield f"in one process: {shares or 'too fast to measure'}"
     for name, rate in diagnosis.stage_per_second.items():
         yield f"{name} alone, one process: {rate:,.0f} samples/s"
     yield from diagnosis.advice
@@ -240,7 +240,7 @@ def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def check_speed(diagnosis: Diagnosis, at_least: float | None) -> str | None:
-    """Return why a machine does not do, as for tests in CI; None if it does."""
+    """Return why a machine fails the check, as in CI; None if it passes."""
     bad = [symptom.what for symptom in diagnosis.symptoms if symptom.is_bad]
     if bad:
         return "; ".join(bad)

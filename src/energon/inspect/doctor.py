@@ -1,8 +1,8 @@
-"""Measure on this machine what bounds a run; `diagnosis` says which settings to change.
+"""Measure on this machine what limits a run; `diagnosis` says which settings to change.
 
 Reading alone (with slices of several lengths, one sample and many at a time), the whole pipeline in
 this process, the transfer of its batches alone, and workers of both kinds are measured one after
-the other, each for a few seconds, over the same data in the same order.
+the other for a few seconds each, over the same data in the same order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from energon.task_encoder.dataset import SavableDataset
 from energon.worker import WorkerConfig
 
 SLICE_FACTOR = 8
-"""Slices are tried that are longer and shorter by this."""
+"""Slices longer and shorter by this factor are tried."""
 SEEN = 0.01
-"""What takes less of the time than this is seen too seldom to be measured."""
+"""Stages that take a smaller share of the time than this are seen too rarely to be measured."""
 SINGLE_READS = 20
 FEWEST_BATCHES, MOST_PERIODS = 10, 4
-"""Fewer batches say little of a rate, so for them a measurement takes so many times as long."""
+"""Fewer batches than this tell little about a rate; their measurement is extended this much."""
 READ_BYTES, MAX_READ_ROWS = 8 << 20, 1024
-"""Reading alone takes as many samples at a time as are so large together, and so many at most."""
+"""Reading alone takes this many bytes of samples at a time, and at most this many samples."""
 
 MakeDataset = Callable[[WorkerConfig], SavableDataset]
 
@@ -50,14 +50,14 @@ def diagnose(
     kinds: Sequence[Literal["process", "thread"]] = ("process", "thread"),
     cgroup: Path = CGROUP,
 ) -> Diagnosis:
-    """Return what bounds a run on this machine, and what to change.
+    """Return what limits a run on this machine, and what to change.
 
     Args:
         make: Returns the dataset of the run for a worker config.
-        seconds: For how long each way of loading is measured.
-        workers: Which numbers of workers; None for 0, 1, 2 and as many as there are CPUs.
-        kinds: Which kinds of workers.
-        cgroup: Where the control group of this process is shown.
+        seconds: How long to measure each way of loading.
+        workers: Numbers of workers; None for 0, 1, 2 and the number of CPUs.
+        kinds: Kinds of workers.
+        cgroup: Where the control group of this process is mounted.
     """
     cpus = usable_cpus(cgroup)
     numbers = sorted({0, 1, 2, max(1, int(cpus))} if workers is None else {0, *workers})
@@ -104,7 +104,7 @@ def _config(num_workers: int) -> WorkerConfig:
 
 
 def _read_alone(dataset: SavableDataset, recipe: PlanRecipe, seconds: float) -> float:
-    """Return how many samples a second are read in an order, with nothing done to them."""
+    """Return how many samples a second are read in an order, doing nothing with them."""
     step = max(1, min(MAX_READ_ROWS, int(READ_BYTES / max(1, _mean_bytes(dataset)))))
     plan, rows = recipe(1), 0
     begun = time.perf_counter()
@@ -118,7 +118,7 @@ def _read_alone(dataset: SavableDataset, recipe: PlanRecipe, seconds: float) -> 
 
 
 def _read_latency(dataset: SavableDataset) -> float:
-    """Return how long it takes to read one sample alone, in seconds."""
+    """Return how long it takes to read a single sample, in seconds."""
     plan, taken = dataset.plan(1), []
     samples = sum(leaf.num_samples for leaf in dataset.plan.leaves)
     for number in range(SINGLE_READS):
@@ -141,7 +141,7 @@ def _read_slices(dataset: SavableDataset, seconds: float) -> dict[int, float]:
 
 
 def _disk_bytes() -> int | None:
-    """Return how much this process has read from disk; None if the system does not tell."""
+    """Return how much this process has read from disk; None if the system does not report it."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
         return int(dict(line.split(": ") for line in lines)["read_bytes"])
@@ -157,7 +157,7 @@ def _mean_bytes(dataset: SavableDataset) -> float:
 
 @dataclass(frozen=True)
 class SameBatch:
-    """A pipeline that yields a batch that it has, again and again, to see what sending it costs."""
+    """A pipeline that yields the same batch again and again, to measure what sending it costs."""
 
     batch: Any
     worker_config: WorkerConfig
@@ -170,11 +170,11 @@ class SameBatch:
         return _SameBatches(self.batch)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return None: there is no end."""
+        """Return None: it has no end."""
         return None
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return nothing: nobody saves this."""
+        """Return nothing: this is never saved."""
         return {}
 
 
@@ -190,7 +190,7 @@ class _SameBatches(DatasetIterator[Any]):
 
 
 def _transfer_alone(dataset: SavableDataset, seconds: float) -> float | None:
-    """Return how many samples a second one process sends that has its batch already."""
+    """Return how many samples a second one process sends if its batch is ready."""
     with get_loader(dataset, verdict_seconds=None) as loader:
         batch = next(iter(loader), None)
         samples = loader.stats().get("samples", 0) / max(1, loader.stats()["batches"])
@@ -240,7 +240,7 @@ def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
     """Yield batches in one loop for each pass over the data, as training programs should."""
     try:
         length = len(loader)
-    except TypeError:  # of pipelines that do not know
+    except TypeError:  # of pipelines without a length
         yield from loader
         return
     found = True
@@ -252,13 +252,13 @@ def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
 
 
 def require_dataset(found: Any, target: str) -> SavableDataset:
-    """Return what a function of the user made, if it can be measured.
+    """Return the result of a user's function, if it can be measured.
 
     Raises:
-        ConfigError: If it is something else.
+        ConfigError: If it cannot.
     """
     if not isinstance(found, SavableDataset):
         raise ConfigError(
-            f"{target} returned {type(found).__name__}, expected what get_train_dataset returns"
+            f"{target} returned {type(found).__name__}, expected the result of get_train_dataset"
         )
     return found

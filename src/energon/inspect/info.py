@@ -19,13 +19,13 @@ from energon.sources.shards import ShardPool
 from energon.task_encoder.open_join import find_index, join_digest
 
 MAX_CLASSES = 10
-"""How many are shown."""
+"""How many classes are shown."""
 BAR_LETTERS = 32
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def info_lines(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what `energon.inspect.info.describe` has found, as Markdown."""
+    """Yield the result of `energon.inspect.info.describe` as Markdown."""
     if about["kind"] == "metadataset":
         yield from _metadataset(about)
         for path, dataset in about["datasets"].items():
@@ -96,7 +96,7 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"- cannot be read: {reason}"
     for name, split in about["splits"].items():
         share = 100 * split["samples"] / max(1, about["samples"])
-        excluded = f", {split['excluded']} left out" if split["excluded"] else ""
+        excluded = f", {split['excluded']} excluded" if split["excluded"] else ""
         yield (
             f"- split {name}: {counted(split['samples'], 'sample')} ({share:.1f} %), "
             f"{counted(split['shards'], 'shard')}{excluded}"
@@ -154,9 +154,9 @@ def _medium(name: str, found: Mapping[str, Any]) -> str:
 
 
 def describe_mix(mix: LeafList) -> dict[str, Any]:
-    """Return what a split of a metadataset is made of.
+    """Return what a split of a metadataset consists of.
 
-    `samples` is None where that depends on the index of a join which does not exist yet.
+    `samples` is None if it depends on the index of a join which does not exist yet.
     """
     pool = ShardPool()
     leaves = [_described_leaf(leaf, mix, pool) for leaf in mix.leaves]
@@ -226,16 +226,16 @@ def describe(
     dataset_config: str = "dataset.yaml",
     parts: bool = True,
 ) -> dict[str, Any]:
-    """Return what a dataset or metadataset holds.
+    """Return what a dataset or metadataset contains.
 
     Args:
         path: Where it is.
         split_config: File below `.nv-meta` that lists the splits.
         dataset_config: File below `.nv-meta` that describes samples.
-        parts: Whether to count parts and their sizes, for which all indexes are read.
+        parts: Whether to count parts and their sizes, which reads all indexes.
 
     Raises:
-        DatasetNotFoundError: If there is nothing.
+        DatasetNotFoundError: If there is no dataset.
         ConfigError: If a document is invalid.
     """
     address = os.fspath(path) if is_remote(path) else local_path(path)

@@ -1,4 +1,4 @@
-"""The datasets that a path stands for, split by split, with all that is wrong on the way."""
+"""The datasets that a path stands for, split by split, with any problems found on the way."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class FoundLeaves:
     """What a path stands for.
 
     Args:
-        kind: Of what lies there.
-        splits: Datasets by split, those of joins one by one.
-        mixes: The same by split, those of joins together, and how they are mixed.
-        problems: By split, why there are none, each as one line.
+        kind: The kind of dataset there.
+        splits: Datasets by split; members of joins are separate.
+        mixes: How datasets are mixed, by split; members of joins are together.
+        problems: By split, why it has no datasets, each as one line.
     """
 
     kind: str
@@ -46,15 +46,15 @@ def find_leaves(
 
     Args:
         path: Where it is.
-        splits: Which of its splits; none for all.
+        splits: Which of its splits; none means all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
-        split_config: The same for splits; None for split.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         training: Whether weights and repetitions count, which validation ignores.
-        allow: What data may do, see `get_train_dataset`.
+        allow: What the data may do, see `get_train_dataset`.
 
     Raises:
-        DatasetNotFoundError: If there is nothing.
-        ConfigError: If there is no such split, or the document breaks the grammar.
+        DatasetNotFoundError: If there is no dataset.
+        ConfigError: If there is no such split, or the document is invalid.
     """
     address = os.fspath(path)
     if not is_remote(address):

@@ -43,7 +43,7 @@ from energon.task_encoder.leaves import OpenedLeaf, check_exclude_from, open_lea
 from energon.task_encoder.open_join import check_join, find_joiner
 
 NOT_TRAINED = ("val", "test")
-"""Splits whose weights say nothing, as nobody trains from them."""
+"""Splits whose weights do not matter, since nobody trains on them."""
 
 
 def mix_problems(
@@ -54,13 +54,13 @@ def mix_problems(
     split_config: str | None = None,
     allow: Sequence[str] = (),
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the split, the dataset and what is wrong, for weights and joins of a metadataset.
+    """Yield split, dataset and problem for the weights and joins of a metadataset.
 
     Args:
         path: The metadataset, not one of its datasets.
-        found: What it consists of.
+        found: Its datasets.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
-        split_config: The same for splits; None for split.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         allow: What the user allows.
     """
     if found.kind != "metadataset":
@@ -89,7 +89,7 @@ def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
     try:
         find_joiner(leaf.joiner, allow)
     except SecurityError:
-        pass  # it may not be looked at here, so nothing is known about it
+        pass  # it may not be opened here, so nothing is known about it
     except EnergonError as error:
         yield str(error)
     try:
@@ -102,22 +102,22 @@ def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
 
 MAX_BATCH_SAMPLES = 256
 BATCH_BYTES = 64 << 20
-"""About what a process looks at before it is given more."""
+"""Roughly how many bytes a process checks before it is given more."""
 MIN_BATCHES = 64
-"""How many batches a dataset is cut into at least, so that no process is without work."""
+"""How many batches a dataset is cut into at least, so that no process is idle."""
 _PRELOAD = "energon.inspect.lint_batch"
 
 
 @dataclass
 class LintReport:
-    """What came out of decoding samples.
+    """The result of decoding samples.
 
     Args:
         path: What was checked.
-        kind: What lies there.
-        num_samples: How many samples, by split.
-        findings: What is wrong.
-        unchecked: How many parts of which name were not decoded since the user must allow it.
+        kind: The kind of dataset there.
+        num_samples: Number of samples, by split.
+        findings: The problems.
+        unchecked: By name, how many parts were not decoded because the user must allow it.
     """
 
     path: str
@@ -132,7 +132,7 @@ class LintReport:
         return not self.findings
 
     def groups(self) -> list[Group]:
-        """Return the findings that say the same of several samples together."""
+        """Return the findings, with those that say the same about several samples grouped."""
         return group_findings(self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -166,18 +166,18 @@ def lint_dataset(
 
     Args:
         path: A prepared dataset, a metadataset, or `filesystem://` and a folder of files.
-        splits: Which splits; none for all.
+        splits: Which splits; none means all.
         max_samples: How many of each dataset, spread over all of its splits; None for all.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
-        split_config: The same for splits; None for split.yaml.
-        exclude_from: Quarantine files whose samples are left out, see `get_train_dataset`.
-        allow: What data may do, see `get_train_dataset`; "pickle" decodes what is pickled.
-        engine: Where it is done; None for processes of this machine.
-        progress: Called with the number of samples that are done, and of all.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        exclude_from: Quarantine files whose samples are skipped, see `get_train_dataset`.
+        allow: What the data may do, see `get_train_dataset`; "pickle" decodes pickled parts.
+        engine: Where to decode; None for processes of this machine.
+        progress: Called with the number of samples done, and the total.
 
     Raises:
         DatasetNotFoundError: If there is nothing at the path.
-        EmptyDatasetError: If there are no samples, and nothing else is wrong.
+        EmptyDatasetError: If there are no samples and no other problems.
         ConfigError: If an argument is invalid.
     """
     folder = _folder_of(path)
@@ -207,7 +207,7 @@ def lint_dataset(
     work, empty = _work(found, report, max_samples, exclude_from, tuple(allow))
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
-        nothing = f"{redact(path)}: there is no sample to look at in {looked_in}"
+        nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
         raise EmptyDatasetError("\n".join(each.reason for each in empty) or nothing)
     report.findings += empty
     runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
@@ -228,8 +228,8 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
     """List the samples and shards that fail, for `energon prepare --exclude-from`.
 
     Args:
-        report: What was found.
-        path: A file; for a metadataset, a folder, in which each dataset gets a file.
+        report: The report.
+        path: A file; for a metadataset, a folder in which each dataset gets a file.
 
     Raises:
         ConfigError: If it is not on this machine, or the folder cannot be made.
@@ -269,7 +269,7 @@ def _work(
             try:
                 opened = open_leaves([leaf], None, exclude_from, allow=allow)[0]
             except EnergonError as error:
-                # A dataset may have splits that list nothing, but no metadataset may name them.
+                # A dataset may have splits that list nothing, but no metadataset may refer to them.
                 on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"
                 if not (on_purpose and kind_of(leaf.path).lists_nothing(leaf)):
                     findings = empty if isinstance(error, EmptyDatasetError) else report.findings
@@ -288,7 +288,7 @@ def _work(
 
 
 def _spread_over(counts: Sequence[int], most: int | None) -> list[Sequence[int]]:
-    """Return `most` numbers of samples, spread over several sources that are laid end to end."""
+    """Return `most` sample numbers, spread over several sources laid end to end."""
     if most is None or most >= sum(counts):
         return [range(count) for count in counts]
     chosen = np.array(spread(sum(counts), most))
@@ -310,7 +310,7 @@ def _exclude_problems(found: FoundLeaves) -> Iterator[Finding]:
             try:
                 lines = kind_of(leaf.path).unmatched(leaf)
             except EnergonError:
-                continue  # opening it says so
+                continue  # opening it reports that
             yield from (Finding(leaf.path, split, line) for line in lines)
 
 
@@ -320,7 +320,7 @@ def _run(
     report_death: Callable[..., BatchReport],
     jobs: Sequence[IsolatedCall],
 ) -> Iterator[tuple[int, BatchReport]]:
-    """Yield numbers of jobs and what came out of all or of some of their samples."""
+    """Yield numbers of jobs and the results of all or some of their samples."""
     if engine.name == "local":
         for number, result in run_surviving(look, jobs, engine.num_local, _PRELOAD):
             if isinstance(result, Death):
@@ -336,7 +336,7 @@ def _collect(
     runs: Iterable[tuple[int, BatchReport]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Put what comes out of batches into a report, in the order of the data."""
+    """Put the results of batches into a report, in the order of the data."""
     total, done = sum(len(job.ordinals) for _, job in work), 0
     results: dict[int, list[BatchReport]] = {}
     for number, result in runs:
@@ -357,20 +357,20 @@ def _batches(ordinals: Sequence[int], mean_bytes: float) -> Iterator[Sequence[in
 
 
 class _Collected:
-    """Puts what came out of batches into a report."""
+    """Puts the results of batches into a report."""
 
     def __init__(self, report: LintReport) -> None:
         self.report = report
         self._known = {each._replace(split="") for each in report.findings if each.key is None}
 
     def add(self, split: str, result: BatchReport) -> None:
-        """Add what came out of a batch of a split."""
+        """Add the result of a batch of a split."""
         report = self.report
         report.num_samples[split] += result.num_samples
         for each in result.findings:
             each = each._replace(split=split)
             if each.key is None:
-                # A shard that cannot be opened is found by each of its batches.
+                # A shard that cannot be opened is reported by each of its batches.
                 if each._replace(split="") in self._known:
                     continue
                 self._known.add(each._replace(split=""))

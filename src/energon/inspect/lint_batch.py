@@ -1,7 +1,7 @@
-"""Decode some samples of a dataset, and say which fail and why. Runs in worker processes.
+"""Decode some samples of a dataset, and report which fail and why. Runs in worker processes.
 
-Files of folders are decoded the same way. Findings that say the same of different samples are put
-together.
+Files of folders are decoded the same way. Findings that say the same about different samples are
+grouped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DIED = "the process that decoded it died: a decoder has crashed, or memory ran o
 
 
 class Finding(NamedTuple):
-    """What is wrong with a sample, a shard, a dataset or a document."""
+    """A problem with a sample, a shard, a dataset or a document."""
 
     dataset: str
     split: str
@@ -53,14 +53,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What came out of a batch.
+    """The result of checking a batch.
 
     Args:
         first: Number of the first sample.
         num_samples: How many were checked.
-        findings: What is wrong.
-        unchecked: Extensions of parts that are only decoded if the user allows it, and how many
-            parts there are.
+        findings: The problems.
+        unchecked: By extension, how many parts were not decoded because the user must allow it.
     """
 
     first: int
@@ -75,8 +74,8 @@ def lint_batch(
     """Decode the samples of a dataset that have these numbers.
 
     Args:
-        run: Which run it belongs to: a leaf is unpacked once for each.
-        leaf: What `pack_leaf` returned.
+        run: The run it belongs to: a leaf is unpacked once for each.
+        leaf: The result of `pack_leaf`.
         allow: What the user allows.
         ordinals: Numbers of samples.
     """
@@ -101,7 +100,7 @@ def spread(count: int, most: int | None) -> Sequence[int]:
 
 
 def mean_bytes(source: Source) -> float:
-    """Return about how large a sample is, or 0 if the shards that could tell are missing."""
+    """Return roughly how large a sample is, or 0 if the shards that would tell are missing."""
     try:
         return source.mean_sample_bytes
     except EnergonError:
@@ -109,17 +108,17 @@ def mean_bytes(source: Source) -> float:
 
 
 def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) -> BatchReport:
-    """Return the report on a sample whose decoding has ended the process."""
+    """Return the report on a sample whose decoding ended the process."""
     check = _Check(*_unpacked(run, leaf), SampleDecoder("rgb8", allow=allow))
     return BatchReport(ordinal, 1, (check.failed(ordinal, DIED),))
 
 
 def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
-    """Return what `data` hold, audio and video decoded to their end.
+    """Return what `data` contains, with audio and video decoded to their end.
 
     Raises:
         DecodeError: If they are damaged.
-        SecurityError: If they are only decoded where the user allows it.
+        SecurityError: If they are only decoded with the user's permission.
     """
     decoded = decoder.decode(name, data)
     if isinstance(decoded, AVDecoder):
@@ -128,10 +127,10 @@ def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
 
 
 def pack_leaf(leaf: Leaf, opened: OpenedLeaf) -> bytes:
-    """Return a leaf for other processes, with the classes that this program knows by name.
+    """Return a leaf for other processes, with the classes that this program has registered.
 
-    They import the modules of those, as workers of a loader do; what they open themselves could
-    only name classes that are imported there already.
+    They import the modules of these classes, as workers of a loader do; if they opened the leaf
+    themselves, they could only find classes already imported there.
     """
     packed: bytes = cloudpickle.dumps((leaf, opened))
     return packed
@@ -144,7 +143,7 @@ def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf]:
 
 
 class _Check:
-    """Looks at samples of a leaf."""
+    """Checks samples of a leaf."""
 
     def __init__(self, leaf: Leaf, opened: OpenedLeaf, decoder: SampleDecoder) -> None:
         self.leaf = leaf
@@ -153,7 +152,7 @@ class _Check:
         self.unchecked: dict[str, int] = {}
 
     def __call__(self, ordinals: Sequence[int]) -> Iterator[Finding]:
-        """Yield what is wrong with some samples, which are read together if they can be."""
+        """Yield problems of some samples, which are read together if possible."""
         note(None)
         try:
             samples = self.opened.source.read(
@@ -171,7 +170,7 @@ class _Check:
             yield from self._sample(sample)
 
     def failed(self, ordinal: int, reason: str) -> Finding:
-        """Return that a sample fails, with its place as far as that can be found."""
+        """Return the finding that a sample fails, with its place as far as it can be determined."""
         try:
             place = self.opened.source.locate(ordinal)
         except EnergonError:
@@ -217,16 +216,16 @@ class _Check:
 
 
 SPLIT = "files"
-"""Stands for the split where there is none."""
+"""Stands for the split of data without splits."""
 BATCH_FILES = 64
 
 
 def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> list[IsolatedCall]:
-    """Return what is to be looked at in a folder, here or in an object store.
+    """Return what to check in a folder, here or in an object store.
 
     Args:
         folder: Where it is.
-        max_files: How many files, spread over all; None for all.
+        max_files: How many files, spread over all of them; None for all.
         allow: What the user allows.
 
     Raises:
@@ -236,7 +235,7 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
     SystemFileStore(folder)
     names = [found.key for found in list_files(folder) if not found.key.startswith(f"{META}/")]
     if not names:
-        raise EmptyDatasetError(f"{redact(folder)}: has no files")
+        raise EmptyDatasetError(f"{redact(folder)}: contains no files")
     names = [names[place] for place in spread(len(names), max_files)]
     return [
         IsolatedCall(
@@ -282,7 +281,7 @@ def lint_files(
 def report_file_death(
     folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinal: int
 ) -> BatchReport:
-    """Return the report on a file whose decoding has ended the process."""
+    """Return the report on a file whose decoding ended the process."""
     return BatchReport(ordinal, 1, (_finding(folder, names[ordinal - start], DIED),))
 
 
@@ -303,9 +302,9 @@ class Group:
 
     Args:
         dataset: The dataset.
-        reason: What is wrong, without what differs between samples.
+        reason: The problem, without what differs between samples.
         count: How many findings there are.
-        places: Where the first are, as `SHARD/KEY`.
+        places: Where the first ones are, as `SHARD/KEY`.
     """
 
     dataset: str
@@ -323,10 +322,10 @@ class Group:
         }
 
     def line(self, noun: str = "sample") -> str:
-        """Return it as a line of text; `noun` says what findings are about."""
+        """Return it as a line of text; `noun` says what the findings are about."""
         if self.count == 1:
             place = "/".join([self.dataset, *self.places])
-            # Some reasons begin with the file that they are about.
+            # Some reasons begin with the file that they refer to.
             return self.reason if self.reason.startswith(place) else f"{place}: {self.reason}"
         shown = ", ".join(self.places)
         return f"{self.dataset}: {counted(self.count, noun)}: {self.reason} (first: {shown})"
@@ -339,7 +338,7 @@ def group_findings(findings: Sequence[Finding]) -> list[Group]:
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
     for each in dict.fromkeys(finding._replace(split="") for finding in findings):
-        # What is not about a sample stands alone.
+        # A finding that is not about a sample stands alone.
         kind = _kind(each) if each.key is not None else f"{each.shard}: {each.reason}"
         groups.setdefault((each.dataset, kind), []).append(each)
     return [
@@ -358,7 +357,7 @@ def group_findings(findings: Sequence[Finding]) -> list[Group]:
 
 
 def _kind(finding: Finding) -> str:
-    """Return what findings have in common that say the same of different samples."""
+    """Return what findings have in common if they say the same about different samples."""
     reason = _BYTES.sub("…", _common_reason(finding))
     return f"{finding.part}: {_NUMBER.sub('0', reason)}"
 

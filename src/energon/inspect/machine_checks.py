@@ -1,4 +1,4 @@
-"""Look for what of this machine and installation slows runs down or breaks them."""
+"""Look for what slows down or breaks runs on this machine and installation."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from energon.version import __version__
 SHARED_MEMORY_BYTES = 1 << 30
 DESCRIPTORS = 4096
 CLOCK = 1_600_000_000
-"""Seconds since 1970: a clock that is before this is wrong, and signed requests are refused."""
+"""Seconds since 1970: a clock before this is wrong, and stores refuse signed requests."""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something of the surroundings that is not as it should be.
+    """A problem of the machine or the installation.
 
     Args:
         what: What was found, what was expected, and what to do.
-        is_bad: Whether runs fail or crawl on account of it.
+        is_bad: Whether it makes runs fail or crawl.
     """
 
     what: str
@@ -38,11 +38,11 @@ class Symptom:
 def surroundings(
     dataset: SavableDataset | None = None, *, cgroup: Path = CGROUP
 ) -> Iterator[Symptom]:
-    """Yield what of this machine and installation slows runs down or breaks them.
+    """Yield what slows down or breaks runs on this machine and installation.
 
     Args:
-        dataset: What is going to be read; None for nothing in particular.
-        cgroup: Where the control group of this process is shown.
+        dataset: The dataset to be read; None for none in particular.
+        cgroup: Where the control group of this process is mounted.
     """
     yield from _machine(cgroup)
     if not _has_turbojpeg():
@@ -52,8 +52,8 @@ def surroundings(
         )
     if any(os.path.exists(os.path.join(folder, SIGN)) for folder in sys.path):
         yield Symptom(
-            "megatron-energon is installed beside energon, and both overwrite each other's files; "
-            "uninstall it",
+            "megatron-energon is installed as well, and the two packages overwrite each other's "
+            "files; uninstall it",
             is_bad=True,
         )
     yield from _versions()
@@ -62,7 +62,7 @@ def surroundings(
 
 
 def _versions() -> Iterator[Symptom]:
-    """Yield what of the installed packages does not fit together."""
+    """Yield installed packages that do not fit together."""
     try:
         installed = version("energon-loader")
     except PackageNotFoundError:
@@ -71,7 +71,7 @@ def _versions() -> Iterator[Symptom]:
         yield Symptom(
             f"this is energon {__version__} of {Path(__file__).parents[1]}, and energon-loader "
             f"{installed} is installed: worker processes or commands may import the other one; "
-            "keep one of them",
+            "keep only one of them",
             is_bad=True,
         )
     copies = {
@@ -82,18 +82,18 @@ def _versions() -> Iterator[Symptom]:
     if len(copies) > 1:
         yield Symptom(
             f"energon is on the path {len(copies)} times ({', '.join(sorted(copies))}), and the "
-            "first one counts; keep one of them"
+            "first one is used; keep only one of them",
         )
     if problem := _arrays_of_torch():
         yield Symptom(
-            f"torch makes no tensors of arrays of numpy ({problem}): the two are built for "
-            "different versions; install releases of the same time",
+            f"torch cannot turn numpy arrays into tensors ({problem}): the two are built for "
+            "different versions; install matching releases",
             is_bad=True,
         )
 
 
 def _arrays_of_torch() -> str | None:
-    """Return why torch takes no arrays of numpy; None if it does, or is not installed."""
+    """Return why torch accepts no numpy arrays; None if it does, or is not installed."""
     try:
         import torch
     except ImportError:
@@ -127,7 +127,7 @@ def _machine(cgroup: Path) -> Iterator[Symptom]:
         if size < SHARED_MEMORY_BYTES:
             yield Symptom(
                 f"/dev/shm has {size >> 20} MiB, expected 1024 MiB for what PyTorch shares; "
-                "start the container with --shm-size=8g (energon itself does without it)"
+                "start the container with --shm-size=8g (energon itself does not need it)"
             )
     try:
         import resource
@@ -151,6 +151,6 @@ def _data(dataset: SavableDataset, cgroup: Path) -> Iterator[Symptom]:
     memory = usable_memory(cgroup)
     if memory is not None and size > memory:
         yield Symptom(
-            f"the data have {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: epochs are "
-            "read from disk each time, not from the cache of the system"
+            f"the dataset has {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: each "
+            "epoch is read from disk, not from the page cache"
         )

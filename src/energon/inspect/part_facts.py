@@ -1,4 +1,4 @@
-"""What is known of a part without decoding it: its kind, its size in pixels, how long it is."""
+"""What is known about a part without decoding it: its kind, its size in pixels, its duration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTS: dict[PartKind, tuple[str, ...]] = {
     "text": ("length",),
     "arrays": ("length",),
 }
-"""What can be asked of each kind of part: pixels, seconds, characters, entries."""
+"""What can be asked about each kind of part: pixels, seconds, characters, entries."""
 
 
 def part_kind(extension: str) -> PartKind:
@@ -51,7 +51,7 @@ def part_kind(extension: str) -> PartKind:
 
 
 def extension_of(name: str, file: BrowsedFile | None = None) -> str:
-    """Return the extension of a part; where that says nothing, what its first bytes say."""
+    """Return the extension of a part; if it is unknown, the type that its first bytes suggest."""
     extension = name.lower().removesuffix(".gz").rpartition(".")[2]
     if part_kind(extension) == "bytes" and file is not None and file.size:
         head = file.find().pread(file.offset, min(file.size, SIGNATURE_BYTES))

@@ -1,4 +1,4 @@
-"""What a planned run will read: shares over time, epochs, bytes and requests, how well it mixes."""
+"""What a planned run will read: shares over time, epochs, bytes and requests, quality of mixing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 POINTS = 120
 MAX_DRAWN = 12
-"""Datasets that are drawn on their own; the others, of which less is read, are put together."""
+"""Datasets that are drawn separately; the rest, of which less is read, is combined."""
 _REST_COLOR = "#c7c7c7"
 
 
@@ -43,15 +43,15 @@ class _Group(NamedTuple):
 
 
 def draw_run(run: PlannedRun, about: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Draw shares and epochs over a run, and how each dataset is read and mixed.
+    """Plot shares and epochs over a run, and how each dataset is read and mixed.
 
     Args:
         run: The run.
-        about: What `describe_run` said of it.
-        path: Where to; the ending says as what: .png, .svg or .pdf.
+        about: The result of `describe_run`.
+        path: The file; its extension decides on the format: .png, .svg or .pdf.
 
     Raises:
-        ConfigError: If the file name is not that of an image, or the file cannot be written.
+        ConfigError: If the extension is not that of an image, or the file cannot be written.
         MissingExtraError: If matplotlib is not installed.
     """
     with needs_extra("plot", "plots need matplotlib"):
@@ -68,7 +68,7 @@ def draw_run(run: PlannedRun, about: Mapping[str, Any], path: str | os.PathLike[
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{os.fspath(path)}: cannot be drawn: {error}") from error
+        raise ConfigError(f"{os.fspath(path)}: cannot be written: {error}") from error
 
 
 def _groups(names: Sequence[str], drawn: Floats) -> list[_Group]:
@@ -98,7 +98,7 @@ def _draw_shares(
 ) -> None:
     shares = shares_of(counts) * 100
     columns = [shares[:, group.leaves].sum(axis=1) for group in groups]
-    # A share holds between two marks, so it is drawn as a step.
+    # A share is constant between two marks, so it is drawn as a step.
     steps = [np.repeat(column, 2) for column in columns]
     places = np.repeat(marks, 2)[1:-1]
     axes.stackplot(places, steps, colors=[group.color for group in groups])
@@ -162,11 +162,11 @@ class LeafReads(NamedTuple):
 
     requests: float
     bytes_read: float
-    """With the gaps that are read along."""
+    """Including the gaps that are read along."""
 
 
 def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
-    """Return for each leaf that comes in some blocks of rows what reading its samples takes."""
+    """Return what reading the samples of each leaf in some blocks of rows takes."""
     sums: dict[int, list[Ints]] = {}
     number = run.streams.lanes
     streams = np.unique(np.linspace(0, number - 1, MEASURED_STREAMS).astype(int)).tolist()
@@ -179,7 +179,7 @@ def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
     found = {}
     for leaf, parts in sums.items():
         samples, requests, read = np.sum(parts, axis=0).tolist()
-        # Kinds that read sample by sample say nothing of requests: each is one.
+        # Kinds that read sample by sample report no requests: each sample is one.
         if requests:
             found[leaf] = LeafReads(requests / samples, read / samples)
     return found
@@ -208,11 +208,11 @@ def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
 
 
 MAX_COUNTED_STREAMS = 32
-"""Of more streams than this, some stand for all."""
+"""If there are more streams than this, some of them represent all."""
 QUALITY_ROWS = 1 << 18
-"""Rows that are checked for how well they are mixed."""
+"""Rows checked for how well they are mixed."""
 MAX_QUALITY_LANES = 1024
-"""Lanes of which they are, neighbors in the order of batches."""
+"""Lanes that these rows belong to, neighbors in the order of batches."""
 MIN_QUALITY_SAMPLES = 30
 
 Floats = NDArray[np.float64]
@@ -223,8 +223,8 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
 
     Args:
         run: The run.
-        batches: Of all ranks together.
-        points: Into how many stretches the run is divided for shares over time.
+        batches: Number of batches of all ranks together.
+        points: Number of sections of the run for which shares are computed.
     """
     end = run.num_batches
     batches = batches if end is None else min(batches, end)
@@ -263,7 +263,7 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
 
 
 def summary(about: Mapping[str, Any]) -> str:
-    """Return in a line how much `describe_run` was asked about, and of which run."""
+    """Describe in one line which run `describe_run` was asked about, and how much of it."""
     over = about["topology"]
     samples = counted(about["samples"], "sample", grouped=True)
     batches = counted(about["batches"], "batch", grouped=True)
@@ -276,7 +276,7 @@ def summary(about: Mapping[str, Any]) -> str:
 
 
 def counts_over_time(run: PlannedRun, *, batches: int, points: int) -> tuple[list[int], Floats]:
-    """Return marks in batches of all ranks, and how often each leaf comes before each mark."""
+    """Return marks in batches of all ranks, and how many samples of each leaf precede each mark."""
     marks = np.unique(np.linspace(0, batches, points + 1).astype(int)).tolist()
     return marks, np.array([_counts(run, mark) for mark in marks])
 
@@ -289,7 +289,7 @@ def shares_of(counts: Floats) -> Floats:
 
 
 def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
-    """Return which leaves have samples in common, so that these are seen more often."""
+    """Return which leaves have samples in common, which are therefore seen more often."""
     found = []
     for (one, first), (other, second) in combinations(enumerate(run.leaves), 2):
         count = _overlap(first.source, second.source)
@@ -310,8 +310,8 @@ def _overlap(first: Source, second: Source) -> int:
 
 
 def _counts(run: PlannedRun, batches: int) -> Floats:
-    """Return how often each leaf comes in the first batches of all ranks."""
-    if len(run.leaves) == 1:  # nothing to tell apart
+    """Return how many samples of each leaf are in the first batches of all ranks."""
+    if len(run.leaves) == 1:  # nothing to distinguish
         rows = sum(run.rows_until(lane, batches) for lane in range(run.lanes))
         return np.array([rows], np.float64)
     # Batches are dealt in turn, so those of all lanes of a stream are how it begins: one count of
@@ -354,7 +354,7 @@ def _describe_leaf(
 
 
 def _last_batch(run: PlannedRun, leaf: int) -> int | None:
-    """Return with which batch the last sample of a leaf with a limit comes."""
+    """Return the batch with the last sample of a leaf that has a limit."""
     plan = run.streams.plan if isinstance(run.streams, WindowPlan) else run.streams
     if not isinstance(plan, BlendPlan):
         return None
@@ -366,7 +366,7 @@ def _last_batch(run: PlannedRun, leaf: int) -> int | None:
 
 
 def _qualities(run: PlannedRun, *, batches: int) -> list[dict[str, float] | None]:
-    """Return for each leaf how well it is shuffled, in the order of the first batches."""
+    """Return how well each leaf is shuffled, in the order of the first batches."""
     lanes = min(run.lanes, MAX_QUALITY_LANES)
     per_lane = max(run.batch_size, QUALITY_ROWS // lanes)
     parts = []

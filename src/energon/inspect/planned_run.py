@@ -1,4 +1,4 @@
-"""A training run that is planned and not run: its order, and where in it a row is."""
+"""A training run that is planned but not run: its order, and where a row is in it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Sighting(NamedTuple):
 def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
     """Return when the samples with a key are seen in the first `batches` of a run.
 
-    Costs the same for the first epoch and for the millionth: nothing is gone through.
+    Costs the same for the first epoch and the millionth: nothing is searched.
 
     Raises:
-        ConfigError: If no dataset of the run has such a key, or one that has it is drawn from
-            with replacement.
+        ConfigError: If no dataset of the run has such a key, or one that has it is drawn from with
+            replacement.
     """
     known = False
     found: list[Sighting] = []
@@ -64,7 +64,7 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
     """Return the samples of a step: of one batch for each rank.
 
     Raises:
-        ConfigError: If the run ends before.
+        ConfigError: If the run ends before it.
     """
     world_size = run.workers.world_size
     found: list[Sighting] = []
@@ -90,7 +90,7 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
 
 def _sightings(run: PlannedRun, leaf: int, ordinal: int, batches: int) -> Iterator[Sighting]:
     misses = epoch = 0
-    # Lanes are not in lockstep, so an epoch may come a little after the next one.
+    # Lanes are not in lockstep, so an epoch may end slightly after the next one begins.
     while misses < 2:
         place = run.plan.find(leaf, epoch, ordinal)
         if place is None or run.moment(*place).batch >= batches:
@@ -106,8 +106,8 @@ def _sighting(
 ) -> Sighting:
     if leaf >= len(run.leaves):
         raise ConfigError(
-            f"at that time the run has read {run.recipe.leaves[leaf].uid}, which it has left out "
-            "since then; pass a state that was saved before"
+            f"at that step the run was reading {run.recipe.leaves[leaf].uid}, which it no longer "
+            "reads; pass a state that was saved before that change"
         )
     where = run.leaves[leaf].source.locate(ordinal)
     moment = run.moment(lane, row)
@@ -118,7 +118,7 @@ class Moment(NamedTuple):
     """When a row of a lane is delivered."""
 
     step: int
-    """How many batches its rank has delivered before."""
+    """How many batches its rank has delivered before it."""
     rank: int
     batch: int
     """Number of the batch among those of all ranks."""
@@ -128,7 +128,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a training run would read, in which order, if no hook skipped or packed samples.
+    """What a training run would read, and in which order, if no hook skipped or packed samples.
 
     Args:
         recipe: The order.
@@ -136,9 +136,9 @@ class PlannedRun:
         lanes: Fixed streams of batches.
         batch_size: Samples of a batch.
         workers: Ranks and workers; the order depends on neither.
-        first_turn: How many batches each lane had given before its first row: of a run that goes
-            on with other lanes than it had.
-        changes: For each stream of a saved run, at which of its rows the mix was changed.
+        first_turn: How many batches each lane had delivered before its first row, in a run that
+            continues with another number of lanes.
+        changes: For each stream of a saved run, the rows at which its mix was changed.
     """
 
     recipe: PlanRecipe
@@ -199,9 +199,9 @@ def open_run(
     *,
     split_part: str = "train",
 ) -> PlannedRun:
-    """Return the run that `get_train_dataset` would make of the same arguments.
+    """Return the run that `get_train_dataset` would create from the same arguments.
 
-    Indexes are opened, samples are not. The code of joiners and hooks is not needed.
+    Indexes are opened, samples are not. Joiners and hooks need not be importable.
 
     Raises:
         ConfigError: If an argument or a document is invalid.
@@ -218,15 +218,14 @@ def open_run(
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run as a state knows it.
+    """A run as described by a saved state.
 
     Args:
-        read_from: What it reads.
+        read_from: The data that it reads.
         run: Its order, before and after it was saved.
         step: How many batches each rank had received.
-        shifted: By how many samples lanes had come further than batches of the full size take
-            them: hooks have skipped so many, and later samples have moved up. The plan does not
-            know when.
+        shifted: How many samples further lanes were than full batches would take them: hooks have
+            skipped that many, and later samples have moved up. The plan does not know when.
     """
 
     read_from: ReadFrom
@@ -253,16 +252,16 @@ class ReadFrom(NamedTuple):
         split_part: str | None = None,
         exclude_from: str | os.PathLike[str] | None = None,
     ) -> ReadFrom:
-        """Return what the run of a state reads, as the state says.
+        """Return which data the run of a state reads, according to the state.
 
         Args:
             state: As `read_states` returns it.
-            path: Where the data are now; None for where they were.
+            path: Where the data is now; None if it has not moved.
             split_part: Which split; None for that of the run.
-            exclude_from: The quarantine files; None for those that the run was given.
+            exclude_from: The quarantine files; None for those given to the run.
 
         Raises:
-            ConfigError: If the state does not say where the data are, and `path` does not either.
+            ConfigError: If neither the state nor `path` says where the data is.
         """
         run = state["fingerprint"].get(RUN, {})
         saved = run if isinstance(run, Mapping) else {}
@@ -299,26 +298,26 @@ def open_saved_run(
     world_size: int | None = None,
     may_pack: bool = False,
 ) -> SavedRun:
-    """Return the run that a state was saved by: all that decides its order is in the state.
+    """Return the run that saved a state; everything that determines its order is in the state.
 
     Args:
-        read_from: What it reads.
+        read_from: The data that it reads.
         state: As `read_states` returns it.
-        world_size: How many ranks it had, where the state does not say.
-        may_pack: Whether it may be a run that packs, the samples of whose steps nobody knows
-            before its batches are made.
+        world_size: How many ranks it had, if the state does not say.
+        may_pack: Whether the run may pack samples; which samples its steps have is unknown until
+            its batches are made.
 
     Raises:
-        StateError: If the data are not those of the run, or steps cannot be told from rows.
-        ConfigError: If the number of ranks is not known, or cannot be right.
+        StateError: If the data differs from that of the run, or steps cannot be told from rows.
+        ConfigError: If the number of ranks is unknown or impossible.
     """
     about, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(about)
     packs = bool(about.get("packing_buffer_size"))
     if packs and not may_pack:
         raise StateError(
-            "the run packs samples, so how many each of its steps took cannot be told from the "
-            "order; restore_sample of the loader makes a batch again by its __restore_key__"
+            "the run packs samples, so the order does not tell how many each of its steps took; "
+            "restore_sample of the loader recreates a batch from its __restore_key__"
         )
     ranks = num_ranks(state, world_size)
     positions = read_positions(state, (int(lane) for lane in state["positions"]))
@@ -332,7 +331,7 @@ def open_saved_run(
         changes[stream] = max(changed, changes.get(stream, ()), key=len)
         turns.append(position.batches - rows // batch_size)
         shifts.append(rows - position.batches * batch_size)
-    # Lanes that have not begun again have all of their batches behind them.
+    # Lanes that have not started over have delivered all of their batches.
     first_turn = max(turns, default=0) if recipe.eras and not packs else 0
     done = sum(position.batches for position in positions.values())
     run = PlannedRun(
@@ -354,10 +353,10 @@ def num_ranks(state: State, given: int | None) -> int:
 
     Args:
         state: As `read_states` returns it.
-        given: How many it had, where the state does not say; None for what it says.
+        given: How many it had, if the state does not say; None to use what it says.
 
     Raises:
-        ConfigError: If that is not known, or cannot be right.
+        ConfigError: If it is unknown or impossible.
     """
     whose = covered_by(state)
     saved: int | None = None if whose is None else whose[1]
@@ -365,12 +364,12 @@ def num_ranks(state: State, given: int | None) -> int:
         case {"world_size": int(world_size)} if saved is None and world_size > 0:
             saved = world_size
     if given is not None and saved is not None and saved != given:
-        raise ConfigError(f"the run had {counted(saved, 'rank')}, as the state says, not {given}")
+        raise ConfigError(f"the state says that the run had {counted(saved, 'rank')}, not {given}")
     ranks = saved or given
     if ranks is None:
         raise ConfigError(
-            "this state of all ranks does not say how many there were, and a step is a batch of "
-            "each; pass their number with --world-size"
+            "this state of all ranks does not say how many there were, and a step is one batch "
+            "per rank; pass their number with --world-size"
         )
     check_lanes(state["lanes"], ranks)
     if whose is not None:
@@ -387,7 +386,7 @@ def num_ranks(state: State, given: int | None) -> int:
 def _saved_leaves(
     read_from: ReadFrom, saved: Mapping[str, Mapping[str, object]]
 ) -> list[OpenedLeaf]:
-    """Return the datasets of a run in its order, which have to be those that it has read."""
+    """Return the datasets of a run in its order, which must be those that it has read."""
     known = {leaf.plan_leaf.uid: leaf for leaf in read_from.open_leaves()}
     missing = [uid for uid in saved if uid not in known]
     if missing:

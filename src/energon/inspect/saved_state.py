@@ -1,4 +1,4 @@
-"""Saved states in words, what tells two apart, and changes after which a run continues exactly."""
+"""Describe saved states, compare them, and edit them so that a run continues exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from energon.stages.read import rows_of_changes
 
 
 def describe_position(state: State) -> Iterator[str]:
-    """Yield lines that tell where in each dataset a run is.
+    """Yield lines that say where in each dataset a run is.
 
     Raises:
         StateError: If it is not the state of a plan.
@@ -43,7 +43,7 @@ def _goes_on(state: State, name: str, position: int) -> str:
 
 
 def _moves_ahead(state: State) -> dict[str, int]:
-    """Return the positions that an edit has set and that some lane has not come to, by dataset.
+    """Return the positions that an edit has set and some lanes have not reached yet, by dataset.
 
     What was mixed before the edit is read first.
     """
@@ -62,7 +62,7 @@ def _moves_ahead(state: State) -> dict[str, int]:
 
 
 def compare_states(first: State, second: State) -> Iterator[str]:
-    """Yield lines that tell what differs between two states; none if nothing does.
+    """Yield lines that say how two states differ; none if they do not.
 
     Raises:
         StateError: If one is not the state of a plan.
@@ -143,7 +143,7 @@ def _batches(state: State) -> int:
 
 
 def place_in_words(state: State, name: str, drawn: int) -> str:
-    """Return which epoch of a dataset this many samples are, and where in it."""
+    """Return which epoch of a dataset this many samples reach, and where in it."""
     about = state["fingerprint"]["leaves"].get(name)
     if about is None:
         return "not read"
@@ -166,9 +166,9 @@ def drawn_samples(state: State) -> dict[str, float]:
 
 
 def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
-    """Yield each stream of a run: the plan, its number, its rows that were read, and its changes.
+    """Yield each stream of a run: the plan, its number, the rows read, and its changes.
 
-    By streams, since an edit that sets a position changes their counts.
+    Streams are used, since an edit that sets a position changes their counts.
     """
     recipe = PlanRecipe.from_json(state["fingerprint"])
     number = recipe.num_streams(state["lanes"])
@@ -193,20 +193,20 @@ class EditedState(NamedTuple):
 
     state: State
     about: list[str]
-    """What that does, in lines."""
+    """What the change does, as lines of text."""
 
 
 def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
-    """Return a state that continues as many steps later, as if these had been delivered.
+    """Return a state that continues this many steps later, as if they had been delivered.
 
     Args:
         state: A merged state of all lanes.
-        steps: Batches of each rank that are left out.
-        world_size: Ranks of the run.
+        steps: Number of batches that each rank skips.
+        world_size: Number of ranks of the run.
 
     Raises:
-        StateError: If it is not known which samples these steps would have had: because hooks
-            have skipped some before, or samples wait to be packed or grouped.
+        StateError: If it is unknown which samples these steps would have had, because hooks have
+            skipped some before, or because samples are waiting to be packed or grouped.
     """
     lanes, about = state["lanes"], state["fingerprint"]
     positions = read_positions(state, range(lanes))
@@ -254,16 +254,16 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
 def change_mix(
     state: State, *, weights: Mapping[str, float], positions: Mapping[str, int]
 ) -> EditedState:
-    """Return a state from which a blend continues with other weights, or elsewhere in its datasets.
+    """Return a state from which a blend continues with other weights or positions.
 
-    Both begin with the first samples that no lane has read. Each later epoch of every dataset is
-    exact, and so is the rest of the one in which a dataset was set.
+    The change takes effect at the first samples that no lane has read. Each later epoch of every
+    dataset is exact, and so is the rest of an epoch in which a dataset was set.
 
     Args:
         state: A merged state of all lanes.
-        weights: New weights, by the names of datasets, that hold from now on.
-        positions: By the names of datasets, after how many of their samples they continue, counted
-            from the beginning of the run: two epochs of 100 samples are 200.
+        weights: New weights by dataset name, which apply from then on.
+        positions: By dataset name, after how many of its samples to continue, counted from the
+            beginning of the run: two epochs of 100 samples are 200.
 
     Raises:
         ConfigError: If there is no such dataset, or a number is invalid.
@@ -275,12 +275,12 @@ def change_mix(
     if before is None:
         raise StateError(
             "the run does not blend its datasets by weight: their samples are mixed as one line, "
-            "in which no dataset has a weight or a position of its own"
+            "so no dataset has its own weight or position"
         )
     mix = copy.deepcopy(about["mix"])
     lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
     if not any(entry["weight"] for _, entry in _entries(mix)):
-        raise ConfigError("all weights would be 0, so nothing would be drawn: leave one above 0")
+        raise ConfigError("all weights would be 0, so nothing would be drawn; keep one above 0")
     past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
     fingerprint = {**about, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
@@ -288,7 +288,7 @@ def change_mix(
     begun = begin_changes(
         {lane: each.saved_state() for lane, each in saved.items()}, edited, state["lanes"]
     )
-    # Whether the data end here, too, is for the new mix to say.
+    # The new mix determines whether the data end here, too.
     changed = {
         str(lane): replace(each, state=begun[lane], ended=False).to_json()
         for lane, each in saved.items()
@@ -310,7 +310,7 @@ def _set_weights(
     for name, weight in weights.items():
         entry = _entry(mix, name, recipe.source_names)
         if not 0 <= weight < float("inf"):
-            raise ConfigError(f"{name}: weight {weight} is not a share; give a number from 0")
+            raise ConfigError(f"{name}: weight {weight} is not a share; expected 0 or more")
         was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
         yield f"{name}: weight {_weight(was)} becomes {_weight(entry['weight'])}"
 
@@ -326,7 +326,7 @@ def _moves(
         if position < done.get(name, 0):
             raise StateError(
                 f"{name}: the number of lanes was changed after {done[name]:,} of its samples, and "
-                "cannot be set back behind that exactly"
+                "cannot be set back before that point exactly"
             )
         was_drawn = round(drawn.get(name, 0))
         yield (
@@ -336,19 +336,19 @@ def _moves(
 
 
 def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:
-    """Return a state from which a run continues without some samples, and is the same otherwise.
+    """Return a state from which a run continues without some samples, and otherwise unchanged.
 
-    The samples behind them move up, as they do where a hook skips a sample.
+    The samples after them move up, as when a hook skips a sample.
 
     Args:
         state: A merged state of all lanes.
         saved: Its run, with its datasets.
-        keys: Of the samples, each in as many datasets as have it.
-        epochs: How many epochs of each dataset are looked through, from that in progress.
+        keys: Keys of the samples, each in all datasets that have it.
+        epochs: How many epochs of each dataset to search, starting with the one in progress.
 
     Raises:
         ConfigError: If no dataset has a key, or samples are drawn with replacement.
-        StateError: If a sample waits to be packed or grouped.
+        StateError: If a sample is waiting to be packed or grouped.
     """
     run, lines = saved.run, []
     positions = read_positions(state, range(state["lanes"]))
@@ -366,16 +366,18 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
             name = run.names[leaf]
             first = round(drawn[name]) // state["fingerprint"]["leaves"][name]["samples"]
             found = []
-            # Lanes are not in lockstep, so some may still read the epoch before.
+            # Lanes are not in lockstep, so some may still be reading the previous epoch.
             for epoch in range(max(0, first - 1), first + epochs):
                 place = run.plan.find(leaf, epoch, ordinal)
                 if place is not None and _is_ahead(positions[place[0]], place[1], key):
                     rows.setdefault(place[0], set()).add(place[1])
                     found.append(epoch)
-            left = "no epoch, as none of these reads it again"
-            if found:
-                left = f"epoch {found[0]:,}" + (f" to {found[-1]:,}" if found[1:] else "")
-            lines.append(f"{key} of {name} is left out of {left}")
+            if not found:
+                lines.append(f"{key} of {name} is not read again in these epochs")
+            elif found[1:]:
+                lines.append(f"{key} of {name} is skipped in epochs {found[0]:,} to {found[-1]:,}")
+            else:
+                lines.append(f"{key} of {name} is skipped in epoch {found[0]:,}")
     changed = dict(state["positions"])
     for lane, more in rows.items():
         known = {*positions[lane].skip_rows, *more}
@@ -387,17 +389,17 @@ def _entry(mix: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what a mix says about a dataset.
 
     Raises:
-        ConfigError: If it says nothing about it.
+        ConfigError: If it is not in the mix.
     """
     for found, entry in _entries(mix):
         if found == name:
             return entry
     joined = [each for each in names if name in each.split(" + ")]
     if joined:
-        raise ConfigError(f"{name} is read as one line with others: give {joined[0]!r}")
+        raise ConfigError(f"{name} is read as one line with others: pass {joined[0]!r}")
     close = nearest(name, names, 0.2)
     hint = f"; did you mean {close!r}?" if close else ""
-    raise ConfigError(f"the run blends no {name!r}, only {', '.join(names)}{hint}")
+    raise ConfigError(f"the run blends no dataset {name!r}, only {', '.join(names)}{hint}")
 
 
 def _entries(mix: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -412,7 +414,7 @@ def _is_ahead(position: LanePosition, row: int, key: str) -> bool:
     """Return whether a lane has not read a row yet.
 
     Raises:
-        StateError: If it has, but not delivered it.
+        StateError: If it has read but not delivered it.
     """
     saved = position.saved_state()
     read, _ = rows_read(saved)
@@ -444,7 +446,7 @@ def _at_row(saved: Any, row: int) -> Any:
     """Return the state of the stages of a lane at another row.
 
     Raises:
-        StateError: If samples wait in one of them.
+        StateError: If samples are waiting in one of them.
     """
     if not isinstance(saved, Mapping):
         return saved

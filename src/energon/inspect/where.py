@@ -1,11 +1,10 @@
-"""Conditions on samples, as people type them: which parts there are, how large, what JSON says.
+"""Conditions on samples as users type them: which parts exist, their size, fields of JSON.
 
     has:jpg lacks:txt jpg.size>100kB jpg.width>=512 mp4.duration<10 json.meta.language=en
 
-A sample matches if it fulfils all of them; what has spaces is put into quotation marks. Parts of
-text can be compared as a whole: "cls.text=a cat"; so can JSON that is a single value:
-score.json.value>0.5. Only parts that a condition names are read, of
-media only their headers.
+A sample matches if it satisfies all of them; terms with spaces are quoted. Text parts can be
+compared as a whole: "cls.text=a cat"; so can JSON that is a single value: score.json.value>0.5.
+Only parts named in a condition are read; of media, only the headers.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ BrowsedFiles = Mapping[str, BrowsedFile]
 
 @dataclass(frozen=True)
 class Where:
-    """Conditions, all of which a sample has to fulfil.
+    """Conditions, all of which a sample must satisfy.
 
     Args:
-        text: As they were typed.
+        text: The conditions as typed.
 
     Raises:
         ConfigError: If they are invalid.
@@ -95,7 +94,7 @@ def _fulfils(
     wanted: str,
     size: float | None,
 ) -> bool:
-    """Compare what `steps` lead to: the longest name of a part that fits, and what is in it."""
+    """Compare what `steps` refer to: the longest matching part name, and a value in that part."""
     for end in range(len(steps) - 1, 0, -1):
         name = find_part(files, ".".join(steps[:end]))
         if name is None:
@@ -123,20 +122,20 @@ def _compare_fact(
     try:
         value = part_facts(name, file).get(fact)
     except DecodeError:
-        return False  # what is damaged has no size
+        return False  # damaged parts have no size
     return value is not None and compare(value, number)
 
 
 def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
-    """Return what a fact about a part is compared with.
+    """Return the number that a fact about a part is compared with.
 
     Raises:
         ConfigError: If parts of this kind have no such fact, or the value is not a number: nothing
-            would match, and nobody would know why.
+            would match, and the reason would not be obvious.
     """
     if fact not in FACTS[kind]:
         known = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
-        raise ConfigError(f"{name}.{fact}: of {name}, conditions know {', '.join(known)}")
+        raise ConfigError(f"{name}.{fact}: of {name}, conditions may use {', '.join(known)}")
     try:
         return float(wanted)
     except ValueError as error:
@@ -146,7 +145,7 @@ def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
 def _size(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{text!r}: expected a size, like 500, 20kB or 1.5MB")
+        raise ConfigError(f"{text!r}: expected a size such as 500, 20kB or 1.5MB")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -156,7 +155,7 @@ def _compare_field(
     try:
         value = decode_json(file.read())
     except (EnergonError, ValueError):
-        return False  # what is not JSON has no fields
+        return False  # a part that is not JSON has no fields
     if path == ["value"] and not isinstance(value, dict | list):
         return _compare(value, compare, wanted)
     for step in path:

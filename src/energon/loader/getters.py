@@ -1,4 +1,4 @@
-"""Build loaders, with the arguments that programs for Megatron-Energon pass."""
+"""Build loaders, with the arguments that Megatron-Energon programs pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from energon.worker import WorkerConfig
 
 @dataclass(frozen=True)
 class CachedPipeline:
-    """`pipeline`, with `pool` active whenever its hooks run; the same in all else."""
+    """`pipeline`, with `pool` active whenever its hooks run; otherwise identical to it."""
 
     pipeline: Pipeline
     pool: CachePool
@@ -38,7 +38,7 @@ class CachedPipeline:
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
     ) -> Any:
-        """Return what has this restore key."""
+        """Recreate the batch or sample with this restore key."""
         with activated(self.pool):
             return self.pipeline.restore_sample(  # type: ignore[attr-defined]
                 key, lanes=lanes, states=states
@@ -51,7 +51,7 @@ class CachedPipeline:
         return self.pipeline.describe_row(lane, lanes, row, state)
 
     def continuing(self, fingerprint: Mapping[str, Any]) -> Pipeline:
-        """Return the same for a run that was saved with `fingerprint`."""
+        """Return the pipeline for a run that was saved with `fingerprint`."""
         if not isinstance(self.pipeline, Continues):
             return self
         return CachedPipeline(self.pipeline.continuing(fingerprint), self.pool)
@@ -129,7 +129,7 @@ class _ActivatedIterator(DatasetIterator[Any]):
 
 
 def with_cache_pool(pipeline: Pipeline, pool: CachePool | None) -> Pipeline:
-    """Return `pipeline` with `pool`, or as it is without one."""
+    """Return `pipeline` with `pool`, or unchanged without one."""
     return pipeline if pool is None else CachedPipeline(pipeline, pool)
 
 
@@ -158,24 +158,24 @@ def get_savable_loader(
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
-        worker_config: Accepted only if it is the one of `dataset`.
+        worker_config: Must be the one `dataset` was built with, if given.
         checkpoint_every_sec: Has no effect: every batch carries the state after it.
         checkpoint_every_min_n_samples: Has no effect, see `checkpoint_every_sec`.
         n_checkpoints: Has no effect, see `checkpoint_every_sec`.
-        gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
-        prefetch_factor: See `LoaderOptions`, as all arguments below.
+        gc_collect_every_n_steps: Has no effect: Python decides when to collect garbage.
+        prefetch_factor: See `LoaderOptions`, as for all arguments below.
         cache_pool: The cache for cookers that request one, see `FileStoreCachePool`; None caches
             nothing.
         watchdog_timeout_seconds: How long a worker may make no progress before it is replaced.
         watchdog_initial_timeout_seconds: The same until its first sample.
         fail_on_timeout: Raise instead of replacing a worker that hangs.
-        restart_patience_seconds: How long to replace workers that die without making a batch.
+        restart_patience_seconds: How long to keep replacing workers that die before making a batch.
         start_method: How worker processes start.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
-        verdict_seconds: Minimum time between log messages on what the trainer waits for.
-        trace: A file for Perfetto, like "trace.json", of what workers and trainer do.
-        trace_batches: How many batches to trace, or the range of batches, as (100, 200).
+        verdict_seconds: Minimum time between log messages about what the trainer waits for.
+        trace: A file for Perfetto, such as "trace.json", showing what workers and trainer do.
+        trace_batches: How many batches to trace, or a range of batches such as (100, 200).
 
     Example:
         >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
@@ -225,7 +225,7 @@ def get_loader(
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
 ) -> BasicDataLoader:
-    """Return a loader over `dataset` without a state; arguments are those of `get_savable_loader`.
+    """Return a loader over `dataset` without saved state; see `get_savable_loader` for arguments.
 
     Example:
         >>> from energon import WorkerConfig, get_loader, get_val_dataset

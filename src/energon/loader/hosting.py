@@ -1,7 +1,7 @@
 """Host some lanes of a pipeline and yield their batches in the order of delivery.
 
-The one implementation behind all workers: the training process calls it directly, a thread
-puts what it yields into a queue, a process sends it through shared memory.
+This is the one implementation behind all workers: the training process calls it directly, a
+thread puts what it yields into a queue, and a process sends it through shared memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from energon.stages.lane import Host, Lane, Present
 
 
 class DeliveryOrder:
-    """The order of some lanes of a run, as a position in it.
+    """The delivery order of some lanes of a run, and a position in it.
 
     Args:
-        batches: For each lane, how many of its batches are done.
-        lanes: How many lanes the run has in all.
+        batches: For each lane, how many of its batches have been delivered.
+        lanes: How many lanes the run has in total.
 
     Example:
         >>> order = DeliveryOrder({0: 1, 2: 0}, lanes=4)
@@ -49,12 +49,12 @@ class DeliveryOrder:
         """The lane whose batch is next; None when all lanes have ended."""
 
     def advance(self) -> None:
-        """Count the batch that was next as done."""
+        """Count the next batch as delivered."""
         heapreplace(self._numbers, self._numbers[0] + self._lanes)
         self.lane = self._numbers[0] % self._lanes
 
     def drop(self) -> None:
-        """Leave out the lane that was next: it has no more batches."""
+        """Drop the lane that was next: it has no more batches."""
         heappop(self._numbers)
         self.lane = self._numbers[0] % self._lanes if self._numbers else None
 
@@ -63,9 +63,9 @@ class Event(NamedTuple):
     """The next event of a worker: a batch, the end of a lane, or a failure.
 
     Args:
-        lane: The lane concerned.
+        lane: The lane it concerns.
         batch: What the lane yielded.
-        state: State of the lane after the batch, pickled: later batches do not change it.
+        state: Pickled state of the lane after the batch; later batches do not change it.
         counts: Statistics of the lane after the batch.
         ended: The lane has no more batches.
         error: Raised instead of a batch.
@@ -85,7 +85,7 @@ class WorkerStatus(NamedTuple):
     Args:
         name: Its name in messages.
         pid: Process id; None before the process starts.
-        ready: How many batches wait to be taken, as far as known without communication.
+        ready: How many batches are ready to be taken, as far as is known without asking.
         thread: Native id of the thread that makes its batches; None before it starts.
     """
 
@@ -102,11 +102,11 @@ class HostWatch(Protocol):
         """Record that work on a batch of `lane` begins."""
 
     def row(self, row: int, several: bool) -> None:
-        """Record that user code gets the sample of this row, or several that begin with it."""
+        """Record that user code receives the sample at this row, or several beginning with it."""
 
     @property
     def next_row(self) -> Callable[[int], object]:
-        """What notes a row of a single sample, and is fast."""
+        """A fast function that records the row of a single sample."""
 
     def leave(self) -> None:
         """Record that the batch is done."""
@@ -115,8 +115,9 @@ class HostWatch(Protocol):
 class LaneHost:
     """The batches of some lanes, in the order of delivery.
 
-    Each lane is opened on its turn, so the first batch waits for one lane only. If lanes share
-    anything, all are opened after the first batch, so that the shared part knows of them.
+    Each lane is opened when its turn comes, so the first batch waits for one lane only. If lanes
+    share anything, all of them are opened after the first batch, so that the shared part knows
+    them.
 
     Args:
         pipeline: The pipeline to run.
@@ -149,12 +150,12 @@ class LaneHost:
 
     @property
     def lane(self) -> int | None:
-        """The lane that the next event is about; None after all have ended."""
+        """The lane of the next event; None after all lanes have ended."""
         return self._order.lane
 
     @property
     def present(self) -> Present | None:
-        """What the lane that is next works on; None before it is opened."""
+        """What the next lane is working on; None before it is opened."""
         opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
         return None if opened is None else opened.lane.present
 
@@ -203,7 +204,7 @@ class LaneHost:
         return Event(lane, batch, state, dict(opened.lane.counts))
 
     def _place(self, lane: int) -> str:
-        """Return in words what a lane works on."""
+        """Describe what a lane is working on."""
         if lane not in self._open:
             return f"while lane {lane} was opened"
         present = self._open[lane].lane.present
@@ -217,7 +218,7 @@ class LaneHost:
     def _open_others(self) -> None:
         for number in self._positions:
             if number not in self._open:
-                # What cannot be opened fails when it is its turn.
+                # A lane that cannot be opened fails when its turn comes.
                 with suppress(Exception):
                     self._open_lane(number)
 
@@ -254,9 +255,9 @@ class _OpenLane(NamedTuple):
 
 
 def _raiser(error: BaseException) -> str:
-    """Return the function and the line that raised an exception, and what its notes say."""
+    """Describe the function and line that raised an exception, and add its notes."""
     (*_, last) = traceback.extract_tb(error.__traceback__) or [None]
-    place = "code of C" if last is None else f"{last.name} ({last.filename}:{last.lineno})"
+    place = "C code" if last is None else f"{last.name} ({last.filename}:{last.lineno})"
     return ", ".join([place, *getattr(error, "__notes__", ())])
 
 

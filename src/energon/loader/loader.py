@@ -1,4 +1,4 @@
-"""Iterate over the batches of a rank, whatever hosts its lanes."""
+"""Iterate over the batches of a rank, wherever its lanes are hosted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaneWorker(Protocol):
     """A host of some lanes of a rank: the training process, a thread or a process."""
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Start hosting these lanes, out of `lanes` in all, and forget all others.
+        """Start hosting these lanes, out of `lanes` in total, and drop all others.
 
         The caller owns `positions` and advances it with every batch taken.
         """
@@ -40,20 +40,20 @@ class LaneWorker(Protocol):
 
     @property
     def status(self) -> WorkerStatus:
-        """Its present status."""
+        """Return its current status."""
 
     def stats(self) -> dict[str, int]:
-        """Return counts of events so far, by name."""
+        """Return the counts of events so far, by name."""
 
     def stop(self) -> None:
-        """Start stopping, without waiting."""
+        """Begin to stop, without waiting."""
 
     def close(self) -> None:
         """Stop and release all resources. May be called twice."""
 
 
 def deal_lanes(lanes: Sequence[int], workers: int) -> list[Sequence[int]]:
-    """Deal the lanes of a rank to at most `workers` workers, none without a lane.
+    """Deal the lanes of a rank to at most `workers` workers, so that each has at least one.
 
     Example:
         >>> deal_lanes([1, 3, 5, 7, 9], 2)
@@ -66,9 +66,9 @@ class RankStream:
     """The batches of a rank from given positions, which advance with every batch.
 
     Args:
-        workers: Who hosts the lanes, dealt by `deal_lanes`.
-        positions: Of all lanes of the rank, in order.
-        lanes: How many lanes the run has in all.
+        workers: The workers that host the lanes, as dealt by `deal_lanes`.
+        positions: Positions of all lanes of the rank, in order.
+        lanes: How many lanes the run has in total.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class RankStream:
 class BasicDataLoader:
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
-    Every `for` loop continues where the previous one stopped, whether by `break` or at the end of a
-    virtual epoch; when the data has ended, the next loop starts at the first batch. Loops over
-    a validation pipeline always start at the first batch. Workers start with the first batch and
-    run until the loader is closed or deleted.
+    Every `for` loop continues where the previous one stopped, whether it stopped at `break` or at
+    the end of a virtual epoch; once the data has ended, the next loop starts at the first batch.
+    Loops over a validation pipeline always start at the first batch. Workers start with the first
+    batch and run until the loader is closed or deleted.
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
-        worker_config: Accepted only if it is the one of `dataset`.
+        worker_config: Must be the one `dataset` was built with, if given.
         options: How lanes are hosted.
 
     Example:
@@ -148,7 +148,7 @@ class BasicDataLoader:
     ) -> None:
         if not hasattr(dataset, "worker_config"):
             raise ConfigError(
-                f"a loader takes what get_train_dataset and its like return, not {dataset!r}"
+                f"expected the result of get_train_dataset or its like, found {dataset!r}"
             )
         if worker_config not in (None, dataset.worker_config):
             raise ConfigError(
@@ -171,9 +171,10 @@ class BasicDataLoader:
             self._trace = TrainerTrace(self.options, self.worker_config)
         self._delivered = 0
         self._epoch_batches = 0
-        # After a restore within a pass that is over for this rank, but not for all.
+        # After a restore within a pass that has ended for this rank, but not for all ranks.
         self._others_go_on = False
-        # Whether all ranks of the run have delivered equally many batches, as far as is known.
+        # Whether all ranks of the run have delivered the same number of batches, as far as is
+        # known.
         self._began_together = True
         self._close = weakref.finalize(self, _close_all, self._workers, self._trace)
 
@@ -195,11 +196,11 @@ class BasicDataLoader:
     def __len__(self) -> int:
         """Return the number of batches of one loop of this rank.
 
-        If the data has no end and there is no virtual epoch, that is what the dataset counts
-        as one pass over it.
+        If the data has no end and there is no virtual epoch, this is the number of batches in one
+        pass over the data.
 
         Raises:
-            TypeError: If the dataset has no length, either.
+            TypeError: If the dataset has no length either.
         """
         length = self.dataset.virtual_epoch_length
         counts = [self.dataset.num_batches(v, self._lanes) for v in self._rank_lanes()]
@@ -216,7 +217,7 @@ class BasicDataLoader:
         )
 
     def _endless_length(self) -> int:
-        """Return the length of a pass over data that have no end; -1 if loops end."""
+        """Return the number of batches in a pass over endless data; -1 if loops end."""
         lanes = self._rank_lanes()
         if self.dataset.virtual_epoch_length or not isinstance(self.dataset, Sized):
             return -1
@@ -225,37 +226,37 @@ class BasicDataLoader:
             return -1
         try:
             return len(self.dataset)
-        except TypeError:  # wrappers around data without end have no length
+        except TypeError:  # wrappers around endless data have no length
             return -1
 
     def stats(self, *, flat: bool = False) -> dict[str, Any]:
         """Return the statistics since this loader was created, as JSON.
 
-        At the top are counts by name: batches, samples, failures, deaths of workers. Figures for
-        the `run` (from the first batch on) and the `last_minute` are samples and bytes per second,
-        the share of time that the trainer waited, and the time of each stage: in total, per sample
-        and by dataset. Then come `workers`, `failures` and `skips` by reason with their first
-        samples, and `memory`.
+        Counts by name are at the top level: batches, samples, failures, deaths of workers. Figures
+        for the `run` (from the first batch on) and the `last_minute` are samples and bytes per
+        second, the share of time that the trainer waited, and the time of each stage: in total, per
+        sample and by dataset. `workers`, `memory`, and `failures` and `skips` by reason with their
+        first samples follow.
 
         Args:
-            flat: Return numbers only, by paths such as `run/wait_share`.
+            flat: Return only numbers, keyed by paths such as `run/wait_share`.
         """
         stats = self._monitor.stats(self._watched())
         return dict(flat_stats(stats)) if flat else stats
 
     def verdict(self) -> str:
-        """Return one sentence on what the trainer waited for in the last minute."""
+        """Return one sentence about what the trainer waited for in the last minute."""
         return self._monitor.verdict(self._watched())
 
     def progress(self, console: Console | None = None) -> Iterator[Any]:
         """Yield the batches, and show the progress of the run in the terminal or notebook.
 
         It shows samples per second, the share of time that the trainer waits, samples that were
-        skipped or failed, and the epochs drawn from each dataset. If the output is a file, nothing
-        is shown.
+        skipped or failed, and the epochs drawn from each dataset. Nothing is shown if the output
+        is a file.
 
         Args:
-            console: Where to show it; None for standard error, or the cell of a notebook.
+            console: Where to show it; None for standard error, or the notebook cell.
 
         Example:
             >>> for batch in loader.progress():  # doctest: +SKIP
@@ -265,7 +266,7 @@ class BasicDataLoader:
 
     @property
     def is_open(self) -> bool:
-        """Whether workers run: from the first batch until the loader is closed."""
+        """Whether workers are running: from the first batch until the loader is closed."""
         return bool(self._workers)
 
     def _watched(self) -> Watched:
@@ -308,7 +309,7 @@ class BasicDataLoader:
         """Recreate a batch, or a sample within one, in this process.
 
         Args:
-            restore_key: Its `__restore_key__`.
+            restore_key: The `__restore_key__` of the batch or sample.
 
         Raises:
             StateError: If there is no such key, or a hook now skips the sample.
@@ -361,7 +362,7 @@ class BasicDataLoader:
         return all(position.ended for position in self._positions.values())
 
     def _restart(self) -> None:
-        """Move to the first batch of every lane, keeping what is known of bad rows."""
+        """Move to the first batch of every lane, remembering which rows are bad."""
         if isinstance(self.dataset, Continues):
             dataset = self.dataset.restarted()
             if dataset is not self.dataset:
@@ -438,7 +439,7 @@ class BasicDataLoader:
         return ends
 
     def _epoch_progress(self) -> int:
-        """Return the number of delivered batches of the virtual epoch; a full one is over."""
+        """Return the number of batches delivered in the virtual epoch; a full one is over."""
         length = self.dataset.virtual_epoch_length
         done = sum(p.epoch_batches for p in self._positions.values())
         if length and done >= length:
@@ -450,7 +451,7 @@ class BasicDataLoader:
         self._epoch_batches = 0
         for position in self._positions.values():
             position.epoch_batches = 0
-            # A pass over data that start over with each loop ends here, too.
+            # A pass over data that starts over with each loop ends here, too.
             position.ended = position.ended or self.dataset.restart
 
 
@@ -483,7 +484,7 @@ class _Loop(Iterator[Any]):
 
 
 def _warn_of_endless_loop(length: int) -> None:
-    """Say once that a loop continues, though it has had as many batches as it was told."""
+    """Log once that a loop continues, although it has had len(loader) batches."""
     warn_once(
         log,
         "loop behind len(loader)",
@@ -496,7 +497,7 @@ def _warn_of_endless_loop(length: int) -> None:
 
 
 def _close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:
-    """Close `workers` and forget them; they stop at the same time, not one after another."""
+    """Close `workers` and drop them; they stop in parallel, not one after another."""
     for worker in workers:
         worker.stop()
     while workers:

@@ -1,6 +1,6 @@
-"""Workers within the training process: no worker at all, and threads.
+"""Workers within the training process: either none or threads.
 
-A watchdog notices that something takes too long in a thread that is at work on it.
+A watchdog detects when a thread takes too long.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from energon.loader.state import LanePosition
 from energon.messages import Lines
 
 LOOK_SECONDS = 10.0
-"""At least so often the thread that watches looks whether it is still needed."""
+"""The watching thread checks at least this often whether it is still needed."""
 
 
 class _HangError(BaseException):
-    """Raised in a thread that is to stop what it does."""
+    """Raised in a thread that is to stop what it is doing."""
 
 
 class Watchdog:
@@ -98,7 +98,7 @@ class Watchdog:
             raise WorkerTimeoutError(str(self._raised)) from error
 
     def trigger(self) -> None:
-        """Log what all threads do, and call the function."""
+        """Log what all threads are doing, and call the function."""
         log.warning(
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
@@ -116,19 +116,19 @@ class Watchdog:
 
 
 class _Clock:
-    """The thread that triggers watchdogs: one for all of a process, while any is in use."""
+    """The thread that triggers watchdogs: one per process, while any watchdog is in use."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.watchdogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-        # When the thread looks next. It is woken only for what is due before that: to wake it for
-        # each batch takes more time than some batches do.
+        # When the thread checks next. It is woken only for an earlier deadline: waking it for each
+        # batch would take longer than some batches do.
         self.looks_at = math.inf
         self.is_looking = False
         self._thread: threading.Thread | None = None
 
     def start(self, watchdog: Watchdog, deadline: float) -> None:
-        """Look whether `watchdog` has a deadline, in time for this one."""
+        """Make sure that the deadline of `watchdog` is checked in time."""
         with self.changed:
             self.watchdogs.add(watchdog)
             if self._thread is None or not self._thread.is_alive():
@@ -142,7 +142,7 @@ class _Clock:
     def _wait(self) -> None:
         while True:
             with self.changed:
-                # Before the deadlines are checked: whoever sets one from now on calls `start`.
+                # Before the deadlines are checked: anyone who sets one from now on calls `start`.
                 self.looks_at, self.is_looking = math.inf, True
                 now = time.monotonic()
                 for watchdog in list(self.watchdogs):
@@ -154,7 +154,7 @@ class _Clock:
                 due = [deadline for deadline in deadlines if deadline is not None]
                 used = [watchdog for watchdog in self.watchdogs if watchdog.was_used]
                 if not due and not used:
-                    # Loaders that nobody uses any more keep no thread.
+                    # Loaders that are no longer used keep no thread alive.
                     self._thread = None
                     return
                 for watchdog in used:
@@ -164,12 +164,12 @@ class _Clock:
 
 
 _clock = _Clock()
-# A process that was forked has no such thread, and may have got the lock as it was held.
+# A forked process has no such thread, and may have inherited the lock while it was held.
 os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
 
 
 def _stacks() -> Iterator[str]:
-    """Yield what each thread but this one does."""
+    """Yield what each thread except this one is doing."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     with thread_frames() as frames:
         stacks = {number: list(traceback.walk_stack(frame)) for number, frame in frames.items()}
@@ -183,7 +183,7 @@ CLOSE_SECONDS = 1.0
 
 
 class InlineWorker:
-    """Host lanes in the thread that asks for batches; nothing is done ahead."""
+    """Host lanes in the thread that asks for batches; nothing is done in advance."""
 
     def __init__(self, pipeline: Pipeline, options: LoaderOptions) -> None:
         self._pipeline = pipeline
@@ -217,24 +217,24 @@ class InlineWorker:
     def _fail(self) -> None:
         raise WorkerTimeoutError(
             f"a batch takes longer than {self._options.watchdog_timeout_seconds} s in the training "
-            "process; look for what hangs in the stacks that were logged, or use worker processes, "
-            "which are replaced"
+            "process; look for the cause in the stacks that were logged, or use worker processes, "
+            "which are replaced when they hang"
         )
 
     @property
     def status(self) -> WorkerStatus:
-        """How it is."""
+        """Return its status."""
         return WorkerStatus("the training process", os.getpid(), 0, self._thread)
 
     def stats(self) -> dict[str, int]:
-        """Return nothing: what can happen here is seen by the caller."""
+        """Return nothing: the caller sees whatever happens here."""
         return {}
 
     def stop(self) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing: nothing is running."""
 
     def close(self) -> None:
-        """Forget the lanes."""
+        """Drop the lanes."""
         self._host = None
 
 
@@ -251,10 +251,10 @@ class ThreadWorker:
         self._trace = None if options.trace is None else HostTrace(options, name)
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Start a thread that hosts these lanes; the one before ends with its batch."""
+        """Start a thread that hosts these lanes; the previous one ends after its current batch."""
         self._channel.close()
         self._channel = _Channel(self._options.prefetch_factor)
-        # The caller moves the positions on while the thread still opens lanes at them.
+        # The caller advances the positions while the thread is still opening lanes at them.
         starts = {lane: replace(position) for lane, position in positions.items()}
         host = LaneHost(self._pipeline, starts, lanes=lanes, trace=self._trace)
         self._thread = threading.Thread(
@@ -277,12 +277,12 @@ class ThreadWorker:
             log.warning("%s; waiting on", text)
             event = self._channel.get(None)
         if event is None:
-            raise WorkerError("this loader was closed; build a new one")
+            raise WorkerError("this loader is closed; build a new one")
         return event
 
     @property
     def status(self) -> WorkerStatus:
-        """How it is."""
+        """Return its status."""
         thread = None if self._thread is None else self._thread.native_id
         return WorkerStatus(self._name, os.getpid(), len(self._channel), thread)
 
@@ -291,11 +291,11 @@ class ThreadWorker:
         return {"worker_timeouts": self._timeouts}
 
     def stop(self) -> None:
-        """Let the thread end after its present batch."""
+        """Let the thread end after its current batch."""
         self._channel.close()
 
     def close(self) -> None:
-        """Let the thread end, and wait for it for a moment."""
+        """Let the thread end, and wait for it briefly."""
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
@@ -314,7 +314,7 @@ class _Channel:
         return len(self._events)
 
     def put(self, event: Event) -> bool:
-        """Append `event`, waiting for room; return whether anyone still wants it."""
+        """Append `event`, waiting for room; return whether the other side is still open."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._events) < self._size)
             self._events.append(event)

@@ -1,9 +1,9 @@
-"""The memory of batches: page-locked or on a device, and kept when it is freed.
+"""The memory of batches: page-locked or on a device, and kept for reuse when freed.
 
 The C library is told not to return freed memory to the system at once. Batches of megabytes are
-allocated and freed over and over; if each one is new memory to the system, page faults take more
-time than copying. Measured with two workers: 2.8 times as many 8-MB samples a second, 4 times as
-many images of 70 kB.
+allocated and freed over and over; if each one takes new memory from the system, page faults cost
+more time than copying. Measured with two workers: 2.8 times as many 8-MB samples a second, 4 times
+as many images of 70 kB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from energon.samples.collate import map_tensors
 
 
 def pin_batches(pin: bool | None) -> Callable[[Any], Any] | None:
-    """Return what pins a batch, or None if nothing is to be pinned.
+    """Return a function that pins a batch, or None if nothing is to be pinned.
 
     Args:
         pin: None pins if torch is imported and sees a CUDA device.
@@ -55,10 +55,10 @@ _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUN
 
 
 def keep_heap(kept_bytes: int) -> bool:
-    """Keep up to `kept_bytes` of freed memory; return whether the C library can do that.
+    """Keep up to `kept_bytes` of freed memory; return whether the C library can do so.
 
-    Settings that the user has made in the environment are left alone, and so is everything if
-    `kept_bytes` is 0. Only glibc has these settings.
+    Settings that the user has made in the environment are left alone; `kept_bytes` of 0 changes
+    nothing. Only glibc has these settings.
     """
     if not kept_bytes or any(name in os.environ for name in _USER_SETTINGS):
         return False

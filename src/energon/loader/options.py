@@ -1,4 +1,4 @@
-"""How lanes are hosted, validated once; and the logger of the package."""
+"""How lanes are hosted, validated once; and the package's logger."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class LoaderOptions:
     """How lanes are hosted. Nothing here affects the batches or their order.
 
     Args:
-        workers: Whether workers are processes or threads. Threads need no transfer, and pay off
-            if the work releases the GIL; they cannot be replaced when they hang.
+        workers: Whether workers are processes or threads. Threads need no transfer, and pay off if
+            the work releases the GIL; a thread that hangs cannot be replaced.
         start_method: How processes start. "forkserver" forks from a clean process that has
             imported energon (and torch, if the training process has); "spawn" imports again;
             "fork" inherits everything from the training process.
         prefetch_factor: How many finished batches of each worker may wait. Batches of a few kB
-            travel together, so there may be more of those.
+            travel together, so more of those may wait.
         watchdog_timeout_seconds: How long a worker that the trainer waits for may go without
-            starting another sample before it is replaced; None waits forever.
+            starting another sample before it is replaced; None means no limit.
         watchdog_initial_timeout_seconds: The same until its first sample, which includes
             imports and opening the data; None means five times as long.
         fail_on_timeout: Raise `WorkerError` instead of replacing a worker that hangs.
-        max_deaths: How often a worker may die at the same row before that row is skipped, and
-            how often it may crash elsewhere without delivering a batch before the run ends.
-        restart_patience_seconds: How long to restart a worker that is killed from outside
-            (SIGKILL, as by the system when memory runs out) and delivers no batch, before the run
-            ends. The pauses between restarts grow to 10 seconds.
+        max_deaths: How often a worker may die at the same row before that row is skipped, and how
+            often it may crash elsewhere without delivering a batch before the run ends.
+        restart_patience_seconds: How long to keep restarting a worker that is killed from outside
+            (SIGKILL, for example when memory runs out) and delivers no batch, before the run ends.
+            The pauses between restarts grow to 10 seconds.
         shared_memory_bytes: How much shared memory a worker may use, unless a single batch
             needs more.
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
@@ -109,6 +109,6 @@ class LoaderOptions:
 
     @property
     def trace_window(self) -> tuple[int, int]:
-        """The first batch that is traced, and the one after the last."""
+        """The first batch to trace, and the one after the last."""
         batches = self.trace_batches
         return (0, batches) if isinstance(batches, int) else (batches[0], batches[1])

@@ -27,36 +27,36 @@ class Pipeline(Protocol):
 
     @property
     def restart(self) -> bool:
-        """Whether each `iter()` starts at the first batch (validation) instead of continuing."""
+        """Whether each `iter()` starts at the first batch (validation) or continues (training)."""
 
     def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
         """Return the batches of `lane` from where `state` was saved; None is the beginning."""
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return how many batches lane `lane` of `lanes` has in all; None means no end."""
+        """Return how many batches lane `lane` of `lanes` has in total; None means no end."""
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return what must match in a saved state, as JSON."""
 
 
 @runtime_checkable
 class DescribesRows(Protocol):
-    """A pipeline that can also say what is at a row, for messages about rows left out."""
+    """A pipeline that can also describe a row, for messages about skipped rows."""
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return key, shard and offset of the sample at `row` of a lane.
 
         Args:
-            lane: Which lane.
-            lanes: Of how many.
-            row: Which row.
+            lane: Number of the lane.
+            lanes: How many lanes the run has.
+            row: Number of the row.
             state: Any state of the lane.
         """
 
 
 @runtime_checkable
 class RestoresSamples(Protocol):
-    """A pipeline that can also make single batches and samples again."""
+    """A pipeline that can also recreate single batches and samples."""
 
     def restore_sample(
         self,
@@ -65,18 +65,18 @@ class RestoresSamples(Protocol):
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
     ) -> Any:
-        """Return what has this restore key.
+        """Recreate the batch or sample with this restore key.
 
         Args:
-            key: The key.
+            key: The restore key.
             lanes: How many lanes the run has; None for that of the worker config.
-            states: Where the lanes are that are known.
+            states: The known states of lanes.
         """
 
 
 @runtime_checkable
 class Continues(Protocol):
-    """A pipeline that can also take up a run with another mix of datasets, or other lanes."""
+    """A pipeline that can also continue a run with another mix of datasets, or other lanes."""
 
     @property
     def default_streams(self) -> int | None:
@@ -88,15 +88,15 @@ class Continues(Protocol):
     def begin_mix(
         self, fingerprint: Mapping[str, Any], states: Mapping[int, State | None], lanes: int
     ) -> Mapping[int, State | None]:
-        """Return saved states of lanes, in which the mix of this pipeline has begun.
+        """Return saved states of lanes in which the mix of this pipeline has begun.
 
         Args:
-            fingerprint: What the run was saved with.
-            states: Of the lanes that are known; None at the beginning.
-            lanes: How many lanes the run has in all.
+            fingerprint: The fingerprint that the run was saved with.
+            states: States of the known lanes; None at the beginning.
+            lanes: How many lanes the run has in total.
 
         Raises:
-            StateError: If lanes are missing that begin it together with one of these.
+            StateError: If lanes are missing that must begin it together with one of these.
         """
 
     def restarted(self) -> Pipeline:
@@ -105,26 +105,26 @@ class Continues(Protocol):
 
 @runtime_checkable
 class CountsRows(Protocol):
-    """A pipeline that can also say where a lane is after a number of batches."""
+    """A pipeline that can also compute where a lane is after a number of batches."""
 
     def state_after(self, batches: int) -> State | None:
-        """Return the state of any lane after this many batches; None if that is not known.
+        """Return the state of any lane after this many batches; None if it is unknown.
 
-        It is known where all batches take equally many rows, as long as nothing is skipped.
+        It is known if all batches take the same number of rows, as long as nothing is skipped.
         """
 
 
 @runtime_checkable
 class Reports(Protocol):
-    """A pipeline that can also say what was drawn from which dataset."""
+    """A pipeline that can also report what was drawn from which dataset."""
 
     def report(
         self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the achieved mix of the lanes in `states`, of `lanes` in all, as JSON.
+        """Return the achieved mix of the lanes in `states`, out of `lanes` in total, as JSON.
 
         Args:
             lanes: How many lanes the run has.
-            states: State of each lane that is asked for; None at the beginning.
+            states: State of each requested lane; None at the beginning.
             counts: Statistics by name.
         """

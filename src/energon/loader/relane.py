@@ -1,8 +1,9 @@
 """Change the number of lanes of a saved run.
 
-States continue exactly with the lanes that they have. Another number of lanes is for world sizes
-that do not divide it: the position in every dataset is kept to the sample, the number of the next
-batch to within one per new lane. Samples held back for packing or groups count as not read.
+States continue exactly with the number of lanes they were saved with. Another number of lanes is
+for world sizes that do not divide it: the position in every dataset is kept to the sample, the
+number of the next batch to within one per new lane. Samples held back for packing or groups count
+as unread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Relaned(NamedTuple):
     """Samples of these epochs that may be missed."""
 
     def describe(self) -> str:
-        """Return what it has, and what that cost, in words."""
+        """Describe the lanes, and what the change costs."""
         lanes = counted(self.state["lanes"], "lane")
         if not (self.again or self.left_out):
             return f"{lanes}; no sample is repeated or missed"
@@ -43,12 +44,12 @@ class Relaned(NamedTuple):
 
 
 def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
-    """Return a merged state of all lanes of a run with another number of lanes.
+    """Return a merged state of all lanes, converted to another number of lanes.
 
     Args:
-        state: The state.
+        state: The merged state.
         lanes: The new number.
-        streams: How many streams they share; None for as many, see `DealtPlan`.
+        streams: How many streams the lanes share; None for one each, see `DealtPlan`.
 
     Raises:
         StateError: If lanes are missing, or the pipeline has no plan.
@@ -92,7 +93,7 @@ def _moved(
     changes: Mapping[int, tuple[int, ...]],
     after: Plan,
 ) -> dict[int, list[int]]:
-    """Return, by lane, the rows that are to be left out from now on, where they come."""
+    """Return, by lane, the future rows that are to be skipped."""
     found: dict[int, list[int]] = {}
     plan = recipe(len(positions))
     for lane, position in positions.items():
@@ -112,7 +113,7 @@ def _moved(
 def _positions(
     positions: Mapping[int, LanePosition], lanes: int, skip_rows: Mapping[int, list[int]]
 ) -> dict[str, Any]:
-    """Return new positions, as JSON, that have done as many batches as the old ones together."""
+    """Return new positions, as JSON, that amount to as many batches as the old ones together."""
     total = sum(position.batches for position in positions.values())
     of_epoch = sum(position.epoch_batches for position in positions.values())
     batches = (total + lanes // 2) // lanes
@@ -129,7 +130,7 @@ def _positions(
 
 
 def rows_read(saved: State | None) -> tuple[int, tuple[int, ...]]:
-    """Return how many rows a lane has read, and at which rows of its stream the mix changed."""
+    """Return how many rows a lane has read, and the rows of its stream at which the mix changed."""
     if saved is None:
         return 0, ()
     (rows, changes), _ = unpack_some(saved, {"read": int, "changes": list})
@@ -137,7 +138,7 @@ def rows_read(saved: State | None) -> tuple[int, tuple[int, ...]]:
 
 
 def _held(saved: Any, packing: int) -> int:
-    """Return how many of the rows that a lane has read wait for others."""
+    """Return how many of the rows read by a lane are waiting for others."""
     if not isinstance(saved, Mapping):
         return 0
     waiting = saved.get("waiting")

@@ -32,8 +32,8 @@ from energon.worker import WorkerConfig
 def gather_states(state: State, config: WorkerConfig, *, dst_rank: int) -> list[State] | None:
     """Return the states of all ranks on the process with the global rank `dst_rank`, else None.
 
-    All ranks of the data-parallel group have to call this. Where models are divided as well,
-    each of the groups may: those that `dst_rank` is not in gather nothing.
+    All ranks of the data-parallel group must call this. If the model is parallel, too, each of the
+    groups may call it: those without `dst_rank` gather nothing.
     """
     if config.world_size == 1:
         return [state]
@@ -61,7 +61,7 @@ def scatter_states(
 ) -> State:
     """Call `make` on `src_rank` of the data-parallel group; return its result for this rank.
 
-    All ranks of the group have to call this. If `make` fails, all of them raise.
+    All ranks of the group must call this. If `make` fails, all of them raise.
     """
     if config.world_size == 1:
         return make()[0]
@@ -83,7 +83,7 @@ def scatter_states(
 
 
 def _answers(make: Callable[[], list[State]], world_size: int) -> list[str]:
-    """Return one text for each rank, so that none is left waiting if `make` fails."""
+    """Return one text for each rank, so that no rank is left waiting if `make` fails."""
     try:
         return [json.dumps({"state": state}) for state in make()]
     except Exception as error:
@@ -108,13 +108,12 @@ def _distributed(config: WorkerConfig) -> Any:
 
 
 class SavableDataLoader(BasicDataLoader):
-    """A `BasicDataLoader` with a state.
+    """A `BasicDataLoader` whose position can be saved.
 
     A saved state counts exactly what the trainer has received; saving does not wait for workers.
-    States are JSON.
-    They can be restored on a fresh loader of any world size that divides their number of
-    lanes, and of any number of workers, in-line, threads or processes; with `relane=True` on
-    any other world size, too.
+    States are JSON. They can be restored on a new loader of any world size that divides their
+    number of lanes, with any number of workers, whether in-line, threads or processes; with
+    `relane=True` also on any other world size.
 
     Example:
         >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
@@ -143,9 +142,9 @@ class SavableDataLoader(BasicDataLoader):
         )
 
     def _tells_all_lanes(self) -> bool:
-        """Return whether the lanes of the other ranks follow from those of this one.
+        """Return whether the lanes of the other ranks can be derived from those of this one.
 
-        They do where all batches take equally many rows, and all ranks began at the same turn.
+        They can if all batches take the same number of rows, and all ranks began at the same turn.
         """
         if not self._began_together or not isinstance(self.dataset, CountsRows):
             return False
@@ -164,11 +163,11 @@ class SavableDataLoader(BasicDataLoader):
         strict: bool | Collection[str] = True,
         relane: bool = False,
     ) -> None:
-        """Continue from `state`, which has to cover the lanes of this rank.
+        """Continue from `state`, which must cover the lanes of this rank.
 
         Args:
-            state: State of this rank, of all ranks, or a list of rank states. None, where there
-                is none yet, stays at the beginning.
+            state: State of this rank, of all ranks, or a list of rank states. None, if there is
+                none yet, stays at the beginning.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
             relane: Whether the run may continue with other lanes, for which a state of all ranks
@@ -184,11 +183,11 @@ class SavableDataLoader(BasicDataLoader):
     ) -> State | None:
         """Return the positions of the lanes of all ranks, or None if this is not `global_dst_rank`.
 
-        All ranks of the data-parallel group have to call this after the same number of steps.
+        All ranks of the data-parallel group must call this after the same number of steps.
 
         Args:
-            global_dst_rank: Which process gets the state, counted in the whole job.
-            dst_rank: Another name of the same.
+            global_dst_rank: Which process gets the state, numbered within the whole job.
+            dst_rank: Alias of `global_dst_rank`.
         """
         target = global_dst_rank if dst_rank is None else dst_rank
         states = gather_states(self.save_state_rank(), self.worker_config, dst_rank=target)
@@ -206,9 +205,9 @@ class SavableDataLoader(BasicDataLoader):
 
         Args:
             state: A global state, or a list of rank states that together cover all lanes.
-            src_rank: Which rank of the data-parallel group has it and hands it to the others,
-                where `state` is ignored; all of them have to call this. None means that each
-                rank was given the state.
+            src_rank: Which rank of the data-parallel group has it and sends it to the others,
+                where `state` is ignored; all of them must call this. None means that each rank was
+                given the state.
             strict: True raises if configuration or data differ from what was saved; False
                 continues from the same rows whatever differs; a collection of names, like
                 `["batch_size", "data.train"]`, lets only these differ; "steps" lets ranks be

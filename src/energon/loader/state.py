@@ -35,9 +35,9 @@ HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 COVERS = "covers"
 """Part of a rank state that identifies its rank."""
 PAST = ("mix_before", "eras")
-"""Parts of a fingerprint that tell how data were mixed and dealt to lanes earlier in the run."""
+"""Parts of a fingerprint about how data was mixed and dealt to lanes earlier in the run."""
 RUN = "run"
-"""Part of a fingerprint with the source of the data and the number of ranks. It may differ."""
+"""Part of a fingerprint with the source of the data and the number of ranks, which may change."""
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
 """Far beyond any row, and far below the limits of 64-bit arithmetic in the plan."""
@@ -66,7 +66,7 @@ class LanePosition:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def saved_state(self) -> State | None:
-        """Return the state as data."""
+        """Return the state as plain data."""
         return pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
 
     def to_json(self) -> dict[str, Any]:
@@ -109,14 +109,14 @@ def build_state(
     fingerprint: Mapping[str, Any],
     covers: Mapping[str, Any] | None = None,
 ) -> State:
-    """Return the state of the lanes in `positions`, of `lanes` in all, as JSON.
+    """Return the state of the lanes in `positions`, out of `lanes` in total, as JSON.
 
     Args:
         positions: Positions of these lanes.
         lanes: Number of lanes of the run.
-        fingerprint: What a run that restores the state has to match.
-        covers: The rank of the lanes, unless these are all: `rank`, `world_size`, and `alone`,
-            whether the lanes of the other ranks follow from them.
+        fingerprint: What must match in a run that restores the state.
+        covers: The rank of the lanes, unless these are all lanes: `rank`, `world_size`, and
+            `alone`, whether the lanes of the other ranks can be derived from them.
     """
     state = {
         "format": FORMAT,
@@ -127,13 +127,13 @@ def build_state(
         "positions": {str(lane): position.to_json() for lane, position in positions.items()},
         **({COVERS: covers} if covers else {}),
     }
-    # The result belongs to the caller, and is proven to be JSON.
+    # The result belongs to the caller, and is guaranteed to be JSON.
     copied: State = json.loads(json.dumps(state))
     return copied
 
 
 def merge_states(state: State | Sequence[State] | None) -> State:
-    """Return one state with the lanes of all `state`s: a global state, or rank states.
+    """Merge states into one with the lanes of all `states`, global states or rank states.
 
     Raises:
         StateError: If they are not states, do not belong together, or overlap.
@@ -186,12 +186,14 @@ def check_steps(
     """Check that the lanes of a merged state were saved after the same batch of the run.
 
     Args:
-        states: What was merged.
-        merged: All lanes of it.
-        strict: Whether that is an error; see `check_fingerprint`, where it is called "steps".
+        states: The states that were merged.
+        merged: All lanes of the merged state.
+        strict: Whether a difference is an error; see `check_fingerprint`, where it is called
+            "steps".
 
     Returns:
-        Who was ahead, in words, if that is let through; each lane continues from where it was then.
+        Which states were ahead, in words, if that is permitted; each lane continues from its
+        position.
 
     Raises:
         StateError: If some lanes were ahead of others.
@@ -199,7 +201,7 @@ def check_steps(
     lanes = merged["lanes"]
     positions = {int(v): LanePosition.from_json(p) for v, p in merged["positions"].items()}
     if any(position.ended for position in positions.values()):
-        # Where data end, some ranks are through before others: steps are not turns any more.
+        # Where data ends, some ranks finish before others: steps no longer mean turns.
         return None
     last = max(
         (p.batches * lanes - lanes + v for v, p in positions.items() if p.batches), default=0
@@ -219,7 +221,7 @@ def check_steps(
 
 
 def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
-    """Return in words the number of batches after which each rank state was saved."""
+    """Describe after how many batches each rank state was saved."""
     steps: list[tuple[str, int]] = []
     for number, state in enumerate(map(unflatten, states)):
         own = {int(lane): position["batches"] for lane, position in state["positions"].items()}
@@ -234,7 +236,7 @@ def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
 
 
 def _steps_of_lanes(positions: Mapping[int, LanePosition]) -> str:
-    """Return in words the number of batches after which lanes were saved."""
+    """Describe after how many batches lanes were saved."""
     found: dict[int, list[int]] = {}
     for lane, position in positions.items():
         found.setdefault(position.batches, []).append(lane)
@@ -322,9 +324,9 @@ def _without(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str
 def flatten(state: State) -> dict[str, tuple[State]]:
     """Return `state` as a flat dict of plain data, with an entry for each lane.
 
-    The keys depend on nothing but the lanes, so torch.distributed.checkpoint, which loads what
-    the keys of the receiving state ask for, can store it and load it on other ranks. Each value is
-    in a tuple of its own, since that library takes nested dicts apart, but no tuples.
+    The keys depend only on the lanes, so torch.distributed.checkpoint, which loads what the keys of
+    the receiving state ask for, can store it and load it on other ranks. Each value is in its own
+    tuple, since that library takes nested dicts apart, but leaves tuples alone.
     """
     header = {name: state[name] for name in (*HEADER, COVERS) if name in state}
     lanes = {f"{_FLAT_LANE}{lane}": (position,) for lane, position in state["positions"].items()}
@@ -345,7 +347,7 @@ def unflatten(state: State) -> State:
 
 
 def _flat_value(value: Any, name: str) -> dict[str, Any]:
-    """Return what `flatten` stored under a name; it used to be JSON in a string."""
+    """Return what `flatten` stored under a name; earlier releases stored JSON in a string."""
     match value:
         case [dict(content)]:
             return content
@@ -363,7 +365,7 @@ def _flat_value(value: Any, name: str) -> dict[str, Any]:
 
 
 def _is_made_of_addresses(value: Any, depth: int = 0) -> bool:
-    """Return whether JSON consists of what stages save, which has no fractions and no signs."""
+    """Return whether JSON holds only what stages save, without fractions and signs."""
     if isinstance(value, dict | list):
         inside = value.values() if isinstance(value, dict) else value
         deeper = depth < DOCUMENT_DEPTH.value
@@ -379,7 +381,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message; most of it, unless it is as large as no state is."""
+    """Return a value for a message, shortened only if it is larger than any state is."""
     return _short.repr(value)
 
 
@@ -409,7 +411,7 @@ def _check_header(state: Any, number: int) -> None:
 
 
 def _is_lane(name: Any, lanes: int) -> bool:
-    # Of other spellings of a number, like 01, no lane is found.
+    # Lanes with other spellings of a number, such as 01, would not be found.
     if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(_MAX_LANES)):
         return False
     return int(name) < lanes and str(int(name)) == name
@@ -463,7 +465,7 @@ def _may_differ(path: str, strict: bool | Collection[str]) -> bool:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Write numbers in few words: "0-3, 6"."""
+    """Format numbers compactly: "0-3, 6"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Saved states as files: read whatever programs made of them, deal them to other ranks."""
+"""Saved states as files: read what programs wrote, and deal the states to other ranks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
 
 WRAPPED = "dataloader_state_dict"
-"""Where Megatron puts the state of a loader into what it saves."""
+"""Where Megatron puts the loader's state in what it saves."""
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\.json|\.pt|\.pth)$")
 
 
 def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
-    """Return the states in some files, merged to one.
+    """Return the states in some files, merged into one.
 
     Args:
-        paths: Files of JSON or of `torch.save`, with a rank state, a global state or a list of
-            rank states each, however deep in the checkpoint of a trainer; or folders of such
-            files. All may be in stores.
+        paths: Files of JSON or of `torch.save`, each with a rank state, a global state or a list of
+            rank states, at any depth in the checkpoint of a trainer; or folders of such files. All
+            of them may be in remote stores.
 
     Raises:
         StateError: If a file has no state, or the states do not belong together.
@@ -51,7 +51,7 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
 
 
 def _states_in(content: Any) -> Iterator[State]:
-    """Yield the states in what a trainer has saved, as Lightning and Megatron have them inside."""
+    """Yield the states within what a trainer has saved, as Lightning and Megatron nest them."""
     if isinstance(content, Mapping):
         if content.get("format") == FORMAT or _is_flat(content):
             yield dict(content)
@@ -64,7 +64,7 @@ def _states_in(content: Any) -> Iterator[State]:
 
 
 def _is_flat(content: Mapping[str, Any]) -> bool:
-    """Return whether a loader's `state_dict` returned this, in its former form of strings too."""
+    """Return whether a loader's `state_dict` returned this, including its earlier string form."""
     match content.get("header"):
         case [{"format": str(name)}]:
             return name == FORMAT
@@ -76,7 +76,7 @@ def redistribute(state: State, world_size: int) -> list[State]:
     """Return the states of the ranks of a run of `world_size`, which continue where `state` was.
 
     Raises:
-        ConfigError: If the lanes of the state cannot be dealt to so many ranks.
+        ConfigError: If the lanes of the state cannot be dealt to this number of ranks.
         StateError: If some ranks were ahead of others.
     """
     lanes = state["lanes"]
@@ -110,19 +110,19 @@ def write_states(
     like: Sequence[str | os.PathLike[str]] = (),
     new: bool = False,
 ) -> list[AnyPath]:
-    """Write the state of each rank into a folder; return where they are.
+    """Write the state of each rank into a folder; return the paths.
 
     Args:
-        states: Of rank 0, 1, …
-        folder: Is made if it is missing.
-        like: The files, or folders of files, that the states came from. Where their names end
-            in the number of the rank, the new files are called and written like them: programs
-            that look for `train_dataloader_dprank003.pt` find it. Others become `rank_3.json`.
-        new: Whether the folder must be new or empty, or hold these very files, as after a
-            command that was killed at its end. On this machine, it appears when all are complete.
+        states: States of ranks 0, 1, …
+        folder: Created if it is missing.
+        like: The files, or folders of files, that the states came from. If their names end in the
+            number of the rank, the new files are named and written in the same way: programs that
+            look for `train_dataloader_dprank003.pt` find it. Otherwise they become `rank_3.json`.
+        new: Whether the folder must be new or empty, or already hold exactly these files, as after
+            a command that was killed at its end. On a local disk, it appears once all are complete.
 
     Raises:
-        StateError: If it is not.
+        StateError: If the folder does not meet that condition.
     """
     target = any_path(folder)
     contents = _contents(states, like)
@@ -130,7 +130,7 @@ def write_states(
     if new and (target.is_file() or any(_is_other(target / name, contents) for name in found)):
         raise StateError(f"{folder} is not empty; pass a new folder for the states")
     if new and not found and not isinstance(target, EPath):
-        # Whoever was killed before has left the same folder, and not one more of another name.
+        # A command killed earlier left the same folder, not another one with a different name.
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         _write(contents, partial)
@@ -156,7 +156,7 @@ def _contents(states: Sequence[State], like: Sequence[str | os.PathLike[str]]) -
 
 
 def _is_other(path: AnyPath, contents: Mapping[str, bytes]) -> bool:
-    """Return whether something would be lost, or mixed up with the contents."""
+    """Return whether anything would be lost, or mixed up with the contents."""
     return path.is_dir() or path.read_bytes() != contents.get(path.name)
 
 
@@ -171,7 +171,7 @@ def _write(contents: Mapping[str, bytes], folder: AnyPath) -> None:
 
 
 def _are_of_ranks(files: Sequence[AnyPath]) -> bool:
-    """Return whether names differ in a number only, which counts from 0 on."""
+    """Return whether names differ only in a number, which counts from 0."""
     names = [_NUMBERED.fullmatch(file.name) for file in files]
     found = {(name[1], name[3]) for name in names if name is not None}
     numbers = sorted(int(name[2]) for name in names if name is not None)
@@ -195,8 +195,8 @@ def _files(path: AnyPath) -> list[AnyPath]:
     files.sort(key=str)
     if not files and any(path.glob("*.distcp")):
         raise StateError(
-            f"{path} was written by torch.distributed.checkpoint; make a file of it with `python "
-            f"-m torch.distributed.checkpoint.format_utils dcp_to_torch {path} state.pt`"
+            f"{path} was written by torch.distributed.checkpoint; convert it to a file with "
+            f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} state.pt`"
         )
     if not files:
         error = FileNotFoundError(path)
@@ -218,7 +218,7 @@ def _read(file: AnyPath) -> Any:
 
 
 def _read_torch(data: bytes, file: AnyPath) -> Any:
-    with needs_extra("torch", f"{file} is not JSON, and files of torch.save need torch"):
+    with needs_extra("torch", f"{file} is not JSON, and reading files of torch.save needs torch"):
         import torch
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -232,7 +232,7 @@ class _Walk:
     counts: Counter[Limit] = field(default_factory=Counter)
 
     def count(self, limit: Limit, node: Any, number: int = 1) -> None:
-        """Count what documents that refer to one another come to, which may be more than is said.
+        """Count what documents expand to that refer to one another, maybe more than they contain.
 
         Raises:
             _TooMuchError: If it is beyond the limit.

@@ -20,7 +20,7 @@ def include_ordinals(ordinals: Ints, excluded: Ints) -> Ints:
 
     Args:
         ordinals: Numbers among the samples that are left.
-        excluded: Raw indices that are left out, ascending, each once.
+        excluded: Raw indices that are skipped, ascending, each once.
 
     Example:
         >>> include_ordinals(np.arange(5), np.array([0, 3])).tolist()

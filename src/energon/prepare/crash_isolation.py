@@ -1,8 +1,8 @@
-"""Run something on many numbers in processes that may die, and find out which number kills them.
+"""Process many numbers in processes that may die, and determine which number kills them.
 
-Decoders are written in C, and data may be anything: what ends a process is a finding like any
-other. Batches at which a process died are run again one by one, each half alone, until one
-number is left.
+Decoders are written in C, and the data may be anything: a process that dies is a finding like any
+other. Batches at which a process died are run again one by one, in halves, until a single number is
+left.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class IsolatedCall:
     """A call.
 
     Args:
-        number: Which, for the caller.
-        arguments: All but the last.
-        ordinals: The last argument, which may be cut.
+        number: Identifies the call for the caller.
+        arguments: All arguments except the last.
+        ordinals: The last argument, which may be divided.
     """
 
     number: int
@@ -41,14 +41,14 @@ class IsolatedCall:
     ordinals: Sequence[int]
 
     def cut(self, start: int, stop: int) -> list[IsolatedCall]:
-        """Return the calls for what is before one place, and from another on."""
+        """Return the calls for the ordinals before one place, and from another one on."""
         cuts = (self.ordinals[:start], self.ordinals[stop:])
         return [IsolatedCall(self.number, self.arguments, some) for some in cuts if len(some)]
 
 
 @dataclass(frozen=True)
 class Death:
-    """What stands for the result where the process died."""
+    """The result if the process died."""
 
     ordinal: int
 
@@ -56,20 +56,20 @@ class Death:
 def run_surviving(
     function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int, preload: str
 ) -> Iterator[tuple[int, T | Death]]:
-    """Call a function for each job in processes, and yield what it returns, as it becomes ready.
+    """Call a function for each job in processes, and yield the results as they become ready.
 
     Args:
         function: Takes the arguments and the ordinals of a job.
-        jobs: What to call it with.
-        num_processes: How many run at the same time.
-        preload: The module that processes import once for all.
+        jobs: The calls.
+        num_processes: How many processes run at the same time.
+        preload: A module to import once for all processes.
 
     Yields:
-        Number of the job, and the result for all or for some of its ordinals, which are
-        complete in the end; or for one of them that the process has died.
+        Number of the job, and the result for all or some of its ordinals, which are complete in the
+        end; or, for one of them, that the process died.
 
     Raises:
-        WorkerError: If processes die again and again.
+        WorkerError: If processes keep dying.
     """
     context = process_context(preload)
     noted = context.RawValue("q")
@@ -87,8 +87,8 @@ def run_surviving(
         deaths += 1
         if deaths > MAX_DEATHS:
             raise WorkerError(
-                f"processes that decode samples died {deaths} times; is there too little memory? "
-                "Run it again with a smaller --num-workers"
+                f"processes that decode samples died {deaths} times, perhaps for lack of "
+                "memory; run it again with a smaller --num-workers"
             )
         for job in lost:
             if not alone:
@@ -104,36 +104,36 @@ def run_surviving(
 
 
 def note(ordinal: int | None) -> None:
-    """Say what this process is about to do, so that it is known should it die.
+    """Record what this process is about to do, so that it is known if it dies.
 
     Args:
-        ordinal: At which it is; None if at several, as when they are read together.
+        ordinal: The current one; None if there are several, as when they are read together.
     """
     if _noted is not None:
         _noted.value = NOWHERE if ordinal is None else ordinal
 
 
 _noted: Any = None
-"""Shared with the process that has started this one; None if there is none."""
+"""Shared with the process that started this one; None if there is none."""
 
 
 def _share(noted: Any, environment: dict[str, str]) -> None:
     global _noted
     begin_worker()
     _noted = noted
-    # The server that processes are forked from may be older than settings of this program.
+    # The server that processes are forked from may be older than the settings of this program.
     os.environ.clear()
     os.environ.update(environment)
 
 
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    # What another call has noted says nothing new about this one.
+    # What another call has recorded says nothing about this one.
     note(None)
     return run_unless_interrupted(function, *arguments)
 
 
 def _place(job: IsolatedCall, ordinal: int) -> int | None:
-    """Return which of the ordinals of a job was at work when the process died, if that is known."""
+    """Return the ordinal of a job at which the process died, if it is known."""
     if len(job.ordinals) == 1:
         return 0
     return job.ordinals.index(ordinal) if ordinal in job.ordinals else None
@@ -142,7 +142,7 @@ def _place(job: IsolatedCall, ordinal: int) -> int | None:
 def _run(
     pool: ProcessPoolExecutor, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
 ) -> Generator[tuple[int, T], None, list[IsolatedCall] | None]:
-    """Work off a queue, from its end; return what was running if a process died, else None."""
+    """Process a queue from its end; return what was running if a process died, else None."""
     running: dict[Future[T], IsolatedCall] = {}
     while queue or running:
         broken = False

@@ -54,21 +54,21 @@ def describe_samples(
     *,
     with_loader: bool = False,
 ) -> dict[str, Any] | None:
-    """Return the content of `dataset.yaml`; None for no such file.
+    """Return the content of `dataset.yaml`; None if there is to be no such file.
 
     Args:
         sample_type: "CrudeWebdataset", or the name of a sample type; None for no description.
-        field_map: How parts become the fields of the sample type.
-        with_loader: Whether the code in `sample_loader.py` makes them instead.
+        field_map: How parts become fields of the sample type.
+        with_loader: Whether code in `sample_loader.py` makes them instead.
 
     Raises:
         ConfigError: If there is no such type, or the field map does not fit it.
     """
     if sample_type is None:
         if field_map:
-            raise ConfigError("a field_map needs a sample_type whose fields it maps to")
+            raise ConfigError("a field_map requires the sample_type that it maps to")
         if with_loader:
-            raise ConfigError("a sample_loader needs a sample_type whose fields it makes")
+            raise ConfigError("a sample_loader requires the sample_type that it makes")
         return None
     if sample_type == CRUDE:
         if field_map:
@@ -76,7 +76,7 @@ def describe_samples(
         if with_loader:
             raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
         return {"__module__": "megatron.energon", "__class__": CRUDE}
-    # Crude datasets need no sample types, and the time to import them.
+    # Crude datasets need neither sample types nor the time to import them.
     from energon.samples.field_map import FieldMap
     from energon.samples.registry import resolve_class
 
@@ -97,7 +97,7 @@ def describe_samples(
 log = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
 Progress = Callable[[int, int], None]
-"""Called with the number of shards that are done, and of all."""
+"""Called with the number of finished shards, and the total."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -110,14 +110,14 @@ class Indexing:
 
     Args:
         engine: Where to run.
-        sqlite: Whether to write `index.sqlite` too, which plain training does not need.
+        sqlite: Whether to write `index.sqlite` as well, which training does not need.
         checksum: Whether to read the contents and store a checksum of each.
         force: Whether to read shards even if they have not changed.
         fix_duplicates: Whether to rewrite shards that contain duplicate keys.
         wait: Whether to wait for another process that prepares the dataset.
         is_locked: Whether the caller already holds the lock of the dataset.
         after_kill: Whether the last process that held the lock was killed, see `dataset_lock`.
-        progress: Called with the number of finished shards and of all shards.
+        progress: Called with the number of finished shards, and the total.
     """
 
     engine: Engine = field(default_factory=Engine)
@@ -149,7 +149,7 @@ def prepare_dataset(
     progress: Progress = no_progress,
     indexing: Indexing | None = None,
 ) -> DatasetInfo:
-    """Turn a folder of tar shards into a dataset, by files beside the shards and in `.nv-meta`.
+    """Turn a folder of tar shards into a dataset, with files next to the shards and in `.nv-meta`.
 
     The shards are not modified, and those that have not changed since they were indexed are not
     read again. The change is atomic: readers see the dataset as it was, or as it will be.
@@ -158,11 +158,11 @@ def prepare_dataset(
         path: The folder.
         split_ratio: Ratio by name of the split.
         split_parts: `NAME:REGEX` for each split, instead of ratios.
-        split_by_folder: Whether each folder of shards is a split, instead of these.
+        split_by_folder: Whether to make each folder of shards a split, instead of these.
         split_unit: What to divide by ratio: "shard", "sample", or "auto" for shards unless there
-            are too few of them.
-        shuffle_shards: Whether to shuffle shards, always alike, before dividing them.
-        exclude: Regular expressions; shards are excluded if one is found in their paths.
+            are too few.
+        shuffle_shards: Whether to shuffle shards, always in the same way, before dividing them.
+        exclude: Regular expressions; shards whose paths match any of them are excluded.
         exclude_from: Quarantine files, or folders of them, whose shards and samples are excluded.
         sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
         field_map: How parts become the fields of the sample type.
@@ -170,8 +170,8 @@ def prepare_dataset(
             `sample_loader.py`, which readers run if allowed.
         dataset_yaml_name: Name of the description below `.nv-meta`.
         num_workers: Number of processes that read shards.
-        progress: Called with the number of finished shards and of all shards.
-        indexing: Further settings; None for those of `num_workers` and `progress`.
+        progress: Called with the number of finished shards, and the total.
+        indexing: Further settings; None uses `num_workers` and `progress` only.
 
     Returns:
         The shards and their numbers of samples.
@@ -253,8 +253,8 @@ def index_dataset(
         shards: Paths below it, in the order of the index.
         indexing: Settings.
         documents: Returns names and contents of further files of `.nv-meta`.
-        check: Called with the names of all parts after the indexes of shards are written and
-            before anything else is; may raise.
+        check: Called with the names of all parts after the indexes of shards are written, before
+            anything else is; may raise.
         rewrite_sqlite: Whether to rewrite the SQL index even if it looks current.
     """
     clear_leftovers(dataset, shards)
@@ -273,7 +273,7 @@ def index_dataset(
         rewrite = indexing.force or rewrite_sqlite
         written = wanted and write_name_index(dataset, shards, indexed, sqlite, rewrite=rewrite)
         for _ in indexed:
-            pass  # those that nobody has asked for
+            pass  # indexes that nobody has asked for
         changed = indexing.after_kill or any(shard.was_read for shard in found)
         check(frozenset(parts))
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
@@ -313,7 +313,7 @@ def _collected(
 
 
 def _is_flushed_here(indexing: Indexing) -> bool:
-    """Return whether one flush at the end is enough, much faster with many small shards."""
+    """Return whether a single flush at the end suffices; much faster with many small shards."""
     return indexing.engine.name == "local"
 
 
@@ -362,9 +362,9 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
     Raises:
         DatasetNotFoundError: If it is not prepared, or a shard is missing.
         DatasetBusyError: If another process prepares it.
-        FormatError: If a shard is damaged or a key is there twice.
+        FormatError: If a shard is damaged or a key occurs twice.
     """
     dataset = Path(local_path(path))
-    load_info(dataset)  # says what is wrong before a lock is left in a folder that is not a dataset
+    load_info(dataset)  # raises before a lock is left in a folder that is not a dataset
     with locked(dataset, indexing) as held:
         return index_dataset(dataset, list(load_info(dataset).shard_counts), held)

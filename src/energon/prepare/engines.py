@@ -1,7 +1,7 @@
 """Where shards are processed: in this process, in processes of this machine, on Dask or on Ray.
 
-Each engine is a factory of executors as in `concurrent.futures`; `run_batches` uses all of them
-alike.
+Each engine is a factory of executors as in `concurrent.futures`; `run_batches` works with all of
+them.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def run_batches(
                 # All of its processes are gone; their work is in `todo` again.
                 if starts == MAX_STARTS:
                     raise WorkerError(
-                        f"the processes that read shards died {starts} times; is there too little "
-                        "memory? Run it again with a smaller --num-workers"
+                        f"the processes that read shards died {starts} times, perhaps for lack of "
+                        "memory; run it again with a smaller --num-workers"
                     ) from error
-                log.warning("%s; starting the processes again", error)
+                log.warning("%s; restarting the processes", error)
 
 
 def _run(
@@ -140,7 +140,7 @@ def _run(
 
 
 def _count_try(number: int, tries: list[int], error: BaseException) -> None:
-    """Record that a batch failed, and raise the error if trying again is pointless."""
+    """Record that a batch failed, and raise the error if a retry is pointless."""
     cause = error.__cause__ if not isinstance(error, EnergonError) else None
     if isinstance(cause, EnergonError):
         error = cause  # some engines wrap what was raised on the worker
@@ -156,7 +156,7 @@ def _count_try(number: int, tries: list[int], error: BaseException) -> None:
             f"batch {number} failed {MAX_TRIES} times, the last time with "
             f"{type(error).__name__}: {error}"
         ) from error
-    log.warning("batch %d failed with %s: %s; trying it again", number, type(error).__name__, error)
+    log.warning("batch %d failed with %s: %s; retrying", number, type(error).__name__, error)
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
     if engine.num_local == 1:
         yield Workers(_call, 1)
         return
-    # Few shards need no processes, and no time to import what starts them.
+    # A few shards need no processes, nor the time to import what starts them.
     from concurrent.futures import ProcessPoolExecutor
 
     from energon.prepare.processes import portable, process_context
@@ -182,7 +182,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
 
 
 class _Interrupt:
-    """Handles Ctrl-C in a worker process by ending the present call cleanly.
+    """Handles Ctrl-C in a worker process by ending the current call cleanly.
 
     Ending the process is left to the pool: as soon as one dies, the pool kills all others.
     """
@@ -216,7 +216,7 @@ def _leave_with_the_main_process() -> None:
 
 
 def run_unless_interrupted(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function; raise SystemExit at Ctrl-C and ever after."""
+    """Call a function; raise SystemExit on Ctrl-C, and on every later call."""
     _interrupt.at_work = True
     try:
         if _interrupt.happened:
@@ -283,7 +283,7 @@ def _ray(engine: Engine) -> Iterator[Workers]:
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError if nobody listens at HOST:PORT: Ray itself would try for many minutes."""
+    """Raise OSError if nothing listens at HOST:PORT: Ray itself would retry for many minutes."""
     import socket
 
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")

@@ -33,11 +33,11 @@ from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.kind import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8
-"""Fewer files than this are flushed one by one, not to wait for the writes of others."""
+"""Fewer files than this are flushed one by one, to avoid waiting for other programs' writes."""
 
 
 class FileState(NamedTuple):
-    """What changes when a file does."""
+    """Size and modification time of a file."""
 
     size: int
     mtime_ns: int
@@ -75,7 +75,7 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
     """Return size and date of a file.
 
     Raises:
-        DatasetNotFoundError: If there is none.
+        DatasetNotFoundError: If it does not exist.
     """
     with reporting(path):
         about = os.stat(path)
@@ -104,7 +104,7 @@ class StagedFiles:
 
     @property
     def temporaries(self) -> list[Path]:
-        """Their present paths."""
+        """Their current paths."""
         return [temporary for temporary, _ in self._files]
 
     def commit(self) -> None:
@@ -115,7 +115,7 @@ class StagedFiles:
         self._files = []
 
     def discard(self) -> None:
-        """Delete what was not committed."""
+        """Delete files that were not committed."""
         for temporary, _ in self._files:
             temporary.unlink(missing_ok=True)
         self._files = []
@@ -128,7 +128,7 @@ def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
         StorageError: If the disk is full or the folder cannot be written to.
     """
     staged: list[tuple[Path, Path]] = []
-    token = os.urandom(4).hex()  # such names are cleared away by `leftovers`
+    token = os.urandom(4).hex()  # `leftovers` recognizes such names
     try:
         for target, content in files:
             temporary = target.with_name(f".{target.name}.{token}")
@@ -144,7 +144,7 @@ def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file, with as few calls as it takes: there may be many."""
+    """Write a new file with as few calls as possible: there may be many."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         rest = memoryview(content)
@@ -156,7 +156,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def temporary_file(target: Path) -> Iterator[Path]:
-    """Yield an empty file beside `target`, which is deleted at the end unless it was renamed.
+    """Yield an empty file next to `target`, which is deleted at the end unless it was renamed.
 
     Raises:
         StorageError: If it cannot be created.
@@ -172,7 +172,7 @@ def temporary_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of the system into one that says what to do.
+    """Turn a system error into one that says what to do.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -182,7 +182,7 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except EnergonError:
-        raise  # says all that there is to say
+        raise  # has its own message
     except FileNotFoundError as error:
         raise DatasetNotFoundError(
             f"{path}: no such file; if it was deleted in the meantime, run `energon prepare` again"
@@ -203,8 +203,8 @@ def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessE
     if error.errno != errno.EROFS and os.path.isfile(path) and not os.access(path, os.R_OK):
         return StorageAccessError(f"{path}: {error.strerror}; make it readable for this user")
     return StorageAccessError(
-        f"{path}: {error.strerror}; its folder has to be writable: change that, or, for shards in "
-        "a read-only place, prepare a folder with links to them"
+        f"{path}: {error.strerror}; its folder must be writable: change that or, for read-only "
+        "shards, prepare a folder with links to them"
     )
 
 
@@ -229,7 +229,7 @@ def _folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def _flush_file_system(folder: Path) -> bool:
-    """Flush a whole file system; return whether the system supports that."""
+    """Flush a whole file system; return whether the system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync = getattr(ctypes.CDLL(None), "syncfs", None)
@@ -244,7 +244,7 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the exclusive right to write a dataset. It ends with the process, however that ends.
+    """Hold the exclusive right to write a dataset, until this process releases it or ends.
 
     Yields whether the last holder was killed: then the state of its work is unknown.
 
@@ -269,7 +269,7 @@ def dataset_lock(dataset: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
-    """Return the lock, held; None where the file system has no locks."""
+    """Return the held lock; None if the file system has no locks."""
     while True:
         with reporting(path):
             lock = FileLock(path)
@@ -279,7 +279,7 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
             elif lock.is_at_path:
                 _sign(lock)
                 return lock
-            # Otherwise the process that held it has deleted it meanwhile.
+            # Otherwise the process that held it has deleted it in the meantime.
             lock.close()
         except OSError as error:
             lock.close()
@@ -296,13 +296,13 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
 def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
     if not wait:
         raise DatasetBusyError(
-            f"{dataset}: {_holder(lock)} is writing it now; wait until that is done, or pass --wait"
+            f"{dataset}: {_holder(lock)} is writing it now; wait until it is done, or pass --wait"
         )
     time.sleep(POLL_SECONDS)
 
 
 def _sign(lock: FileLock) -> None:
-    """Write down who holds the lock, unless the disk is full."""
+    """Record who holds the lock, unless the disk is full."""
     about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with suppress(OSError):
         os.ftruncate(lock.descriptor, 0)
@@ -317,7 +317,7 @@ def _holder(lock: FileLock) -> str:
         return "another process"
 
 
-# The names that files have until they are complete.
+# Names of files until they are complete.
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
 _INDEX_SUFFIXES = (".tar.idx", ".tar.parts")
 
@@ -330,7 +330,7 @@ def is_leftover(name: str) -> bool:
 def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> list[str]:
     """Delete the temporary files in a folder that were to get one of our names.
 
-    Call it only while nobody else writes these files.
+    Call it only while no one else writes these files.
 
     Returns:
         The names of the deleted files.

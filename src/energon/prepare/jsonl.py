@@ -1,6 +1,6 @@
 """Prepare, verify and repair JSONL files, here and in stores.
 
-Their lines are indexed, and dealt to splits.
+Their lines are indexed, and assigned to splits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
 log = logging.getLogger("energon")
 
 _ADVICE = {".bz2": "bunzip2 -k", ".xz": "unxz -k"}
-"""How files are unpacked whose lines cannot be read one by one."""
+"""How to decompress files whose lines cannot be read one by one."""
 
 
 def prepare_jsonl(
@@ -68,23 +68,24 @@ def prepare_jsonl(
     exclude_from: Sequence[str | os.PathLike[str]] = (),
     address: str | None = None,
 ) -> int:
-    """Index a JSONL file, and deal its samples to splits.
+    """Index a JSONL file, and assign its samples to splits.
 
     Args:
         path: The file.
-        split_ratio: Ratio by name of the split, for consecutive samples; None leaves the splits
-            that there are. Without any, each split is the whole file.
-        exclude_from: Quarantine files, or folders of them, whose samples are excluded beside
-            those that are already.
-        address: By which people and quarantine files know it; None for `path`.
+        split_ratio: Ratio by name of the split, for consecutive samples; None keeps the existing
+            splits. If there are none, each split is the whole file.
+        exclude_from: Quarantine files, or folders of them, whose samples are excluded in addition
+            to those already excluded.
+        address: The name by which users and quarantine files know it; None for `path`.
 
     Returns:
-        How many samples it has.
+        The number of samples.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
-        ConfigError: If it is compressed so that lines cannot be read one by one, or what is
-            excluded is missing.
+        ConfigError: If it is compressed so that lines cannot be read one by one, or an excluded
+        sample
+            does not exist.
         FormatError: If a line is not a JSON object, or it is damaged.
     """
     file = Path(local_path(path))
@@ -115,7 +116,7 @@ def prepare_jsonl(
 
 
 def _keep_index(file: Path) -> int:
-    """Write the index of a file in a read-only folder to the cache of the user."""
+    """Write the index of a file in a read-only folder to the user's cache."""
     with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
         beside = Path(folder) / file.name
         numbers = _index_lines(file, beside)
@@ -124,15 +125,15 @@ def _keep_index(file: Path) -> int:
 
 
 def _keep(beside: Path, address: str) -> None:
-    """Keep what was made of a file in the cache of the user, as nothing can be written there.
+    """Keep what was made from a file in the user's cache, since its folder is read-only.
 
     Args:
-        beside: What was made is beside this.
+        beside: The file in the folder next to which it would have been.
         address: The file.
     """
     log.warning(
-        "%s: nothing can be written beside it; its index is kept in the cache of the user, "
-        "where this user's programs on this machine find it",
+        "%s: cannot write next to it; its index is kept in the user's cache, where this "
+        "user's programs on this machine find it",
         redact(address),
     )
     about = file_info(address)
@@ -144,10 +145,10 @@ def _keep(beside: Path, address: str) -> None:
 
 
 def _kept_index(index: str, address: str) -> bytes:
-    """Return an index from the cache of the user, where that of a read-only place is.
+    """Return an index from the user's cache, where those of read-only folders are.
 
     Args:
-        index: Where it would be beside its file.
+        index: Where it would be next to its file.
         address: The file.
 
     Raises:
@@ -169,7 +170,7 @@ def _index_content(index: Path, file: Path) -> bytes:
 
 
 def _index_lines(file: Path, beside: Path | None = None) -> int:
-    """Write the index of a file, beside it or something else; return how many numbers it has."""
+    """Write the index of a file, next to it or elsewhere; return how many numbers it has."""
     numbers, beside = 0, beside or file
     with ExitStack() as stack:
         stack.enter_context(reporting(file))
@@ -191,7 +192,7 @@ def _present_split(file: Path) -> JsonlSplit:
 
 
 def _dealt(num_samples: int, ratios: Mapping[str, float]) -> dict[str, tuple[int, int]]:
-    """Return the bounds of splits to which every sample is dealt, consecutive ones together."""
+    """Return the bounds of splits that together contain every sample, in consecutive ranges."""
     names = [name for name, ratio in ratios.items() if ratio > 0]
     total = sum(ratios[name] for name in names)
     shares = accumulate((ratios[name] for name in names), initial=0.0)
@@ -214,11 +215,11 @@ class JsonlCopy:
     @classmethod
     @contextmanager
     def opened(cls, address: str, *, content: bool = True) -> Iterator[JsonlCopy]:
-        """Give a copy of the file and its splits, which is deleted at the end.
+        """Yield a copy of the file and its splits, which is deleted at the end.
 
         Args:
             address: The remote file.
-            content: Whether to copy what is in it; if not, the copy has the size only.
+            content: Whether to copy the content; if not, the copy only has the size.
 
         Raises:
             DatasetNotFoundError: If there is no such file.
@@ -239,7 +240,7 @@ class JsonlCopy:
             try:
                 yield copy
             except EnergonError as error:
-                # Who reads the message knows the file by its address.
+                # Users know the file by its address.
                 raise type(error)(copy.said(str(error))) from error
 
     @property
@@ -264,7 +265,7 @@ class JsonlCopy:
                     path.write_bytes(_kept_index(self.beside(path), self.address))
 
     def write_index(self) -> None:
-        """Put the index beside the remote file, or in the user's cache if that is read-only."""
+        """Put the index next to the remote file, or in the user's cache if that is read-only."""
         try:
             for path in self.indexes:
                 write_bytes(self.beside(path), path)
@@ -272,7 +273,7 @@ class JsonlCopy:
             _keep(self.path, self.address)
 
     def beside(self, copy: Path) -> str:
-        """Return the remote address of the file whose copy is or will be beside this one."""
+        """Return the remote address of the file whose copy is or will be next to this one."""
         return join_address(parent_address(self.address), copy.name)
 
     def said(self, text: str) -> str:
@@ -281,7 +282,7 @@ class JsonlCopy:
 
     @staticmethod
     def fetch(address: str, path: Path) -> None:
-        """Copy a file beside the remote one, if it is there."""
+        """Copy a file next to the remote one, if it exists."""
         try:
             path.write_bytes(read_bytes(address))
         except DatasetNotFoundError:
@@ -294,10 +295,10 @@ def prepare_remote_jsonl(
     split_ratio: Mapping[str, float] | None = None,
     exclude_from: Sequence[str | os.PathLike[str]] = (),
 ) -> int:
-    """Index a JSONL file, and deal its samples to splits; see `prepare_jsonl`.
+    """Index a JSONL file, and assign its samples to splits; see `prepare_jsonl`.
 
     Returns:
-        How many samples it has.
+        The number of samples.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -315,7 +316,7 @@ def prepare_remote_jsonl(
 
 
 class JsonlUpkeep:
-    """What keeps JSONL files in order, see `energon.prepare.upkeep.Upkeep`."""
+    """Maintains JSONL files, see `energon.prepare.upkeep.Upkeep`."""
 
     noun = "a JSONL file"
 
@@ -326,7 +327,7 @@ class JsonlUpkeep:
         split_ratio: Mapping[str, float] | None = None,
         exclude_from: Sequence[str | os.PathLike[str]] = (),
     ) -> int:
-        """Index the lines, and deal them to splits; return how many samples there are."""
+        """Index the lines, and assign them to splits; return the number of samples."""
         prepare = prepare_remote_jsonl if is_remote(address) else prepare_jsonl
         return prepare(address, split_ratio=split_ratio, exclude_from=exclude_from)
 
@@ -389,7 +390,7 @@ def _can_be_repaired(report: Report) -> bool:
 
 
 def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
-    """Return how many samples a JSONL file has by its index, and what is wrong with it.
+    """Return how many samples a JSONL file has according to its index, and its problems.
 
     Args:
         path: The file.
@@ -442,7 +443,7 @@ def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Probl
         yield Problem("shard-damaged", path.name, str(error), False, path.name)
         return
     if known is not None and not np.array_equal(found, known):
-        message = f"{path}: its lines begin elsewhere than its index says"
+        message = f"{path}: its lines do not begin where its index says"
         yield Problem("index-stale", jsonl_index_path(path.name), message, True)
 
 

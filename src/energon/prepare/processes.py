@@ -75,7 +75,7 @@ class _Context(ForkServerContext):
 
 
 def portable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, in a form in which it reaches processes without the main program."""
+    """Return `function` in a form that reaches processes without importing the main program."""
     if getattr(function, "__module__", None) not in _MAIN:
         return function
     import cloudpickle

@@ -1,10 +1,10 @@
 """Prepare datasets in object stores: a local folder stands for them meanwhile.
 
-The folder, a `Mirror`, has the index files of the dataset, and for each shard a file of the same
-size and date that takes no space. Shards that are new or changed are indexed by ranges first, so
-that what works on the folder finds all of them known and reads none. The index of each shard is
-uploaded as soon as it is made: a run that was broken off continues there. At the end the files
-that are new are uploaded, each as a whole, and those last that say what the dataset consists of.
+The folder, a `Mirror`, has the index files of the dataset, and for each shard an empty file with
+the same size and date. New or changed shards are indexed by ranges first, so that code working on
+the folder finds all of them indexed and reads none. The index of each shard is uploaded as soon as
+it is made: an interrupted run continues there. New files are uploaded at the end, each as a whole,
+with those that define the dataset last.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from energon.prepare.dataset import without_shards
 from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
 
 MAX_PARALLEL = 16
-"""Shards that are read, and files that are copied, at the same time."""
+"""How many shards are read, and files are copied, at the same time."""
 MAX_AT_ONCE_BYTES = 8 << 20
 """Larger files are copied piece by piece."""
 log = logging.getLogger("energon")
 INDEX_FILES = (".tar.idx", ".tar.parts")
 INFO_FILES = (".info.yaml", ".info.json")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
-"""Files of `.nv-meta` in the order in which they replace the old ones; all others follow."""
+"""Files of `.nv-meta` in the order in which they replace the old ones; all others come later."""
 
 Progress = Callable[[int, int], None]
 
 
 def check_writable(address: str, instead: str) -> None:
-    """Raise `ConfigError` if a place cannot be written to, and say what to do `instead`."""
+    """Raise `ConfigError` if a place is not writable, and say what to do `instead`."""
     store, _ = open_store(address)
     if not store.backend.can_list:
         raise ConfigError(
@@ -78,7 +78,7 @@ class Mirror:
         self.address = address
         digest = blake2b(address.encode(), digest_size=12).hexdigest()
         self._root = disk_cache().folder / "mirrors" / digest
-        # The folder has the name of the dataset, which goes into messages.
+        # The folder has the name of the dataset, which appears in messages.
         self.folder = self._root / address_name(address)
         self._notes = self._root / "versions.json"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -88,7 +88,7 @@ class Mirror:
         """Wait for other processes of this machine that work on the same dataset.
 
         Raises:
-            StorageError: If no disk has room for what is done meanwhile.
+            StorageError: If no disk has room for intermediate files.
         """
         with ExitStack() as held:
             try:
@@ -102,19 +102,19 @@ class Mirror:
                 if error.errno not in FULL:
                     raise
                 raise StorageError(
-                    f"{redact(self.address)}: this machine has no room for what is made of it "
+                    f"{redact(self.address)}: this machine has no room for intermediate files "
                     f"({error.strerror}: {self.folder.parent}); set ENERGON_STORAGE_CACHE_DIR to a "
-                    "folder with more, and run it again; completed work is kept"
+                    "folder with more space, and run it again; completed work is kept"
                 ) from error
             finally:
                 if self._temporary is not None:
                     self._temporary.cleanup()
 
     def fill(self, make: Callable[[], None]) -> None:
-        """Have `make` fill the folder; again in a temporary one if the disk is full.
+        """Let `make` fill the folder; repeat in a temporary one if the disk is full.
 
         Args:
-            make: Calls `update`, and maybe `index`.
+            make: Calls `update`, and possibly `index`.
         """
         try:
             make()
@@ -128,8 +128,8 @@ class Mirror:
             raise error
         self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
         log.warning(
-            "%s: the disk of %s is full, so what stands for it is kept in %s until this command "
-            "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more room",
+            "%s: the disk of %s is full, so intermediate files are kept in %s until this command "
+            "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more space",
             redact(self.address),
             self._root.parent,
             self._temporary.name,
@@ -141,7 +141,7 @@ class Mirror:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Have errors speak of the address: nobody knows the folder."""
+        """Let errors refer to the address: users do not know the folder."""
         try:
             with _unsaid(self.folder):
                 yield
@@ -153,12 +153,12 @@ class Mirror:
         return text.replace(str(self.folder), redact(self.address))
 
     def update(self, found: Sequence[ObjectInfo], *, trusting: bool = True) -> None:
-        """Bring the folder up to what the store has.
+        """Update the folder to match the store.
 
         Args:
-            found: What that is, by keys below the folder.
-            trusting: Whether the index of a shard counts, unless this machine knows that the
-                shard has changed. If not, what is known of changes is left as it is.
+            found: The files in the store, by keys below the folder.
+            trusting: Whether to trust the index of a shard unless this machine knows that the shard
+                has changed. If not, known changes are left as they are.
         """
         infos = {each.key: each for each in found}
         shards = [name for name in infos if name.endswith((".tar", *COMPRESSED))]
@@ -180,7 +180,7 @@ class Mirror:
             if not trusting:
                 versions[name] = known.get(name)
             elif name in known and name in changed:
-                # Size and date may be the same, the version is not.
+                # Size and date may be the same although the version is not.
                 part_table_path(self.folder / name).unlink(missing_ok=True)
         self._note({name: each for name, each in versions.items() if each is not None})
 
@@ -190,7 +190,7 @@ class Mirror:
         options: IndexOptions,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        """Index those of the shards by ranges that are new or changed, and upload the results."""
+        """Index new or changed shards by ranges, and upload the results."""
         done = read = 0
 
         def index_one(name: str) -> None:
@@ -211,7 +211,7 @@ class Mirror:
         """Upload the index of a shard.
 
         Args:
-            shard: The version of the shard that it is of.
+            shard: The version of the shard that it belongs to.
             name: Path of the shard.
             table: What was found in it.
         """
@@ -252,7 +252,7 @@ class Mirror:
         changed = [name for name, digest in after.items() if before.get(name) != digest]
         order = {name: place for place, name in enumerate(FIRST)}
         if not before.keys() & set(INFO_FILES):
-            # Before they are there, nobody takes the folder for a dataset.
+            # Until these exist, no one takes the folder for a dataset.
             order |= dict.fromkeys(INFO_FILES, len(FIRST) + 1)
         for name in sorted(changed, key=lambda name: (order.get(name, len(FIRST)), name)):
             write_bytes(join_address(self.address, f"{META}/{name}"), self.folder / META / name)
@@ -266,10 +266,10 @@ class Mirror:
         )
 
     def stand_in(self, shard: ObjectInfo) -> None:
-        """Make a file of the size and date of a shard."""
+        """Make a file with the size and date of a shard."""
         path = self.folder / shard.key
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:  # without the content that it may have
+        with open(path, "wb") as file:  # drops any content
             file.truncate(shard.size)
         os.utime(path, ns=(shard.mtime_ns, shard.mtime_ns))
 
@@ -311,7 +311,7 @@ def together(run: Callable[[str], None], items: Sequence[str], count: int = MAX_
 
 @contextmanager
 def _unsaid(folder: Path) -> Iterator[None]:
-    """Drop what is logged of a folder that nobody knows: all of it was said of the address."""
+    """Drop log messages about a folder unknown to users: they were repeated for the address."""
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return not isinstance(record.args, tuple) or folder not in record.args
@@ -324,7 +324,7 @@ def _unsaid(folder: Path) -> Iterator[None]:
 
 
 def _version(found: ObjectInfo) -> str:
-    """Return what differs whenever a file does; size and date where listings do not say more."""
+    """Return a value that changes with a file; size and date if listings do not tell more."""
     return found.version or f"{found.size} bytes, {found.mtime_ns}"
 
 
@@ -341,15 +341,15 @@ def standing_in(
     options: IndexOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Path]:
-    """Give a local folder that stands for a remote dataset, and upload what was made in it.
+    """Yield a local folder that stands for a remote dataset, and upload what was made in it.
 
     Nothing is uploaded to `.nv-meta` after an exception.
 
     Args:
         address: The dataset.
-        exclude: Regular expressions; shards in whose path one is found are not indexed.
+        exclude: Regular expressions; shards whose path matches any of them are not indexed.
         options: How shards are indexed.
-        progress: Called with the number of shards whose index is known, and of all.
+        progress: Called with the number of indexed shards, and the total.
 
     Raises:
         DatasetNotFoundError: If there are no shards.

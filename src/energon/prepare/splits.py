@@ -132,13 +132,13 @@ def split_by_folder(shards: Sequence[str]) -> dict[str, list[str]]:
     levels = zip(*folders, strict=False)
     common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
     if len(set(map(tuple, folders))) == 1:
-        common -= 1  # a single split, named by the folder that all shards are in
+        common -= 1  # a single split, named by the folder that contains all shards
     parts: dict[str, list[str]] = {}
     for shard, folder in zip(shards, folders, strict=True):
         if len(folder) <= common or common < 0:
             raise ConfigError(
-                f"shard {shard!r} is in no folder that could be a split; expected folders like "
-                "train/ and val/ with all shards in them"
+                f"shard {shard!r} is in no folder that could be a split; expected folders such as "
+                "train/ and val/ that contain all shards"
             )
         parts.setdefault(folder[common], []).append(shard)
     first = [name for name in DEFAULT_NAMES if name in parts]
@@ -170,7 +170,7 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
             raise ConfigError(
                 f"split part {entry!r} matches none of {counted(len(shards), 'shard')}, the "
                 f"first of which is {shards[0]!r}; patterns are regular expressions, so any text "
-                "is .* and not *"
+                "is written .*, not *"
             )
         parts.setdefault(name, {}).update(dict.fromkeys(found))
     return {name: list(shards) for name, shards in parts.items()}
@@ -207,8 +207,8 @@ class SplitRequest:
         given = [bool(self.ratio), bool(self.parts), self.by_folder]
         if not any(given):
             raise ConfigError(
-                "neither split_ratio nor split_parts nor split_by_folder say which shards make up "
-                "a split"
+                "none of split_ratio, split_parts and split_by_folder is given to say which "
+                "shards make up a split"
             )
         if sum(given) > 1:
             raise ConfigError("choose one of split_ratio, split_parts and split_by_folder")
@@ -237,7 +237,7 @@ def check_excluded(
     Args:
         dataset: The folder.
         request: How to split it.
-        present: Its present splits.
+        present: Its current splits.
         shards: All shards on disk.
 
     Raises:
@@ -257,14 +257,14 @@ def check_excluded(
 
 
 def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | None) -> Split:
-    """Return the splits of a dataset. Present exclusions are kept.
+    """Return the splits of a dataset. Current exclusions are kept.
 
     Entries for shards that the dataset no longer has are dropped.
 
     Args:
         info: Its shards.
         request: How to split it.
-        present: Its present splits, if any.
+        present: Its current splits, if any.
     """
     shards = list(info.shard_counts)
     exclude = dict.fromkeys(() if present is None else present.exclude)
@@ -299,13 +299,13 @@ def named_split(
     exclude: Sequence[str],
     sample_ranges: Mapping[str, Mapping[str, tuple[int, int]]] | None = None,
 ) -> Split:
-    """Return a split of shards by their names, which are not patterns even if they have braces."""
+    """Return a split of shards by name; names are not patterns even if they contain braces."""
     patterns = {name: list(map(escape_braces, shards)) for name, shards in parts.items()}
     return Split(patterns, exclude, sample_ranges=sample_ranges or {})
 
 
 def present_split(dataset: Path) -> Split | None:
-    """Return the splits that a dataset has so far, or None if it has none that can be read."""
+    """Return the current splits of a dataset, or None if it has none that can be read."""
     try:
         return load_split(dataset)
     except EnergonError:

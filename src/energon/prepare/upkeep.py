@@ -1,8 +1,8 @@
 """Preparing, verifying and repairing datasets that are not folders of shards.
 
-A kind of dataset that does this its own way names an `Upkeep` in its `KindEntry`, so commands
-need not know which kinds there are. A `Report` or `Repair` says what came out of it, for folders
-of shards, too.
+A kind of dataset that implements this names an `Upkeep` in its `KindEntry`, so commands need not
+know which kinds there are. `Report` and `Repair` describe the results, for folders of shards as
+well.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from energon.metadataset.kind import KINDS
 from energon.prepare.verify.shard import DEPTHS, Depth, Problem
 
 LOST = ("shard-missing", "shard-truncated", "shard-damaged")
-"""Problems after which a shard is of no use."""
+"""Problems that make a shard useless."""
 
 
 @dataclass
 class Report:
-    """What came out of checking a dataset."""
+    """The result of checking a dataset."""
 
     dataset: str
     depth: Depth
@@ -34,7 +34,7 @@ class Report:
     """How many contents were compared with checksums."""
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing, and not wrong."""
+    """Facts worth knowing that are not problems."""
 
     @property
     def ok(self) -> bool:
@@ -42,7 +42,7 @@ class Report:
         return not self.problems
 
     def rename(self, dataset: str, said: Callable[[str], str]) -> None:
-        """Speak of the dataset by another name.
+        """Refer to the dataset by another name.
 
         Args:
             dataset: The name.
@@ -67,7 +67,7 @@ class Report:
 
 
 class Repair(NamedTuple):
-    """What was done."""
+    """The result of a repair."""
 
     before: Report
     after: Report
@@ -87,7 +87,7 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 class Upkeep(Protocol):
-    """What keeps datasets of one kind in order. Addresses are paths, or of an object store."""
+    """Maintains datasets of one kind. Addresses are local paths or those of an object store."""
 
     noun: str
     """What such a dataset is, for messages: "a … file"."""
@@ -99,12 +99,12 @@ class Upkeep(Protocol):
         split_ratio: Mapping[str, float] | None = None,
         exclude_from: Sequence[str | os.PathLike[str]] = (),
     ) -> int:
-        """Index it, and return how many samples it has.
+        """Index it, and return the number of samples.
 
         Args:
             address: Where it is.
-            split_ratio: Ratio by name of the split, for consecutive samples; None leaves the
-                splits that there are.
+            split_ratio: Ratio by name of the split, for consecutive samples; None keeps the
+                existing splits.
             exclude_from: Quarantine files, or folders of them, whose samples are excluded.
         """
 
@@ -116,11 +116,11 @@ class Upkeep(Protocol):
 
 
 def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> Upkeep | None:
-    """Return what keeps the dataset at an address in order; None for folders of shards.
+    """Return what maintains the dataset at an address; None for folders of shards.
 
     Args:
-        address: Where it is; its name alone decides.
-        compressed: Whether the name may have the suffix of a compressed file, too.
+        address: The address; only its name matters.
+        compressed: Whether the name may also have the suffix of a compressed file.
     """
     names = [address_name(os.fspath(address))]
     stem, suffix = os.path.splitext(names[0])

@@ -80,12 +80,12 @@ class LookAhead:
         self._pending = _Pending.none()
         self._step = FIRST_STEP_ROWS
         if not len(_open_lanes):
-            take_counts()  # of loaders that are closed, whose last requests nobody has asked for
+            take_counts()  # of closed loaders, whose last requests nobody has asked about
         _open_lanes.add(self)
         weakref.finalize(self, _end, self._buffer, self._held).atexit = False
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
-        """Record what is read next of each lane, and fetch what is needed soon."""
+        """Record what each lane reads next, and fetch what is needed soon."""
         known = self._lanes
         if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
             self._forget()
@@ -100,14 +100,14 @@ class LookAhead:
                 lane = self._lanes[each.lane] = _Lane(len(self._lanes), each)
             self._release(lane.move_to(each))
         if is_first:
-            # The first samples come one by one: their slices would take longer.
+            # The first samples are read one by one: their slices would take longer.
             self._plan({lane.slot: lane.stop for lane in self._lanes.values()}, window=0)
         else:
             self._plan_ahead()
         self._fetch()
 
     def take_counts(self) -> Mapping[str, int]:
-        """Return what stores were asked for since this was last called, in this process."""
+        """Return the requests made to stores since this was last called, in this process."""
         return take_counts()
 
     def _plan_ahead(self) -> None:
@@ -125,11 +125,11 @@ class LookAhead:
             self._step = min(2 * self._step, MAX_STEP_ROWS)
 
     def _plan(self, targets: dict[int, int], *, window: int) -> None:
-        """Make the spans that are begun before some row of each lane, by slot.
+        """Make the spans that begin before some row of each lane, by slot.
 
         Args:
             targets: The rows.
-            window: How far to look beyond them for what belongs to the same spans.
+            window: How far to look beyond them for samples that belong to the same spans.
         """
         lanes = [lane for lane in self._lanes.values() if lane.slot in targets]
         planned = [lane.plan(targets[lane.slot] + window) for lane in lanes]
@@ -202,8 +202,8 @@ class LookAhead:
             high: Where they end.
             due: Which of them are due.
             urgency: How soon each is needed.
-            places: Their places in `number`,
-            number: which gets the number of the span that each is in.
+            places: Their places in `number`.
+            number: Receives the number of the span that each is in.
         """
         if not due.any():
             return
@@ -224,7 +224,7 @@ class LookAhead:
         number[places] = numbers[merged.owner]
 
     def _fetch(self) -> bool:
-        """Begin to fetch what there is memory for; return whether there is some left."""
+        """Begin to fetch whatever fits into memory; return whether some is left."""
         share = (self._budget - self._buffer.kept_bytes) // max(1, len(_open_lanes))
         while self._queue:
             number = self._queue[0]
@@ -243,7 +243,7 @@ class LookAhead:
         return self._held_bytes < share and len(self._held) < MAX_SPANS_AHEAD
 
     def _release(self, numbers: Ints) -> None:
-        """Record that a row was read of the span of each number; drop spans that are used up."""
+        """Record that a row of each of these spans was read; drop spans that are used up."""
         for number, rows in zip(*np.unique(numbers, return_counts=True), strict=True):
             needed = self._spans.get(int(number))
             if needed is None:
@@ -285,7 +285,7 @@ class _Lane:
 
     Args:
         slot: Its number among the lanes that are read together.
-        reading: What is read of it first.
+        reading: The first stage that reads for the lane.
     """
 
     def __init__(self, slot: int, reading: NextRows) -> None:
@@ -297,7 +297,7 @@ class _Lane:
         self._spans = np.empty(0, np.int64)
 
     def move_to(self, reading: NextRows) -> Ints:
-        """Read on; return the numbers of the spans of the rows that were read."""
+        """Advance; return the numbers of the spans of the rows that were read."""
         passed = reading.start - self.start
         used, self._spans = self._spans[:passed], self._spans[passed:]
         self._reading = reading
@@ -305,7 +305,7 @@ class _Lane:
         return used[used >= 0]
 
     def plan(self, target: int) -> tuple[int, int, Rows] | None:
-        """Plan until a row; return the slot, the first row and what comes there."""
+        """Plan up to a row; return the slot, the first new row and what comes there."""
         wanted = target - self.planned
         if wanted <= 0 or self.ended:
             return None
@@ -317,12 +317,12 @@ class _Lane:
         return self.slot, start, rows
 
     def assign(self, rows: Ints, spans: Ints) -> None:
-        """Note in which spans some rows lie."""
+        """Record in which spans some rows are."""
         self._spans[rows - self.start] = spans
 
 
 def window_rows(leaves: Sequence[PlanLeaf], *, shuffle_window: int = 0) -> int:
-    """Return within how many rows of a lane all samples of a slice come, for any leaf.
+    """Return within how many rows of a lane all samples of a slice occur, for any leaf.
 
     Beyond `MAX_WINDOW_ROWS` planning would cost more than it saves: slices of leaves with a tiny
     share of the blend are then fetched sample by sample.

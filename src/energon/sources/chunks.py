@@ -33,7 +33,7 @@ from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, fil
 from energon.utf8 import decode_utf8
 
 HELD_BYTES = 512 << 20
-"""Unpacked chunks that a source keeps: those of the slices that are open."""
+"""Unpacked chunks that a source keeps: those of the open slices."""
 MAX_SLICES = 16
 OPEN_FILES = 64
 TABLES = 256
@@ -56,10 +56,10 @@ def split_folders(address: str) -> dict[str, str]:
 
 
 def read_index(folder: str) -> Any:
-    """Return what the index of a folder says."""
+    """Return the content of a folder's index."""
     path = join_address(folder, INDEX)
     text = decode_utf8(read_document(path), origin=redact(path))
-    return parse_json(text, origin=redact(path), hint="copy the folder again, or write it again")
+    return parse_json(text, origin=redact(path), hint="copy the folder again, or rewrite it")
 
 
 class ChunkSource(ItemSource):
@@ -76,7 +76,7 @@ class ChunkSource(ItemSource):
     Raises:
         DatasetNotFoundError: If there is no index.
         FormatError: If the index is invalid.
-        ConfigError: If there is no such split, or records hold something that is not known.
+        ConfigError: If there is no such split, or records have an unknown encoding.
         EmptyDatasetError: If no sample is left.
     """
 
@@ -152,7 +152,7 @@ class ChunkSource(ItemSource):
         """Records that are best read together, and how many such slices may be open at a time."""
         if not self.is_packed:
             return None, MAX_SLICES
-        # A slice that is not laid out with chunks is in two of them.
+        # A slice that is not aligned with chunks is in two of them.
         largest = max(file.size for file in self.files)
         most = HELD_BYTES // max(1, 2 * 4 * largest)
         rows = int(np.median([file.num_records for file in self.files]))
@@ -196,7 +196,7 @@ class ChunkSource(ItemSource):
         return found
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the records of samples lie; of packed chunks, the whole of them."""
+        """Yield where the records of samples are; of packed chunks, the whole chunk."""
         numbers = self.numbers(ordinals)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
         self._fetch_heads(np.unique(at).tolist())
@@ -229,7 +229,7 @@ class ChunkSource(ItemSource):
         return self.takes(name) and not name.startswith("__")
 
     def _records(self, file: int, own: Ints) -> list[bytes | memoryview]:
-        """Return records of a chunk, whose numbers ascend."""
+        """Return records of a chunk, given ascending numbers."""
         if self.is_packed:
             chunk = self._chunk(file)
             return [chunk[number] for number in own.tolist()]
@@ -242,7 +242,7 @@ class ChunkSource(ItemSource):
         return [one(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
 
     def _chunk(self, file: int) -> list[memoryview]:
-        """Return the records of a packed chunk; the same again for as long as there is memory."""
+        """Return the records of a packed chunk; kept for as long as there is memory."""
         found = self._whole.get(file)
         if found is None:
             data = self._range_file(file).pread(0, self._size(file))
@@ -256,10 +256,10 @@ class ChunkSource(ItemSource):
         return found
 
     def _offsets(self, file: int) -> Ints:
-        """Return where the records of a chunk begin, and the end.
+        """Return where the records of a chunk begin, and the end of the last one.
 
         Raises:
-            FormatError: If the chunk is damaged, or not the one of the index.
+            FormatError: If the chunk is damaged, or not the one in the index.
         """
         if file not in self._edges:
             self._note_edges(file, self._range_file(file).pread(0, self._head_bytes(file)))
@@ -336,7 +336,7 @@ def _reopen(kind: type[ChunkSource], address: str, arguments: dict[str, Any]) ->
 
 
 def _as_file(image: Any) -> tuple[bytes, str]:
-    """Return an image of Pillow as a file without loss, and its extension."""
+    """Return a Pillow image as a lossless file, and its extension."""
     if image.mode in ("RGB", "L"):
         kind, extension = ("P6", "ppm") if image.mode == "RGB" else ("P5", "pgm")
         return f"{kind}\n{image.width} {image.height}\n255\n".encode() + image.tobytes(), extension
@@ -352,7 +352,7 @@ class MdsRecords(ChunkSource):
 
 
 class LitDataRecords(ChunkSource):
-    """The items of a dataset that LitData has optimized; see `ChunkSource`."""
+    """The items of a dataset optimized by LitData; see `ChunkSource`."""
 
     format_type = LitDataFormat
 

@@ -32,10 +32,10 @@ class PartNames:
 
 
 class PartFilter:
-    """The set of the names of parts that a function accepts.
+    """The set of part names that a function accepts.
 
     Args:
-        accepts: Returns whether the part of a name is read. Called once for each name.
+        accepts: Returns whether to read the part with a name. Called once for each name.
     """
 
     def __init__(self, accepts: Callable[[str], Any]) -> None:
@@ -55,16 +55,16 @@ class PartFilter:
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""
 MAX_SPAN_BYTES = 4 << 20
-"""Most bytes of one read."""
+"""Maximum size of one read in bytes."""
 
 
 def read_spans(
     file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Read samples that lie at `low` to `high`, ascending, with few calls.
+    """Read samples at `low` to `high`, ascending, with few calls.
 
     Returns:
-        The buffer that each sample is in, and where in the file that begins.
+        The buffer that each sample is in, and the position in the file where the buffer begins.
     """
     edges = span_edges(low, high)
     begin = low[edges]
@@ -82,7 +82,7 @@ def read_spans(
 def span_edges(
     low: NDArray[np.int64], high: NDArray[np.int64], *, max_gap: int = MAX_GAP_BYTES
 ) -> NDArray[np.int64]:
-    """Return which of the samples at `low` to `high`, ascending, are the first of a call."""
+    """Return which of the samples at `low` to `high`, ascending, start a new call."""
     cut = (low[1:] - high[:-1] > max_gap) | (
         low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
     )
@@ -90,15 +90,15 @@ def span_edges(
 
 
 class Extents(NamedTuple):
-    """Where samples of one shard lie."""
+    """Where samples of one shard are."""
 
     file: RangeFile
     places: Ints
-    """Which of the samples that were asked for."""
+    """Which of the requested samples these are."""
     low: Ints
-    """Their first bytes that are needed."""
+    """The first byte needed of each."""
     high: Ints
-    """The bytes after the last that are needed."""
+    """The byte after the last one needed of each."""
 
 
 def wanted_extents(
@@ -107,7 +107,7 @@ def wanted_extents(
     """Return the range in which to read samples of a shard.
 
     Args:
-        table: Of the shard.
+        table: Part table of the shard.
         indices: Numbers of samples in it.
         parts: Names of the parts to read; None for all.
     """
@@ -118,5 +118,5 @@ def wanted_extents(
             numbers = indices[:, None] * len(names) + np.array(wanted)
             begin, size = table.extents(numbers)
             return begin.min(axis=1), (begin + size).max(axis=1)
-    # Samples that differ are read with all that they have.
+    # Samples with different parts are read with everything they contain.
     return table.sample_extents(indices)

@@ -48,22 +48,21 @@ def _read(source: WebdatasetSource, shard: int) -> ShardKeys:
 
 
 JOINED = "__joined__"
-"""Part of a joined sample: a tuple of the samples that it is made of, None for what is missing."""
+"""Part of a joined sample: a tuple of the samples it consists of, with None for missing ones."""
 
 
 class JoinedSource:
-    """Samples with equal keys of several sources, numbered as the index has them.
+    """Samples of several sources with equal keys, numbered as in the index.
 
-    A sample is a dict with the key, the shard and the restore key of that of the first source,
-    and the samples of all sources in `__joined__`.
+    A sample is a dict with the key, the shard and the restore key of the first source's sample, and
+    the samples of all sources in `__joined__`.
 
     Args:
         members: The sources; the first has a sample for each row.
         index: Which of their samples belong together.
-        digest: Names the index; equal for equal content.
+        digest: Identifies the index; equal for equal content.
         subsets: Ranges that narrow the join, see `energon.plan.subset`.
-        subflavors: What goes into `__subflavors__` of the samples of each source, besides what
-            goes into all.
+        subflavors: The `__subflavors__` of each source's samples, besides those of all.
 
     Raises:
         EmptyDatasetError: If no row is left.
@@ -94,7 +93,7 @@ class JoinedSource:
 
     @property
     def path(self) -> AnyPath:
-        """Folder of the first dataset, by which the join is known."""
+        """Folder of the first dataset, which identifies the join."""
         return self.members[0].path
 
     @property
@@ -104,7 +103,7 @@ class JoinedSource:
 
     @property
     def is_remote(self) -> bool:
-        """Whether any of the datasets is."""
+        """Whether any of the datasets is remote."""
         return any(member.is_remote for member in self.members)
 
     @cached_property

@@ -58,7 +58,7 @@ class Source(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is in an object store, so that reading ahead pays."""
+        """Whether it is in an object store, so that read-ahead pays off."""
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -81,24 +81,24 @@ class Source(Protocol):
 
         Args:
             ordinals: Their numbers, shape (count,).
-            restore_keys: What goes into `__restore_key__`, for each; None for their numbers.
-            subflavors: What goes into `__subflavors__`.
+            restore_keys: The `__restore_key__` of each; None for their numbers.
+            subflavors: The `__subflavors__` of all.
         """
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where samples lie, for reading ahead."""
+        """Yield where samples are, for read-ahead."""
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies; of a join, that of its first dataset."""
+        """Return where a sample is; for a join, where that of its first dataset is."""
 
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        """Return the sources that a sample is made of, with its number in each."""
+        """Return the sources that a sample consists of, with its number in each."""
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key. Slow: for tools."""
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        """Return what two sources with common samples have in common, and which part this has.
+        """Return what two sources with common samples share, and which part of it this one has.
 
         Returns:
             Names of the place where the samples are, and for each file there the numbers of the
@@ -107,7 +107,7 @@ class Source(Protocol):
 
 
 class SingleSource:
-    """The answers that all sources of a single dataset have in common.
+    """The answers common to all sources of a single dataset.
 
     Attributes:
         path: Path or address of the dataset.
@@ -133,21 +133,21 @@ class SingleSource:
         return isinstance(self.path, EPath)
 
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        """Return the source itself: a sample is made of nothing else."""
+        """Return the source itself: a sample consists of nothing else."""
         return [(cast("Source", self), ordinal)]
 
 
 class DatasetKind:
-    """The operations on datasets of one kind. A kind cannot do what it does not override.
+    """The operations on datasets of one kind. A kind supports only what it overrides.
 
     Attributes:
         name: Its name in documents and reports.
         noun: What a dataset of the kind is, for messages: "a folder of files".
         joinable: Whether its samples have keys by which they can be joined.
         has_files: Whether it serves files by name, for cookers and as auxiliary data.
-        options: What a document may say under `read` of a dataset: names, which `Leaf.read` then
-            has, with values that `open` checks.
-        prepares: Whether `prepare` does something.
+        options: What a document may set under `read` for a dataset: names, which are then in
+            `Leaf.read`, with values that `open` checks.
+        prepares: Whether `prepare` does anything.
     """
 
     name: str
@@ -162,7 +162,7 @@ class DatasetKind:
         raise self.refusal(address, "prepared")
 
     def check_options(self, leaf: Leaf) -> None:
-        """Raise ConfigError if a document says something under `read` that is not an option."""
+        """Raise ConfigError if a document sets anything under `read` that is not an option."""
         for name in leaf.read:
             if name not in self.options:
                 close = get_close_matches(str(name), self.options, 1)
@@ -205,17 +205,17 @@ class DatasetKind:
             config: What the dataset says itself.
             exclude: Keys to exclude in addition to those of the splits.
             parts: Which parts of the samples to read; None reads all.
-            pool: Where files are opened that all datasets of a run share; None makes one.
+            pool: Opens the files of all datasets of a run; None makes a pool.
             allow: What the data may do, see `get_train_dataset`.
         """
         raise self.refusal(leaf.path, "read sample by sample")
 
     def unmatched(self, leaf: Leaf) -> list[str]:
-        """Return in words which entries of a dataset's exclude lists match nothing."""
+        """Describe which entries of a dataset's exclude lists match nothing."""
         return []
 
     def lists_nothing(self, leaf: Leaf) -> bool:
-        """Return whether the split of a leaf is meant to be empty, and has not lost its samples."""
+        """Return whether the split of a leaf is intentionally empty, not by a loss of samples."""
         return False
 
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:
@@ -226,7 +226,7 @@ class DatasetKind:
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         """Return its files by name, for auxiliary data."""
-        raise self.refusal(address, "read by the names of files")
+        raise self.refusal(address, "read by file name")
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
@@ -235,10 +235,10 @@ class DatasetKind:
         raise self.refusal(address, "shown as files")
 
     def contents(self, source: Any) -> Contents:
-        """Return what lies where in a source that `open` has returned, for `energon view`.
+        """Return what is where in a source that `open` has returned, for `energon view`.
 
-        What every source can be asked for is enough; a kind that knows where parts lie lets them
-        be opened without reading samples.
+        The operations of every source are sufficient; a kind that knows where parts are can open
+        them without reading samples.
         """
         from energon.sources.browse.tree import Contents
 
@@ -252,7 +252,7 @@ class DatasetKind:
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        """Return what it holds as plain data, for `energon info`."""
+        """Return its contents as plain data, for `energon info`."""
         raise self.refusal(address, "described")
 
     def refusal(self, address: str, what: str) -> ConfigError:
@@ -275,8 +275,8 @@ def kind_named(name: str, address: str = "") -> DatasetKind:
     """Return the kind of this name.
 
     Args:
-        name: As `dataset_kind` returns it.
-        address: What is of that kind, for messages.
+        name: The result of `dataset_kind`.
+        address: The dataset, for messages.
     """
     home = kind_entry(name).home
     if not home:

@@ -187,7 +187,7 @@ class MediaFiles:
             warn_once(
                 log,
                 f"{self.address}: files of no sample",
-                "%s: %d files belong to no media file of the same name, and are left out, e.g. %s",
+                "%s: skipped %d files that belong to no media file of the same name, e.g. %s",
                 redact(self.address),
                 len(lone),
                 lone[0],
@@ -231,7 +231,7 @@ class MediaFiles:
                 twice = named[key].keys() & self.rows[key].keys()
                 if twice:
                     raise FormatError(
-                        f"{origin}:{line}: column {min(twice)!r} is called like the file "
+                        f"{origin}:{line}: column {min(twice)!r} has the same name as the file "
                         f"{named[key][min(twice)]}; rename it"
                     )
         return named

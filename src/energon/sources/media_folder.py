@@ -34,8 +34,8 @@ class FolderOptions(RowOptions):
     """The options under `read` in a document for a folder of media files.
 
     Args:
-        labels: Whether samples have the parts `label` and `label_name`, the number and the name
-            of the folder that they are in; None if all are in folders side by side.
+        labels: Whether samples have the parts `label` and `label_name`, the number and name of the
+            folder that they are in; None if they are all in folders side by side.
     """
 
     labels: bool | None = field(default=None, kw_only=True)
@@ -51,8 +51,8 @@ class FolderOptions(RowOptions):
 class MediaFolderSource(ItemSource):
     """The samples of a split of a folder of media files.
 
-    A sample has a part for each of its files, called like their extensions, and for what tables
-    or the names of classes say about it. Its key is its path below the folder.
+    A sample has a part for each of its files, named by their extensions, and for each fact from
+    tables or class names. Its key is its path below the folder.
 
     Args:
         address: The folder.
@@ -93,7 +93,7 @@ class MediaFolderSource(ItemSource):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of the files of a sample, on average."""
+        """Average size of the files of a sample in bytes."""
         sizes = self.media.sizes
         some = self.chosen[:: max(1, len(self.chosen) // 1000)].tolist()
         files = [name for n in some for name in self.media.parts[n].values()]
@@ -190,7 +190,7 @@ class MediaFolderSource(ItemSource):
                 return file.read()
         except OSError as error:
             raise ShardChangedError(
-                f"{path}: cannot be read ({error.strerror}), but was there when the folder was "
+                f"{path}: cannot be read ({error.strerror}), but existed when the folder was "
                 "listed; restore it, or start again without it"
             ) from error
 
@@ -211,7 +211,7 @@ def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -
         )
         if options.split is None:
             return np.arange(low, high)
-        # Samples of a class lie together, and each split is to have some of each.
+        # Samples of a class are adjacent, and each split should have some of each class.
         digests = [blake2b(key.encode(), digest_size=8).digest() for key in media.keys]
         order = sorted(range(len(digests)), key=digests.__getitem__)
         return np.array(sorted(order[low:high]), np.int64)

@@ -24,7 +24,7 @@ class NumberedSource(SingleSource, ABC):
     Args:
         path: Path or address of the dataset.
         split_part: The split to read.
-        bounds: The numbers of the first item of the split, and of the one after its last.
+        bounds: The number of the first item of the split, and the one after its last.
         subsets: Ranges that narrow the split, see `energon.plan.subset`.
         exclude: Keys of excluded samples.
 
@@ -52,10 +52,10 @@ class NumberedSource(SingleSource, ABC):
 
     @abstractmethod
     def numbers_of(self, key: str) -> Sequence[int]:
-        """Return the items of a key, or of the name of a file."""
+        """Return the items with a key, or in the file of that name."""
 
     def numbers(self, ordinals: Ints) -> Ints:
-        """Return the numbers in the dataset of samples of the split.
+        """Return the numbers in the whole dataset of samples of the split.
 
         Raises:
             IndexError: If there is no such sample.
@@ -77,7 +77,7 @@ class NumberedSource(SingleSource, ABC):
 
     def _why_empty(self) -> str:
         count = self.last - self.first
-        return f"split {self.split_part!r} has {count} samples, of which none is left"
+        return f"split {self.split_part!r} has {count} samples, and none is left"
 
 
 class LateSource(NumberedSource):

@@ -1,4 +1,4 @@
-"""How many parts of which name a dataset has, and how large they are. No content is read."""
+"""How many parts a dataset has, by name, and how large they are. No content is read."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class SizeStatistics:
     """Sizes of many things.
 
     Args:
-        count: How many.
-        total: Bytes of all.
-        smallest: Bytes of the smallest.
-        largest: Bytes of the largest.
-        buckets: How many have which number of binary digits: those of bucket b have from 2^(b-1)
-            up to, but not including, 2^b bytes; the first are empty.
+        count: How many there are.
+        total: Their total size in bytes.
+        smallest: Size of the smallest in bytes.
+        largest: Size of the largest in bytes.
+        buckets: How many sizes have each number of binary digits: bucket b covers 2^(b-1) up to,
+            but not including, 2^b bytes; the first are empty.
     """
 
     count: int = 0
@@ -118,7 +118,7 @@ class SizeStatistics:
         self.buckets += np.bincount(digits, minlength=NUM_BUCKETS)[:NUM_BUCKETS]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data; the histogram has the upper bounds of sizes and counts."""
+        """Return it as plain data; the histogram has upper bounds of sizes, and counts."""
         used = np.flatnonzero(self.buckets)
         return {
             "count": self.count,
@@ -153,7 +153,7 @@ class PartStatistics:
             self.samples.add(sums)
 
     def part(self, name: str) -> SizeStatistics:
-        """Return the statistics of a part, called as it was where it came first."""
+        """Return the statistics of a part, under the spelling that came first."""
         return self.parts.setdefault(find_part(self.parts, name) or name, SizeStatistics())
 
     def to_json(self) -> dict[str, Any]:
@@ -166,14 +166,14 @@ class PartStatistics:
 
 
 def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatistics | None:
-    """Return the statistics of some shards by `index.sqlite`, as other tools leave it.
+    """Return the statistics of some shards from `index.sqlite`, as other tools write it.
 
     Args:
         index: The file.
         shards: Numbers of the shards to count.
 
     Returns:
-        None if the index is an early one, which knows no parts.
+        None if the index is an early one, which does not list parts.
     """
     statistics = PartStatistics()
     with SqliteReader(index) as reader:

@@ -22,7 +22,7 @@ from energon.stages.blocks import LateRows, LateRowsOfLeaf, RowsAtOnce
 
 @dataclass(frozen=True)
 class LocatedSource(SourceInfo):
-    """Where a sample came from, with all that a person needs to look at it."""
+    """Where a sample came from, with everything needed to look at it."""
 
     key: str = ""
     offset: int = 0
@@ -41,7 +41,7 @@ class LostSource(SourceInfo):
     reason: str = ""
 
     def __str__(self) -> str:
-        return f"sample number {self.index} of {self.dataset_path}, not to be found: {self.reason}"
+        return f"sample number {self.index} of {self.dataset_path}, not located: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class LeafReader:
 
     Args:
         sources: One for each leaf of the plan.
-        subflavors: What goes into `__subflavors__`, for each leaf.
-        window_rows: Within how many rows of a stream all samples of a slice come, for reading
-            ahead of what is in distant stores.
-        noted: For each leaf, the dataset that `__sources__` names; None where it is not noted.
-            Empty if that is so for all.
+        subflavors: The `__subflavors__` of each leaf's samples.
+        window_rows: Within how many rows of a stream all samples of a slice occur, for read-ahead
+            from remote stores.
+        noted: For each leaf, the dataset that `__sources__` names; None to record none. Empty if
+            none is recorded for any leaf.
     """
 
     sources: tuple[Source, ...]
@@ -64,14 +64,14 @@ class LeafReader:
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a sample, as a mean over the leaves."""
+        """Average size of a sample over the leaves, in bytes."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
     def look_ahead(self, lanes_of_stream: int) -> LookAhead | None:
-        """Return what fetches samples for lanes before they are read; None if all are local.
+        """Return the read-ahead for lanes; None if all sources are local.
 
         Args:
-            lanes_of_stream: How many lanes read the same slices, all workers together.
+            lanes_of_stream: How many lanes read the same slices, over all workers.
         """
         if not any(source.is_remote for source in self.sources):
             return None
@@ -99,7 +99,7 @@ class LeafReader:
         return samples
 
     def read_late(self, rows: Rows) -> LateRows:
-        """Do the same, but make samples of what was read when their turn comes, if possible."""
+        """Do the same, but make samples only when their turn comes, if possible."""
         leaves = sorted(set(rows.leaf.tolist()))
         if len(leaves) == 1:
             return self._read_leaf_late(leaves[0], rows)
@@ -107,9 +107,9 @@ class LeafReader:
         return _LateMix(rows.leaf, late)
 
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
-        """Return the source of the sample that has this `__restore_key__`, or all of a join.
+        """Return the origin of the sample with this `__restore_key__`; for a join, all of them.
 
-        Where a shard cannot be read, its source says so: messages about failures are made of these.
+        If a shard cannot be read, the origin says so: messages about failures contain these.
 
         Raises:
             IndexError: If there is no such sample.
@@ -149,7 +149,7 @@ def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
 class LateKeys(Sequence[tuple[int, int, int]]):
     """The restore keys of samples of a leaf, made when their turn comes.
 
-    Thousands of tuples that wait would be walked over by the garbage collector.
+    The garbage collector would traverse thousands of waiting tuples.
     """
 
     leaf: int
@@ -194,7 +194,7 @@ class _LateMix:
 
     Args:
         leaf: The leaf of each sample.
-        late: Those of each leaf.
+        late: The samples of each leaf.
     """
 
     leaf: NDArray[np.int32]

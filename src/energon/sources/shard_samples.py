@@ -1,4 +1,4 @@
-"""Read samples of one open shard: those with the same parts together, a column for each part."""
+"""Read samples of one open shard: those with the same parts together, one column per part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 
 @dataclass(frozen=True)
 class SlicedRows:
-    """Samples with the same parts, whose bytes are read.
+    """Samples with the same parts, whose bytes have been read.
 
     Args:
         parts: The names of the parts that each sample has.
@@ -66,7 +66,7 @@ class _SlicedLate:
     parts: tuple[str, ...]
     columns: Sequence[Sequence[Any]]
     dataset_path: str | None = None
-    """Of what dataset the samples are, if that is noted in them."""
+    """The dataset of the samples, if it is to be recorded in them."""
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
@@ -78,7 +78,7 @@ class _SlicedLate:
         return rows
 
     def noting_sources(self, dataset_path: str) -> _SlicedLate:
-        """Return the same samples, with where each comes from."""
+        """Return the same samples, with the origin of each."""
         return replace(self, dataset_path=dataset_path)
 
 
@@ -102,7 +102,7 @@ def slice_rows(
 
 
 def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what the values of parts are in source code, and the columns that it is made of."""
+    """Return source code for the values of parts, and the columns that it uses."""
     values = tuple(f"buffer[a{index}:b{index}]" for index in range(count))
     return values, ("buffer", *(f"{edge}{index}" for index in range(count) for edge in "ab"))
 
@@ -110,7 +110,7 @@ def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def join_rows(
     parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[Sequence[bytes]]
 ) -> list[CrudeSample]:
-    """Return samples of parts that already exist, a column in `contents` for each name."""
+    """Return samples of parts that already exist; `contents` has a column for each name."""
     columns = tuple(f"c{index}" for index in range(len(parts)))
     rows: list[CrudeSample] = _row_builder(parts, columns, columns)(*meta, *contents)
     return rows
@@ -128,8 +128,8 @@ def _row_builder(
     """Compile a function of columns that returns a dict per row, in a list or a generator.
 
     Names of parts come from data, so they appear in the source as string literals only. With
-    `noted` each row says where it comes from: the function then takes the dataset, too. To do it
-    here takes a third of the time of doing it later, for one sample after the other.
+    `noted`, each row records its origin: the function then takes the dataset, too. Doing it here
+    takes a third of the time of doing it later, one sample after the other.
     """
     meta = tuple(f"m{index}" for index in range(len(META)))
     names, given = (*META, *parts), (*meta, *values)
@@ -155,7 +155,7 @@ _OF_ROWS = {
 }
 
 LARGE_PART_BYTES = 32 << 10
-"""From here on parts are read into bytes of their own: a copy would cost more than a call."""
+"""From this size on, parts are read into separate bytes: a copy would cost more than a call."""
 RESERVED = frozenset(META)
 
 
@@ -166,12 +166,12 @@ def read_shard(
     *,
     parts: PartNames | PartFilter | None = None,
 ) -> list[CrudeSample] | SlicedRows:
-    """Return samples of a shard; all of them as slices, if they are small and have the same parts.
+    """Return samples of a shard; all of them as slices if they are small and have the same parts.
 
     Args:
         shard: The shard.
         indices: Numbers of the samples in it, ascending.
-        notes: What to note about each: name of the shard, restore key and subflavors.
+        notes: What to record in each: name of the shard, restore key and subflavors.
         parts: Which parts to read; None reads all.
 
     Raises:
@@ -223,8 +223,8 @@ def _read_parts(
     if not RESERVED.isdisjoint(names):
         raise FormatError(
             f"{file.path}: samples have a part named {min(RESERVED.intersection(names))!r}, "
-            "which is what energon notes about samples itself; rename it in the shard, or "
-            "leave it out with a field_map"
+            "a name that energon reserves for itself; rename it in the shard, or exclude it "
+            "with a field_map"
         )
     starts, sizes = table.extents(numbers)
     most = TAR_PART_BYTES.value
@@ -245,7 +245,7 @@ def _read_parts(
 def _by_schema(
     table: PartTable, indices: NDArray[np.int64]
 ) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
-    """Sort samples by which parts they have.
+    """Group samples by the parts that they have.
 
     Yields:
         The names of the parts, the places in `indices` of the samples that have them, and the

@@ -32,13 +32,13 @@ from energon.io.threads import WaitingThreads
 
 
 def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
-    """Return the part table of a shard: that beside it, or one made by reading its headers.
+    """Return the part table of a shard: the one next to it, or one made by reading its headers.
 
-    It is fetched or made once on a machine for each version of the shard.
+    It is fetched or made once per machine for each version of the shard.
 
     Args:
         file: The shard.
-        dataset: What it belongs to, for warnings.
+        dataset: The dataset that it belongs to, for warnings.
 
     Raises:
         TruncatedError: If the shard is shorter than it was when it was indexed.
@@ -65,7 +65,7 @@ def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
 
 
 def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) -> None:
-    """Call `check` unless it did not raise before, on this machine, for this shard and table."""
+    """Call `check`, unless it has succeeded before on this machine for this shard and table."""
 
     def make() -> bytes:
         check()
@@ -76,7 +76,7 @@ def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) ->
 
 
 def _scan(file: RemoteFile) -> PartTable:
-    """Return a table made of the headers of a shard, and check it by the index that exists."""
+    """Return a table made from the headers of a shard, and check it against the existing index."""
     try:
         index = _beside(file, ".idx")
         indexed = int(parse_tar_index(read_bytes(index), origin=redact(index))[-1])
@@ -102,29 +102,29 @@ def _version(file: RemoteFile) -> str:
 
 MAX_OPEN_SHARDS = 1024
 OPEN_THREADS = 16
-"""How many shards of distant stores are opened at the same time."""
+"""How many shards of remote stores are opened at the same time."""
 PROBED_SAMPLES = 8
-"""How many samples are compared with their table where the date of a shard is another."""
+"""How many samples are compared with their table if the date of a shard has changed."""
 FAR_PROBED_SAMPLES = 2
-"""The same where each takes the time of a request."""
+"""The same if each comparison takes the time of a request."""
 
 
 class OpenShard(NamedTuple):
-    """A shard to read from. It stays open for as long as it is held."""
+    """A shard to read from. It stays open as long as it is held."""
 
     table: PartTable
     file: RangeFile
 
 
 class ShardPool:
-    """Open shards, the least recently used of which are closed. May be used by many threads.
+    """Open shards, of which the least recently used are closed. May be used by many threads.
 
-    The sources of a pipeline share one, so their number does not multiply what is open. A copy
-    that was pickled begins empty.
+    The sources of a pipeline share one, so their number does not multiply the number of open files.
+    A pickled copy begins empty.
 
     Args:
         max_open: How many shards to keep open, with two descriptors each; None for a quarter of
-            what the system lets a process have.
+            the process limit.
     """
 
     def __init__(self, max_open: int | None = None) -> None:
@@ -141,12 +141,12 @@ class ShardPool:
         Args:
             path: The shard.
             num_samples: How many samples it had when it was indexed.
-            dataset: Which dataset to prepare again, for messages.
+            dataset: The dataset to prepare again, for messages.
 
         Raises:
             DatasetNotFoundError: If there is no such file.
             TruncatedError: If its end is missing.
-            ShardChangedError: If it is not the one that was indexed.
+            ShardChangedError: If it is not the shard that was indexed.
         """
         with self._lock:
             shard = self._shards.get(path)
@@ -157,7 +157,7 @@ class ShardPool:
             with self._lock:
                 self._shards[path] = shard
                 if len(self._shards) > self.max_open:
-                    # Whoever reads from it still holds it; it is closed after that.
+                    # Anyone still reading from it holds it; it is closed after that.
                     self._shards.popitem(last=False)
         table = shard.table
         if table.num_samples != num_samples:
@@ -168,16 +168,16 @@ class ShardPool:
         return shard
 
     def close(self, path: str) -> None:
-        """Forget an open shard, so that it is opened and checked again."""
+        """Drop an open shard, so that it is opened and checked again."""
         with self._lock:
             self._shards.pop(path, None)
 
     def open_together(
         self, open_one: Callable[[int], OpenShard], shards: Sequence[int]
     ) -> list[OpenShard | None]:
-        """Return what `open_one` returns for each shard, so that waiting does not add up.
+        """Open shards in parallel, so that waiting does not add up; see `open_one`.
 
-        None stands for shards that cannot be opened; who reads them finds out why.
+        None stands for shards that cannot be opened; reading from them reports why.
         """
         opening = [self._threads.submit(open_one, shard) for shard in shards]
         failed = [isinstance(future.exception(), EnergonError) for future in opening]
@@ -214,7 +214,7 @@ class ShardPool:
         return shard
 
     def _probe(self, path: str, mtime_ns: int, shard: OpenShard, dataset: AnyPath) -> None:
-        """Tell a copy, which only has another date, from a file that was rewritten."""
+        """Distinguish a copy, which only has another date, from a rewritten file."""
         if (path, mtime_ns) in self._probed:
             return
         if isinstance(shard.file, RemoteFile):
@@ -247,7 +247,7 @@ def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int, int]:
 
 
 def _indexed_size(path: str) -> int:
-    """Return what a shard must have at least, by the index that other tools write beside it."""
+    """Return the minimum size of a shard, according to another tool's index next to it."""
     try:
         return int(load_tar_index(tar_index_path(path))[-1])
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def _indexed_size(path: str) -> int:
 
 
 def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
-    """Raise ShardChangedError unless `count` samples lie where the table says."""
+    """Raise ShardChangedError unless `count` samples are where the table says."""
     table, file = shard
     index = find_misplaced(table, file.pread, count=count)
     if index is not None:

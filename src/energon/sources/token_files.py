@@ -28,18 +28,18 @@ from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 
 SUMMED_DOCUMENTS = 128 * BLOCK_DOCUMENTS
-"""Documents whose lengths are checked together: an index of gigabytes never is in memory."""
+"""Documents whose lengths are checked together: an index of gigabytes is never in memory."""
 
 
 class TokenFile:
     """The documents of a pair of files. Copies open them again.
 
     Args:
-        prefix: What their names have in common.
+        prefix: The common part of their names.
 
     Raises:
         DatasetNotFoundError: If one of them is missing.
-        FormatError: If the index is none, or is not that of the tokens.
+        FormatError: If the index is invalid, or does not match the tokens.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -62,19 +62,19 @@ class TokenFile:
 
     @cached_property
     def file(self) -> RangeFile:
-        """The tokens, open."""
+        """The open file of tokens."""
         address = self.prefix + DATA
         return RemoteFile(address) if is_remote(address) else OpenFile(address)
 
     @cached_property
     def mapped(self) -> NDArray[Any]:
-        """All tokens of a local file, which are in memory as far as they are checked."""
+        """All tokens of a local file, which are in memory as far as they have been checked."""
         dtype = self.index.dtype
         data = map_file(Path(self.prefix + DATA))
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
 
     def digest(self) -> list[Any]:
-        """Return what tells this version of the file from others, without reading all of it."""
+        """Return what distinguishes this version of the file, without reading all of it."""
         index = self.index
         edges = bytes(index.data[:65_536]) + bytes(index.data[-65_536:])
         digest = hashlib.blake2b(edges, digest_size=8).hexdigest()
@@ -94,17 +94,17 @@ class TokenFile:
             self.index.forget()
 
     def arrays(self, low: Ints, high: Ints) -> tuple[list[NDArray[Any]] | None, Ints, Ints]:
-        """Read runs of tokens, which are in the file from byte `low` to `high`.
+        """Read runs of tokens, from byte `low` to `high` of the file.
 
         Returns:
-            An array for each run, and where in it the tokens begin and end. None stands for
-            `mapped`: then nothing is read but what is checked.
+            An array for each run, and the positions where the tokens begin and end in it. None
+            stands for `mapped`: then only what is checked is read.
         """
         file, size = self.file, self.index.dtype.itemsize
         order = np.argsort(low, kind="stable")
         if isinstance(file, OpenFile) and not (low % size).any():
             end = os.fstat(file.descriptor).st_size
-            if high.max() > end:  # to look behind the end of what is mapped would be fatal
+            if high.max() > end:  # looking past the end of the mapping would be fatal
                 raise cut_off(file.path, end, int(low[order[-1]]), int(high.max() - low[order[-1]]))
             self._will_read(file, low[order], high[order])
             return None, low // size, high // size
@@ -117,7 +117,7 @@ class TokenFile:
         return found, np.zeros_like(counts), counts
 
     def _will_read(self, file: OpenFile, low: Ints, high: Ints) -> None:
-        """Let the system fetch runs from the disk, ascending, in few calls."""
+        """Let the system fetch ascending runs from the disk, in few calls."""
         edges = span_edges(low, high, max_gap=MAX_SPAN_BYTES)
         sizes = np.maximum.reduceat(high, edges) - low[edges]
         if sizes.sum() > _DENSE * (high - low).sum():  # far apart, as in a global shuffle
@@ -126,8 +126,8 @@ class TokenFile:
             for start, size in zip(low[edges].tolist(), sizes.tolist(), strict=True):
                 file.will_read(start, size)
             return
-        # Between the runs lie those of the next blocks of the same slices: all of it is fetched at
-        # once, and asked for only once.
+        # Runs of the next blocks of the same slices are in between: everything is fetched together,
+        # and requested only once.
         for start, size in zip(low[edges].tolist(), sizes.tolist(), strict=True):
             if start // MAX_SPAN_BYTES not in self._fetched:
                 file.will_read(start, size)
@@ -142,11 +142,11 @@ _FETCHED_SPANS = 1024
 
 
 def token_files(address: str) -> list[str]:
-    """Return what the names of the pairs of files at an address have in common.
+    """Return the common parts of the names of the file pairs at an address.
 
     Args:
-        address: An `.idx` or `.bin` file, what the names of the two have in common, or a folder of
-            such pairs.
+        address: An `.idx` or `.bin` file, the common part of the two names, or a folder of such
+            pairs.
 
     Raises:
         DatasetNotFoundError: If there are none.
@@ -168,10 +168,10 @@ def token_files(address: str) -> list[str]:
 
 
 class TokenRuns(NamedTuple):
-    """Runs of tokens that are in one place, in the order of the samples that they make up."""
+    """Runs of contiguous tokens, in the order of the samples that they make up."""
 
     window: Ints
-    """The sample, as its place among those that were asked for."""
+    """The sample, as its place among the requested ones."""
     file: Ints
     document: Ints
     """Number of the document in its file."""
@@ -197,14 +197,14 @@ class TokenCorpus:
         self._ends = [0, *accumulate(file.index.num_documents for file in self.files)]
         modes = {file.index.has_modes for file in self.files if file.index.num_sequences}
         if len(modes) > 1:
-            raise FormatError(f"{redact(address)}: some of its files have modes and some have not")
+            raise FormatError(f"{redact(address)}: some of its files have modes, and others do not")
         self.has_modes = True in modes
         self.num_documents = self._ends[-1]
         self.num_bytes = sum(file.index.num_bytes for file in self.files)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the tokens of samples: int64, which embeddings and losses take."""
+        """The type of the tokens of samples: int64, which embeddings and losses accept."""
         return np.result_type(np.int64, *(file.index.dtype for file in self.files))
 
     def block_tokens(self, first: int, last: int) -> Ints:
@@ -228,7 +228,7 @@ class TokenCorpus:
         return np.concatenate(found)
 
     def runs_of_windows(self, pieces: Pieces) -> TokenRuns:
-        """Return where the tokens of windows lie: a run for each document."""
+        """Return where the tokens of windows are: a run for each document."""
         number, own = self._in_files(pieces.document)
         low, high = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
         for each in np.unique(number).tolist():
@@ -240,7 +240,7 @@ class TokenCorpus:
         return TokenRuns(pieces.window, number, own, pieces.start, low, high)
 
     def runs_of_documents(self, documents: Ints) -> TokenRuns:
-        """Return where the tokens of documents lie: a run for each sequence."""
+        """Return where the tokens of documents are: a run for each sequence."""
         number, own = self._in_files(documents)
         first, stop = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
         for each in np.unique(number).tolist():

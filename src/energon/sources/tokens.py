@@ -37,13 +37,13 @@ class TokenOptions:
     """The options under `read` in a document for token files.
 
     Args:
-        unit: Whether a sample is a document, or a window over documents laid end to end.
-        length: Tokens of a window.
-        overlap: Tokens that a window has in common with the one before.
-        seed: Chooses the order in which documents are laid end to end; None keeps theirs.
-        split: The shares of train, val and test in the documents, like "99,1,0"; None if all of
+        unit: Whether a sample is a document, or a window over concatenated documents.
+        length: Number of tokens in a window.
+        overlap: Number of tokens that a window shares with the previous one.
+        seed: Determines the order in which documents are concatenated; None keeps theirs.
+        split: The shares of train, val and test in the documents, such as "99,1,0"; None if all of
             them are "train".
-        origin: Where they were written.
+        origin: Where the options were written.
 
     Raises:
         ConfigError: If they are invalid.
@@ -68,10 +68,10 @@ class TokenOptions:
             if value is not None and type(value) is not int:
                 yield f"{name} is {value!r}; expected a whole number"
         if self.unit == "document" and (self.length is not None or self.overlap):
-            yield "length and overlap are for `unit: sequence`; a document is as long as it is"
+            yield "length and overlap are for `unit: sequence`; a document has its own length"
         if self.unit == "sequence":
             if self.length is None or self.length < 1:
-                yield "`unit: sequence` needs a length, the tokens of a sample, like 4096"
+                yield "`unit: sequence` needs a length, the number of tokens in a sample"
             elif not 0 <= self.overlap < self.length:
                 yield f"overlap is {self.overlap}; expected 0 to {self.length - 1}"
         if self.split is not None:
@@ -132,7 +132,7 @@ class TokenSource(LateSource):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a sample in the files, on average."""
+        """Average size of a sample in the files, in bytes."""
         if self.windows is None:
             return self.corpus.num_bytes / max(1, self.corpus.num_documents)
         return float(
@@ -174,7 +174,7 @@ class TokenSource(LateSource):
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
     ) -> TokenRows:
-        """Find samples, in the order of `ordinals`; their tokens are copied when they are made."""
+        """Locate samples, in the order of `ordinals`; tokens are copied when they are made."""
         numbers = self.numbers(ordinals)
         runs = self._runs(numbers)
         about: dict[str, Sequence[Any]] = {
@@ -186,14 +186,14 @@ class TokenSource(LateSource):
         return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)
 
     def _shards(self, runs: TokenRuns, count: int) -> list[str]:
-        """Return the file that each sample begins in; the first of all, of what has no tokens."""
+        """Return the file in which each sample begins; the first file for those without tokens."""
         number = np.zeros(count, np.int64)
         number[runs.window[::-1]] = runs.file[::-1]
         names = [file.name + DATA for file in self.corpus.files]
         return list(map(names.__getitem__, number.tolist()))
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie: of a window, what belongs to the block it begins in."""
+        """Yield where the samples are: for a window, the documents of the block it begins in."""
         pieces = self._runs(self.numbers(ordinals))
         first = np.flatnonzero(np.diff(pieces.window, prepend=-1))
         if not len(first):
@@ -210,7 +210,7 @@ class TokenSource(LateSource):
             yield Extents(self.corpus.files[each].file, window[order], low[order], high[order])
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies; of a window, where its first document does."""
+        """Return where a sample is; for a window, where its first document is."""
         numbers = self.numbers(np.array([ordinal]))
         pieces = self._runs(numbers)
         file = self.corpus.files[int(pieces.file[0]) if len(pieces.file) else 0]
@@ -237,7 +237,7 @@ class TokenSource(LateSource):
         return ("documents", str(self.path)), {"": (low, high)}
 
     def _runs(self, numbers: Ints) -> TokenRuns:
-        """Return where the tokens of samples lie, in the order of the samples."""
+        """Return where the tokens of samples are, in the order of the samples."""
         if self.windows is None:
             return self.corpus.runs_of_documents(numbers)
         pieces = self.windows.pieces(numbers)
@@ -248,11 +248,11 @@ class TokenSource(LateSource):
         count, total = self.last_document - self.first_document, self.corpus.num_documents
         documents = f"split {self.split_part!r} has {count} of {total} documents"
         if self.windows is None:
-            return f"{documents}, of which none is left"
+            return f"{documents}, and none is left"
         tokens, length = self.windows.num_tokens, self.options.length
         if tokens < self.windows.length:
             return f"{documents} with {tokens} tokens, fewer than one window of {length}"
-        return f"{documents} and {len(self.windows)} windows, of which none is left"
+        return f"{documents} and {len(self.windows)} windows, and none is left"
 
 
 def _reopen(
@@ -293,7 +293,7 @@ class TokenKind(DatasetKind):
             crude=False,
             sample_type=("energon", "TokensSample"),
             field_map={name: name for name in names},
-            given=frozenset({"decoder"}),  # there is nothing to decode
+            given=frozenset({"decoder"}),  # nothing needs decoding
             origin=leaf.path,
         )
 

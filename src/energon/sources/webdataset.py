@@ -1,7 +1,7 @@
 """Read samples of a prepared WebDataset by ordinal, many at a time.
 
-The part table of a shard says where the content of every part lies, so no tar header is
-parsed. Samples that lie close together are read with one call, large parts with one each.
+The part table of a shard says where the content of every part is, so no tar headers are parsed.
+Samples that are close together are read with one call, large parts with one each.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from energon.stages.blocks import LateRowsOfLeaf, RowsAtOnce
 logger = logging.getLogger("energon")
 
 MAX_LATE_BYTES = 2 << 20
-"""Of this many bytes that were read together, parts are cut when they are needed. More than that
-are cut at once, while the processor has them in its cache."""
+"""Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
+they are cut at once, while the data is in the processor cache."""
 MEAN_SIZE_SHARDS = 8
 MAX_PROBED_SHARDS = 10_000
-"""How many shards are opened at most to find out which parts samples have."""
+"""How many shards are opened at most to determine which parts samples have."""
 MAX_SCANNED_SHARDS = 4
-"""How many of them may have no part table, so that all of their headers are read."""
+"""How many of them may lack a part table, so that all of their headers are read."""
 
 
 class WebdatasetSource:
     """The samples of a split, or of a subset of it, numbered from 0 through all its shards.
 
     Excluded samples have no number. Opening reads the `.nv-meta` files; shards and their
-    tables are opened when they are first read. Copies that were pickled open them again.
+    tables are opened when they are first read. Pickled copies open them again.
 
     Args:
         path: Folder of the prepared dataset.
         split_part: The split to read.
         split_config: File below `.nv-meta` that lists the splits.
         subsets: Ranges that narrow the split, see `energon.plan.subset`.
-        exclude: What is left out beside what the split says, in its form.
+        exclude: What to exclude in addition to the split's list, in the same form.
         parts: Which parts of the samples to read; None reads all.
-        pool: Where shards are opened; sources that are used together share one. None makes one.
-        allow: "outside" lets shards lie outside of the folder.
+        pool: Opens shards; sources that are used together share one. None makes a pool.
+        allow: "outside" permits shards outside of the folder.
 
     Raises:
         DatasetNotFoundError: If there is no prepared dataset.
-        SecurityError: If the dataset needs what is not allowed.
+        SecurityError: If the dataset needs something that is not allowed.
         EmptyDatasetError: If no sample is left.
     """
 
@@ -118,8 +118,8 @@ class WebdatasetSource:
             raise EmptyDatasetError(
                 f"{self.path}: split {split_part!r} has no samples: {len(self.shards)} shards with "
                 f"{self.bounds[-1]} samples, {len(self.excluded)} of them excluded, subset "
-                f"[{self.start}, {self.stop}); give it shards in .nv-meta/{split_config}, or leave "
-                "the dataset out"
+                f"[{self.start}, {self.stop}); list shards in .nv-meta/{split_config}, or remove "
+                "the dataset"
             )
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class WebdatasetSource:
 
     @cached_property
     def mean_sample_bytes(self) -> float:
-        """Bytes of tar per sample, estimated from a few shards."""
+        """Average size of a sample in its tar file, in bytes, estimated from a few shards."""
         spread = np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int)
         chosen = sorted(set(spread.tolist()))
         try:
@@ -141,7 +141,7 @@ class WebdatasetSource:
 
     @property
     def paths(self) -> list[AnyPath]:
-        """Its folder, as a list of one."""
+        """Its folder, in a list of one."""
         return [self.path]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -166,8 +166,8 @@ class WebdatasetSource:
 
         Args:
             ordinals: Numbers of samples, in any order.
-            restore_keys: What goes into `__restore_key__` of each; None for its ordinal.
-            subflavors: What goes into `__subflavors__` of all.
+            restore_keys: The `__restore_key__` of each; None for its ordinal.
+            subflavors: The `__subflavors__` of all.
 
         Raises:
             IndexError: If there is no such sample.
@@ -185,7 +185,7 @@ class WebdatasetSource:
         restore_keys: LateKeys,
         subflavors: Mapping[str, Any] | None = None,
     ) -> LateRowsOfLeaf:
-        """Do the same, but make dicts of what was read only when their turn comes, if possible."""
+        """Do the same, but make dicts only when their turn comes, if possible."""
         order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
         sliced = [piece for piece in pieces if isinstance(piece, SlicedRows)]
         is_large = sum(piece.num_bytes for piece in sliced) > MAX_LATE_BYTES
@@ -208,10 +208,10 @@ class WebdatasetSource:
         return SlicedRows(sliced[0].parts, meta, buffers, edges).late()
 
     def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:
-        """Yield where samples lie, shard by shard.
+        """Yield where samples are, shard by shard.
 
-        Shards that are not open yet are opened together, so that waiting for a distant store
-        does not add up. Those that cannot be opened are left out.
+        Shards that are not open yet are opened together, so that waiting for a remote store does
+        not add up. Shards that cannot be opened are skipped.
         """
         raw = places_of(self, ordinals)
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
@@ -226,7 +226,7 @@ class WebdatasetSource:
             yield Extents(opened.file, places, low, high)
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies."""
+        """Return where a sample is."""
         raw = int(places_of(self, np.array([ordinal]))[0])
         shard = int(np.searchsorted(self.bounds, raw, side="right")) - 1
         index = raw - int(self.bounds[shard]) + int(self.firsts[shard])
@@ -275,13 +275,13 @@ class WebdatasetSource:
         return self.shards[int(np.searchsorted(self.bounds, raw, side="right")) - 1]
 
     def check_field_map(self, field_map: FieldMap) -> None:
-        """Make sure that some sample has a part for each field, by the index.
+        """Check with the index that some sample has a part for each field.
 
-        As many shards are opened as it takes to find all parts, mostly one. Nothing is checked
-        where shards cannot be opened, or are too many to be looked at.
+        As many shards are opened as it takes to find all parts, usually one. Nothing is checked if
+        shards cannot be opened, or if too many would have to be.
 
         Raises:
-            ConfigError: If no sample has one.
+            ConfigError: If no sample has such a part.
         """
         found: set[str] = set()
         for names in self._part_names():
@@ -293,7 +293,7 @@ class WebdatasetSource:
         field_map.check_parts(found, origin=str(self.path))
 
     def _part_names(self) -> Iterator[frozenset[str] | None]:
-        """Yield the names of the parts in each shard; None where they cannot be told."""
+        """Yield the names of the parts in each shard; None where they cannot be determined."""
         count = len(self.shards)
         spread = np.linspace(0, count - 1, min(count, MAX_PROBED_SHARDS)).astype(int)
         scanned = 0
@@ -311,7 +311,7 @@ class WebdatasetSource:
         return self._pool.open_together(self.open_shard, shards)
 
     def _opened(self, shards: Sequence[int]) -> Iterator[OpenShard | None]:
-        """Yield shards, open; distant ones several at a time, but for the first."""
+        """Yield open shards; remote ones are opened several at a time, except for the first."""
         if self.is_remote:
             for start in (0, *range(1, len(shards), OPEN_THREADS)):
                 together = shards[start : start + (OPEN_THREADS if start else 1)]
@@ -329,7 +329,7 @@ class WebdatasetSource:
         restore_keys: Sequence[tuple[int, ...]] | None,
         subflavors: Mapping[str, Any] | None,
     ) -> tuple[NDArray[np.int64], list[list[CrudeSample] | SlicedRows]]:
-        """Return samples shard by shard, and the places in `ordinals` of those."""
+        """Return samples shard by shard, and their places in `ordinals`."""
         raw = places_of(self, ordinals)
         order = np.argsort(raw, kind="stable")
         raw = raw[order]
@@ -356,7 +356,7 @@ class WebdatasetSource:
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample] | SlicedRows:
-        """Return samples of one shard; `indices` ascend."""
+        """Return samples of one shard, given ascending `indices`."""
 
         def read() -> list[CrudeSample] | SlicedRows:
             notes = (repeat(self.shards[shard]), restore_keys, repeat(subflavors))
@@ -365,7 +365,7 @@ class WebdatasetSource:
         try:
             return read()
         except ObjectChangedError:
-            # Replaced since it was opened: if by the same, reading continues.
+            # Replaced since it was opened: if by an identical copy, reading continues.
             self._pool.close(self._shard_path(shard))
             return read()
 
@@ -386,7 +386,7 @@ class WebdatasetSource:
                 continue
             index = self.open_shard(number[shard]).table.index_of(key)
             if index is None:
-                logger.warning("%s: %s/%s is excluded, but not there", self.path, shard, key)
+                logger.warning("%s: %s/%s is excluded, but does not exist", self.path, shard, key)
                 continue
             start, stop = self.bounds[number[shard] : number[shard] + 2].tolist()
             place = start + index - int(self.firsts[number[shard]])
@@ -407,7 +407,7 @@ def _in_order(
 
 
 class _Numbered(Protocol):
-    """A source that excludes samples of its split, and is narrowed to a range of the rest."""
+    """A source that excludes samples of its split, and is narrowed to a range of the others."""
 
     path: AnyPath
     split_part: str
@@ -434,7 +434,7 @@ def places_of(source: _Numbered, ordinals: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def included(source: _Numbered, place: int) -> list[int]:
-    """Return the number of what has a place in the split, as a list of one, or of none."""
+    """Return the number of the sample at a place in the split, as a list of one or of none."""
     if place in source.excluded:
         return []
     ordinal = int(exclude_indices(np.array([place]), source.excluded)[0]) - source.start

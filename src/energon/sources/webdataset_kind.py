@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WebdatasetKind(DatasetKind):
-    """Tar shards with `.nv-meta` beside them."""
+    """Tar shards with a `.nv-meta` folder."""
 
     name = "webdataset"
     noun = "a prepared dataset of shards"
@@ -135,7 +135,7 @@ KIND = WebdatasetKind()
 def _parts(
     root: AnyPath, names: Sequence[str], there: Collection[int], unreadable: list[str]
 ) -> PartStatistics:
-    """Return the statistics of those shards that exist; say which cannot be read, and why."""
+    """Return the statistics of the shards that exist; list those that cannot be read, and why."""
     from energon.sources.files.locate import local_copy
     from energon.sources.part_statistics import PartStatistics, index_statistics
 

@@ -89,7 +89,7 @@ class HookRecord:
     Args:
         succeeded: Whether it has ever given an output.
         failures: How often it failed, by cause.
-        reasons: Why samples were left out, as statistics have it, and how often.
+        reasons: Why samples were skipped, as statistics have it, and how often.
     """
 
     succeeded: bool = False

@@ -231,7 +231,7 @@ class Lane:
         number: Which lane, from 0.
         lanes: How many lanes the run has.
         seed: Seed of the run.
-        skip_rows: Rows that are left out because reading them killed a worker.
+        skip_rows: Rows that are skipped because reading them killed a worker.
         progress: Called with the row of every sample before user code works on it, or that of
             the first of several, and whether these are several; tells the loader that the
             worker lives, and where it was if it dies. None means nobody asks.

@@ -62,7 +62,7 @@ class Start:
         inner: State of the stream before its first new sample.
         carried: Places of the samples carried over from the window before.
         group: How many of its groups have been drawn.
-        skipped: Rows that were left out when the window was first divided; None before.
+        skipped: Rows that were skipped when the window was first divided; None before.
         batch: The batch of the lane for which its new samples are read; None before.
         opened: That for which it was divided, and the next window is read; None before.
     """
@@ -134,7 +134,7 @@ class PackDataset(Dataset[Any]):
         dataset: The samples.
         buffer_size: How many samples are divided into groups together.
         select: Takes the list of samples of a window, returns a list of groups or a
-            `Selection`. Samples in neither are left out, and counted.
+            `Selection`. Samples in neither are skipped, and counted.
         pack: Take the samples of a group; may yield several packs.
         postencode: Applied to each sample of a group before it is packed; must give one.
         tolerance: How many windows in a row may give no group; 0 is not a limit.
@@ -246,7 +246,7 @@ class _PackIterator(ApplyIterator):
     def _produce(self) -> Any:
         group = self._next_group()
         if self.lane.skip_rows:
-            # What has killed workers since its window was divided is left out of its pack.
+            # What has killed workers since its window was divided is skipped of its pack.
             group = [entry for entry in group if entry.row not in self.lane.skip_rows]
         members = samples = [entry.sample for entry in group]
         if self.postencode:

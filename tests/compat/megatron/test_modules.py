@@ -448,7 +448,7 @@ def test_a_store_of_a_program_needs_only_getitem():
     assert Upper().get_raw("a")[0] == b"A"
     assert DecodeFileStore(Upper(), decoder=SampleDecoder()).get("a.txt") == "A.TXT"
     assert Upper().get_path().endswith("Upper")
-    with pytest.raises(NotImplementedError, match="has no __getitem__"):
+    with pytest.raises(NotImplementedError, match="has neither __getitem__"):
         FileStore().get("a")
 
 

@@ -238,5 +238,5 @@ def test_a_window_without_batches_is_an_error(root, batches):
 
 
 def test_a_folder_that_is_missing_is_an_error(root, tmp_path):
-    with pytest.raises(ConfigError, match="name a file in a folder that exists"):
+    with pytest.raises(ConfigError, match="name a file in an existing folder"):
         loader_of(root, trace=tmp_path / "none/out.json")

@@ -93,7 +93,7 @@ def test_a_slow_hook(root, workers, kind):
     assert "trainer waits" in verdict
     assert f"{who[workers]} " in verdict
     assert "in encode_sample of 'coco/train'" in verdict
-    assert "would keep up" in verdict or "of the time for a CPU" in verdict  # if others use them
+    assert "would keep up" in verdict or "wait for a CPU" in verdict  # if others use them
     run = stats["run"]
     assert next(iter(run["stages"])) == "encode_sample"
     per_sample = run["stages"]["encode_sample"]["datasets"]["coco/train"]["seconds_per_sample"]
@@ -193,7 +193,7 @@ def test_a_full_disk_under_the_cache_of_a_store(distant, tmp_path, monkeypatch):
         with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
             verdict = loader.verdict()
     assert f"{distant.url} is in trouble" in verdict
-    assert "because the disk of the cache is full" in verdict
+    assert "because the cache disk is full" in verdict
 
 
 @cooker(need_cache=True)
@@ -289,11 +289,11 @@ def test_threads_that_share_one_interpreter(setup, cpu, waits, shares_one):
 def test_cpus_that_others_take_are_not_blamed_on_the_number_of_workers():
     figures = figures_of("encode_sample")
     verdict = verdict_of(figures, shares_of(2, cpu=0.1, waits=0.8), PROCESSES)
-    assert "2 workers wait 80% of the time for a CPU: other work takes the 4 CPUs" in verdict
+    assert "2 workers wait for a CPU 80% of the time: other work takes the 4 CPUs" in verdict
     assert "fewer workers" not in verdict
     many = LoaderSetup(8, "process", 8, 4.0)
     verdict = verdict_of(figures, shares_of(8, cpu=0.1, waits=0.8), many)
-    assert "of which this job may use 4: give it more, or take fewer workers" in verdict
+    assert "and this job may use only 4: give it more, or use fewer workers" in verdict
 
 
 def test_what_is_broken_comes_before_other_remedies():
@@ -325,7 +325,9 @@ def test_lanes_are_mentioned_where_the_run_has_set_them():
 
 def test_before_the_first_look_no_stage_is_blamed(root):
     verdict = verdict_of(figures_of(""), shares_of(1, cpu=0.0, waits=0.0), PROCESSES)
-    assert verdict == "trainer waits 50% of the time; for what, is known after some more batches"
+    assert (
+        verdict == "trainer waits 50% of the time; the cause will be known after a few more batches"
+    )
 
 
 def test_a_trainer_that_makes_its_batches_waited_for_all_of_their_time(root):
@@ -416,9 +418,9 @@ def run_script(text, *arguments):
 def test_the_quota_of_a_container(tmp_path, limited_group, workers, who):
     verdict = run_script(LIMITED, tmp_path / "ds", limited_group, str(workers))
     assert who in verdict
-    assert "of the time for a CPU, of which the quota of its control group" in verdict
+    assert "of the time, and the quota of its control group" in verdict
     assert "allows 0.5: give it more" in verdict
-    assert ("or take fewer workers" in verdict) is (workers > 1)
+    assert ("or use fewer workers" in verdict) is (workers > 1)
 
 
 STARVED = """
@@ -437,7 +439,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away")
 def test_too_few_cpus(tmp_path):
     verdict = run_script(STARVED, tmp_path / "ds")
-    assert "of the time for a CPU, of which this job may use 1" in verdict
+    assert "of the time, and this job may use only 1" in verdict
 
 
 def test_the_log_says_it_once_in_a_while(root, caplog):

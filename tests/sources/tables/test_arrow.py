@@ -116,12 +116,14 @@ def test_damaged_files_are_reported(folder):
         path.write_bytes(content)
         with pytest.raises(
             TruncatedError,
-            match=r"data-00001-of-00003\.arrow: is not a whole "
-            r"stream",
+            match=r"data-00001-of-00003\.arrow: is not a complete "
+            r"Arrow stream",
         ):
             ArrowSource(folder)
     path.unlink()
-    with pytest.raises(DatasetNotFoundError, match=r"does not exist, but state\.json beside it"):
+    with pytest.raises(
+        DatasetNotFoundError, match=r"does not exist, but state\.json in its folder"
+    ):
         ArrowSource(folder)
 
 
@@ -148,7 +150,7 @@ def test_nothing_to_read_and_other_places_are_errors(tmp_path, folder):
     (folder / "state.json").write_text('{"_data_files": []}')
     with pytest.raises(EmptyDatasetError, match="in 0 files"):
         ArrowSource(folder)
-    with pytest.raises(ConfigError, match="has to be on this machine; copy it, or train on"):
+    with pytest.raises(ConfigError, match="must be on this machine; copy it, or train on"):
         ArrowSource("s3://bucket/data")
     (tmp_path / "empty" / "dataset_dict.json").write_text('{"splits": ["../data"]}')
     with pytest.raises(FormatError, match="expected the names of splits"):

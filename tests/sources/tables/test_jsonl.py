@@ -73,7 +73,7 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
         patch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
         assert prepare_jsonl(here) == N
     assert prepare_remote_jsonl(there) == N
-    assert caplog.text.count("nothing can be written beside it") == 2
+    assert caplog.text.count("cannot write next to it") == 2
     assert [each.name for each in here.parent.iterdir()] == [name]
     for address in (here, there):
         source = pickle.loads(pickle.dumps(JsonlSource(address)))
@@ -300,7 +300,7 @@ def test_options_that_mean_nothing_for_jsonl_files_are_refused(path, command):
     for name in names.split(", "):
         assert name in done.output
     assert "is a JSONL file; --" in done.output
-    assert "do not apply, leave them out" in done.output
+    assert "do not apply, omit them" in done.output
     assert run(command, path, "--workers", "2", "--no-progress", "--reindex").exit_code == 0
 
 

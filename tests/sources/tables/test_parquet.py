@@ -199,7 +199,9 @@ def test_names_of_files_say_the_split_or_a_ratio_does(tmp_path):
         for name in ("train", "val", "valid", "test")
     }
     assert sizes == {"train": 8, "val": 3, "valid": 3, "test": 2}
-    with pytest.raises(ConfigError, match="no split 'dev2', only train, val, test, by the names"):
+    with pytest.raises(
+        ConfigError, match="no split 'dev2', only train, val, test, according to the names"
+    ):
         ParquetSource(tmp_path, split_part="dev2")
     options = ParquetOptions(split="10,3,0")
     assert len(ParquetSource(tmp_path, split_part="val", options=options)) == 3
@@ -297,7 +299,7 @@ def test_many_files_are_noticed(folder, monkeypatch, caplog):
     monkeypatch.setattr(parquet_files, "MANY_FILES", 2)
     with caplog.at_level(logging.WARNING, "energon"):
         ParquetSource(folder)
-    assert "reads the footers of 3 files" in caplog.text
+    assert "reading the footers of 3 files" in caplog.text
 
 
 def test_the_commands_tell_about_them(folder):

@@ -1,4 +1,4 @@
-"""Commands of `energon tar` that make shards of files, or of what code makes of samples."""
+"""Commands of `energon tar` that create shards from files, or by transforming samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "--recipe",
     metavar="FILE",
     help="Lines of NAME SOURCE, - for standard input. A SOURCE is a path, an address, text:... "
-    "for the text itself, or pipe:... for what a command writes.",
+    "for the text itself, or pipe:... for the output of a command.",
 )
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
@@ -43,8 +43,8 @@ def create_command(
 ) -> None:
     """Create one or more tar files from a recipe or from the files in folders.
 
-    Files of one sample have to follow one another; those of a folder are sorted so that they do.
-    The result depends on the contents only: not on time, owner, or the order on disk.
+    Files of one sample must follow one another; files of a folder are sorted to ensure that. The
+    result depends only on the contents: not on time, owner, or the order on disk.
 
     \b
     Example:
@@ -84,7 +84,7 @@ def create_command(
     "shell_command",
     metavar="COMMAND",
     help="Run for each sample, in a folder with its fields as files sample.FIELD; the files "
-    "sample.* that it leaves are the new sample.",
+    "sample.* that it leaves behind are the new sample.",
 )
 @click.option(
     "-m",
@@ -103,7 +103,7 @@ def create_command(
     "--output",
     required=True,
     metavar="FOLDER",
-    help="Folder or address for the new shards, which have the names of the old ones.",
+    help="Folder or address for the new shards, which are named like the old ones.",
 )
 @click.option(
     "--on-error",
@@ -158,7 +158,7 @@ def proc_command(
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
-    Run again after an interruption, it continues: shards that exist are complete.
+    Run the command again after an interruption to continue: existing shards are complete.
 
     \b
     Example:
@@ -203,5 +203,5 @@ def proc_command(
             progress=advance,
         )
     options.report(
-        f"{options.amount(len(made), 'shard')} made, {len(urls) - len(made)} already there"
+        f"{options.amount(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
     )

@@ -1,4 +1,4 @@
-"""Options that the commands for tar files share, and how they show how far they are."""
+"""Options shared by the commands for tar files, and their progress display."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIZE = click.FloatRange(min=1)
 
 
 def inputs(function: F) -> F:
-    """Take shards to read."""
+    """Add the shards to read."""
     return click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")(function)
 
 
 def allow(function: F) -> F:
-    """Take what is allowed."""
+    """Add what is allowed."""
     return click.option(
         "--allow",
         multiple=True,
@@ -37,7 +37,7 @@ def allow(function: F) -> F:
 
 
 def output(function: F) -> F:
-    """Take where samples go."""
+    """Add where samples are written."""
     for option in (
         click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
         click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
@@ -57,7 +57,7 @@ def output(function: F) -> F:
 
 
 def progress(function: F) -> F:
-    """Take whether to show how far it is."""
+    """Add whether to show progress."""
     return click.option(
         "--progress/--no-progress", default=True, help="Show a progress bar on terminals."
     )(function)
@@ -67,7 +67,7 @@ def progress(function: F) -> F:
 def progress_bar(
     wanted: bool, title: str, unit: str
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Give a function of how many are done of how many, which shows it on a terminal."""
+    """Yield a function that shows progress on a terminal, given the number done and the total."""
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -81,7 +81,7 @@ def progress_bar(
 
 
 def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> Iterator[T]:
-    """Yield items, and tell how many now and then."""
+    """Yield items, reporting progress now and then."""
     number = 0
     for number, item in enumerate(items, 1):
         yield item
@@ -96,5 +96,5 @@ def amount(number: int, noun: str) -> str:
 
 
 def report(text: str) -> None:
-    """Write a line to standard error, where it is in nobody's way."""
+    """Write a line to standard error, where it does not mix with output."""
     echo(text, err=True)

@@ -142,7 +142,7 @@ def cat_command(
     "-p",
     "--post",
     metavar="COMMAND",
-    help="Run for each shard that is complete, with its name for %s (or {}).",
+    help="Run for each complete shard, with its name for %s (or {}).",
 )
 @click.option("--delete", is_flag=True, help="Delete each shard after the command.")
 @click.option("--index/--no-index", default=False, help="Write indexes beside local shards.")
@@ -163,7 +163,7 @@ def split_command(
 ) -> None:
     """Split shards into shards of at most a number of samples and of bytes.
 
-    A sample is never cut. Only one that is larger than the limit is in a larger shard, alone.
+    Samples are never cut. A sample larger than the limit is alone in a shard.
 
     \b
     Example:
@@ -257,7 +257,7 @@ def sort_command(
 ) -> None:
     """Sort the samples of shards, however many there are.
 
-    Samples with equal values stay in the order in which they came; none is lost.
+    Samples with equal values keep their order; none is lost.
 
     \b
     Example:

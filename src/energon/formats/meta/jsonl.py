@@ -15,7 +15,7 @@ split is the whole file. With one:
     split_parts:
       train: [0, 9000]          # bounds as in `subset`; "90%" and "end" will do, too
       val: [9000, end]
-    exclude: ["17", "4711"]     # keys of samples that are left out
+    exclude: ["17", "4711"]     # keys of samples that are skipped
 
 Without `split_parts`, each split is the whole file but for what is excluded.
 """

@@ -78,7 +78,7 @@ class TarParser:
         self.ended = False
         """Whether the end marker has come, and nothing after it."""
         self.num_passed_over = 0
-        """How many links, devices and sparse files were left out."""
+        """How many links, devices and sparse files were skipped."""
         self._first = -1
         self._extension = b""
         self._map_before = -1

@@ -106,7 +106,7 @@ class SampleParser:
 
     @property
     def num_passed_over(self) -> int:
-        """How many links, devices and sparse files were left out."""
+        """How many links, devices and sparse files were skipped."""
         return self._parser.num_passed_over
 
     def feed(self, window: bytes) -> None:
@@ -389,7 +389,7 @@ class StreamReader:
         parser.finish(self._end)
         if parser.num_passed_over:
             logger.warning(
-                "%s: left out %d links, devices or sparse files, which are not parts of samples",
+                "%s: skipped %d links, devices or sparse files, which are not parts of samples",
                 parser.origin,
                 parser.num_passed_over,
             )

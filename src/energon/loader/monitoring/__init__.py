@@ -1,1 +1,1 @@
-"""What a loader spends its time on, in figures and in a sentence."""
+"""What a loader spends its time on, in figures and in one sentence."""

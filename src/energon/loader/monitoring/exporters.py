@@ -1,8 +1,8 @@
-"""Offer the figures of loaders to Prometheus and OpenTelemetry.
+"""Export the figures of loaders to Prometheus and OpenTelemetry.
 
-Both get what `stats(flat=True)` has, under the same names: what varies (stage, dataset, store,
-worker, reason) is in labels instead of paths. Each collection reads the figures of that moment, in
-the thread that collects; a loader that is closed or gone has none.
+Both receive the figures of `stats(flat=True)` under the same names; variable parts (stage, dataset,
+store, worker, reason) become labels instead of paths. Each collection reads the current figures, in
+the collecting thread; a loader that is closed or gone has none.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ if TYPE_CHECKING:
 
 EVENTS = "events"
 FIGURES = {
-    EVENTS: "Batches, samples, skips, failures and deaths since the loader was made, by event",
+    EVENTS: "Batches, samples, skips, failures and deaths since the loader was created, by event",
     "seconds_to_first_batch": "How long the trainer waited for the first batch",
     "seconds": "Length of the window",
     "batches": "Batches that the trainer received in the window",
-    "samples": "Samples that were made in the window",
+    "samples": "Samples made in the window",
     "bytes": "Bytes of these samples in their shards",
     "batches_per_second": "Batches a second",
     "samples_per_second": "Samples a second",
     "bytes_per_second": "Bytes a second",
     "wait_share": "Share of the time that the trainer waited for batches",
-    "busy_seconds": "How long workers worked",
-    "idle_seconds": "How long batches of workers waited for the trainer",
-    "rebuild_seconds": "How long the trainer rebuilt batches that processes have sent",
-    "busy_share": "Share of the time that workers worked",
+    "busy_seconds": "How long workers were working",
+    "idle_seconds": "How long finished batches waited for the trainer",
+    "rebuild_seconds": "How long the trainer rebuilt batches sent by processes",
+    "busy_share": "Share of the time that workers were working",
     "restarts": "Workers that died or hung and were restarted",
     "stage_seconds": "How long workers were in a stage",
     "stage_share": "Share of the work that a stage took",
-    "stage_seconds_per_sample": "How long a stage took for a sample",
+    "stage_seconds_per_sample": "Time of a stage per sample",
     "dataset_stage_seconds": "How long workers were in a stage for a dataset",
-    "dataset_stage_seconds_per_sample": "How long a stage took for a sample of a dataset",
+    "dataset_stage_seconds_per_sample": "Time of a stage per sample of a dataset",
     "store_events": "Requests, bytes, retries, stalls and cache hits of a store",
-    "cache_events": "Hits and misses of the cache pool, and files that its disk refused",
-    "worker_pid": "Process of a worker",
-    "worker_ready_batches": "Batches of a worker that wait for the trainer",
-    "worker_busy_share": "Share of the last minute that a worker worked",
-    "worker_busy_seconds": "How long a worker worked in the last minute",
+    "cache_events": "Hits and misses of the cache pool, and files that its disk could not take",
+    "worker_pid": "Process id of a worker",
+    "worker_ready_batches": "Finished batches of a worker that wait for the trainer",
+    "worker_busy_share": "Share of the last minute that a worker was working",
+    "worker_busy_seconds": "How long a worker was working in the last minute",
     "worker_cpu_share": "Share of a CPU that a worker used in the last minute",
     "worker_cpu_wait_share": "Share of the last minute that a worker waited for a CPU",
     "worker_memory_bytes": "Resident memory of a worker",
-    "failures": "Samples that a hook failed on, by reason",
+    "failures": "Samples on which a hook failed, by reason",
     "skips": "Samples that a hook skipped, by reason",
     "trainer_memory_bytes": "Resident memory of the training process",
     "all_workers_memory_bytes": "Resident memory of all worker processes",
 }
-"""What there is, and what it means."""
+"""The figures and what they mean."""
 COLLECTION_SECONDS = 0.5
-"""Collections that follow each other within this time see the same figures."""
+"""Collections closer together than this see the same figures."""
 
 
 class Figure(NamedTuple):
-    """One number at some moment.
+    """A number at some moment.
 
     Args:
-        name: Which of `FIGURES`.
-        labels: What it is about.
+        name: One of `FIGURES`.
+        labels: What the number refers to.
         value: The number.
     """
 
@@ -136,14 +136,14 @@ class ExportedLoaders:
             other = None if known is None else known()
             if other is not None and other is not loader and other.is_open:
                 raise ConfigError(
-                    f"another loader is exported as {name!r}; give this one another name, as in "
+                    f"another loader is exported as {name!r}; choose a different name, as in "
                     'name="validation", or close that one first'
                 )
             self._loaders[name] = ref(loader)
             self._collected_at = None
 
     def figures(self) -> list[Figure]:
-        """Return those of all loaders that are open, labelled with loader and rank."""
+        """Return the figures of all open loaders, labelled with loader and rank."""
         with self._lock:
             now = time.monotonic()
             if self._collected_at is None or now > self._collected_at + COLLECTION_SECONDS:
@@ -173,8 +173,8 @@ def export_to_prometheus(
     """Let Prometheus collect the metrics of `loader`, as `energon_…`.
 
     Args:
-        loader: The loader. It is exported while it is open, from its first batch on.
-        name: What the label `loader` says, to tell loaders of a process from each other.
+        loader: The loader. It is exported from its first batch until it is closed.
+        name: Value of the label `loader`, to tell loaders of a process from each other.
         registry: A `prometheus_client.CollectorRegistry`; None for its `REGISTRY`.
 
     Raises:
@@ -199,7 +199,7 @@ def export_to_prometheus(
 
     class Collector:
         def describe(self) -> Iterable[Any]:
-            return []  # nothing is asked of loaders when they are registered
+            return []  # loaders are not queried when they are registered
 
         def collect(self) -> Iterator[Any]:
             by_name: dict[str, list[Figure]] = {}
@@ -224,8 +224,8 @@ def export_to_opentelemetry(
     """Let OpenTelemetry collect the metrics of `loader`, as `energon.…`.
 
     Args:
-        loader: The loader. It is exported while it is open, from its first batch on.
-        name: What the attribute `loader` says, to tell loaders of a process from each other.
+        loader: The loader. It is exported from its first batch until it is closed.
+        name: Value of the attribute `loader`, to tell loaders of a process from each other.
         meter_provider: An `opentelemetry.metrics.MeterProvider`; None for the global one.
 
     Raises:
@@ -261,7 +261,7 @@ def export_to_opentelemetry(
 
 
 def _exported_to(place: Any, register: Callable[[ExportedLoaders], None]) -> ExportedLoaders:
-    """Return what is exported to a place, which is told of it the first time."""
+    """Return the figures exported to a place, registering them there the first time."""
     found = _exported.get(place)
     if found is None:
         found = ExportedLoaders()

@@ -1,4 +1,4 @@
-"""How far a loader has come at some moments, and figures for the time between two of them."""
+"""The progress of a loader at some moments, and figures for the time between two of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon.stages.base import State
 
 
 class CpuTimes(NamedTuple):
-    """How long a thread has run, and how long it was ready to run and had no CPU, in seconds."""
+    """How long a thread has run, and how long it was ready to run without a CPU, in seconds."""
 
     used: float
     waited: float
@@ -20,17 +20,17 @@ class CpuTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerMark:
-    """What is known of a worker at some moment.
+    """What is known about a worker at some moment.
 
     Args:
-        name: How messages call it.
-        lanes: Those that it hosts.
-        pid: Of its process; None before it is started.
-        ready: How many batches wait to be taken.
-        counts: What happened to it, by name.
-        thread: Which thread makes its batches, as the system counts them.
-        cpu: The CPU times of that thread, which may be the trainer's; None if the system does not
-            tell.
+        name: Its name in messages.
+        lanes: The lanes that it hosts.
+        pid: Its process id; None before it is started.
+        ready: How many finished batches are ready to be taken.
+        counts: Counts of its events, by name.
+        thread: System id of the thread that makes its batches.
+        cpu: CPU times of that thread, which may be the trainer's; None if the system does not
+            report them.
     """
 
     name: str
@@ -51,15 +51,15 @@ class LaneMark(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderMark:
-    """How far a loader was at some moment. Holds what others have made, and copies nothing.
+    """The progress of a loader at some moment. It refers to existing objects and copies nothing.
 
     Args:
         time: The moment, in seconds.
         waited: How long the trainer had waited for batches.
-        batches: How many it had received.
+        batches: How many batches it had received.
         lanes: Statistics and state of each lane.
-        workers: What is known of each worker.
-        is_inline: Whether the trainer makes batches itself, while it waits for them.
+        workers: What is known about each worker.
+        is_inline: Whether the trainer makes batches itself while it waits for them.
     """
 
     time: float
@@ -70,7 +70,7 @@ class LoaderMark:
     is_inline: bool
 
     def counts(self, lanes: Sequence[int] | None = None) -> Counter[str]:
-        """Return the statistics of some lanes, or of all that is known of the loader."""
+        """Return the statistics of some lanes, or of the whole loader."""
         total: Counter[str] = Counter()
         for lane, about in self.lanes.items():
             if lanes is None or lane in lanes:
@@ -81,7 +81,7 @@ class LoaderMark:
 
 
 DrawnAt = Callable[[LoaderMark], Mapping[str, Mapping[str, Any]]]
-"""Returns for each dataset what was drawn up to a mark, in the order of their numbers."""
+"""Returns what was drawn of each dataset up to a mark, ordered by dataset number."""
 
 
 def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     Args:
         before: The earlier mark.
         after: The later one.
-        draws: Tells what was drawn of each dataset; None if nobody can.
+        draws: Returns what was drawn of each dataset; None if that is unknown.
     """
     seconds = after.time - before.time
     counts = after.counts()
@@ -172,7 +172,7 @@ def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
 
 
 def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]]:
-    """Return for each worker how busy it was between two marks, and how it is now."""
+    """Return for each worker how busy it was between two marks, and its current status."""
     seconds = after.time - before.time
     found = []
     for worker in after.workers:
@@ -213,7 +213,7 @@ def _stages(
     samples: int,
     datasets: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Return what each stage has taken, the longest first."""
+    """Return what each stage took, the longest first."""
     names = list(datasets)
     found: dict[str, Any] = {}
     for (stage, leaf), seconds in spent.items():
@@ -232,7 +232,7 @@ def _stages(
 
 
 def _stores(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Return what was asked of each store."""
+    """Return the requests made to each store."""
     found: dict[str, dict[str, int]] = {}
     for name, count in counts.items():
         if name.startswith("storage ") and "://" in name and count:

@@ -1,4 +1,4 @@
-"""Watch a loader: note how long the trainer waits, and tell what a run spends its time on."""
+"""Watch a loader: record how long the trainer waits, and report where a run spends its time."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from energon.surroundings import cpu_quota, memory_bytes, usable_cpus
 MARK_SECONDS = 5.0
 MINUTE = 60.0
 LONGEST_SILENCE = 16
-"""What has been said already is said again after so many reports, at most."""
+"""A verdict already given is repeated after at most this many reports."""
 
 
 class Watched(NamedTuple):
-    """What of a loader is checked.
+    """The parts of a loader that are observed.
 
     Args:
         dataset: Its pipeline.
         options: How lanes are hosted.
         num_lanes: How many lanes the run has.
-        positions: Those of the rank.
-        workers: Who hosts them, and which.
+        positions: The positions of the rank's lanes.
+        workers: The workers that host them.
         delivered: How many batches the trainer has received.
     """
 
@@ -54,23 +54,23 @@ class Watched(NamedTuple):
 
 
 class Monitor:
-    """What was noted of one loader. It is handed the loader and does not hold it."""
+    """What was recorded about one loader, which is passed to each call and not kept alive."""
 
     def __init__(self) -> None:
         self.next_look = 0.0
         self.waited = 0.0
         self._first_wait = 0.0
         self._first: LoaderMark | None = None
-        # After the first batch: what comes before is the start, not the run.
+        # After the first batch: everything before it is startup, not the run.
         self._recent: deque[LoaderMark] = deque()
-        # Figures may be asked for in any thread.
+        # Figures may be requested in any thread.
         self._lock = threading.Lock()
         self._next_report = 0.0
         self._said = ""
         self._silent = self._silence = 0
 
     def look(self, watched: Watched, now: float) -> None:
-        """Record where the loader is, and log what the trainer waits for if that is due."""
+        """Record the progress of the loader, and log what the trainer waits for if that is due."""
         mark = _mark(watched, now, self.waited)
         every = watched.options.verdict_seconds
         if self._first is None:
@@ -86,16 +86,16 @@ class Monitor:
             if now >= self._next_report and len(self._recent) > 1:
                 self._next_report = now + every
                 self._report(watched, mark)
-        # The time from here on is that of the trainer again.
+        # From here on the time belongs to the trainer again.
         self.next_look = time.perf_counter() + step
 
     def verdict(self, watched: Watched) -> str:
-        """Return one sentence on what the trainer has waited for in the last minute."""
+        """Return one sentence about what the trainer waited for in the last minute."""
         now = time.perf_counter()
         return self._verdict(watched, _mark(watched, now, self.waited))
 
     def stats(self, watched: Watched) -> dict[str, Any]:
-        """Return everything that is known of the run."""
+        """Return everything that is known about the run."""
         now = _mark(watched, time.perf_counter(), self.waited)
         _, counts = split_accounts(now.counts())
         counts, failures, skips = split_reasons(counts)
@@ -128,7 +128,7 @@ class Monitor:
         if figures_between(minute, now, None)["wait_share"] < KEEPS_UP:
             self._said, self._silence = "", 0
             return
-        # The same cause again is said less and less often; figures differ a little each time.
+        # A recurring cause is logged less and less often; its figures differ a little each time.
         cause = "".join(each for each in text if not each.isdigit())
         self._silent += 1
         if cause == self._said and self._silent <= self._silence:
@@ -151,7 +151,7 @@ class Monitor:
         return verdict_of(figures, worker_figures(minute, now), setup)
 
     def _minute_ago(self, now: float) -> LoaderMark | None:
-        """Return where the loader was a minute ago, or after its first batch if that is later."""
+        """Return the mark of a minute ago, or the one after the first batch if that is later."""
         with self._lock:
             recent = list(self._recent)
         found = self._first
@@ -163,7 +163,7 @@ class Monitor:
 
 
 def flat_stats(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of nested statistics by their paths, as loggers of metrics take them.
+    """Return nested statistics as numbers by path, the form that metric loggers take.
 
     Example:
         >>> flat_stats({"run": {"wait_share": 0.5}, "workers": [{"pid": 7}], "note": "x"})
@@ -205,7 +205,7 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
 
 
 def _cpu_times(thread: int | None) -> CpuTimes | None:
-    """Return the times of a thread by its number; None if the system does not tell."""
+    """Return the CPU times of a thread by its number; None if the system does not report them."""
     if thread is None:
         return None
     try:
@@ -217,7 +217,7 @@ def _cpu_times(thread: int | None) -> CpuTimes | None:
 
 
 def _draws(watched: Watched) -> DrawnAt | None:
-    """Return what tells for a mark what was drawn of each dataset; None if nobody can."""
+    """Return a function from a mark to what was drawn of each dataset; None if that is unknown."""
     dataset = watched.dataset
     if not isinstance(dataset, Reports):
         return None
@@ -229,7 +229,7 @@ def _draws(watched: Watched) -> DrawnAt | None:
         try:
             report = dataset.report(lanes=watched.num_lanes, states=states, counts={})
         except Exception:
-            # Figures by dataset are not worth a run: pipelines of users have states of their own.
+            # Figures by dataset must not end a run: custom pipelines have their own kinds of state.
             log.debug("no figures by dataset", exc_info=True)
             return {}
         found: Mapping[str, Mapping[str, Any]] = report["datasets"]

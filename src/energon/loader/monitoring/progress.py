@@ -1,4 +1,4 @@
-"""Show in a terminal or a notebook where a run is, and whether its trainer waits."""
+"""Show in a terminal or a notebook how far a run is, and whether its trainer waits."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     Draw = Callable[[RenderableType], None]
 
 REFRESH_SECONDS = 0.5
-"""The display is drawn again this often at most."""
+"""The display is redrawn at most this often."""
 DRAWING_SHARE = 0.01
-"""And so seldom that drawing takes no more of the time than this."""
+"""It is also redrawn so seldom that drawing takes no larger share of the time than this."""
 MAX_DATASETS = 20
-"""Of more datasets, those are shown that have the largest shares."""
+"""If there are more datasets, those with the largest shares are shown."""
 
 
 class ReportingLoader(Protocol):
-    """A loader that tells where it is."""
+    """A loader that reports its progress."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def stats(self, *, flat: bool = False) -> dict[str, Any]:
-        """Return what happened since it was made."""
+        """Return statistics since it was created."""
 
     def report(self) -> dict[str, Any]:
         """Return what it has drawn from each dataset."""
@@ -44,13 +44,12 @@ def with_progress(
 ) -> Iterator[Any]:
     """Yield the batches of a loader, and draw its progress between them.
 
-    Nothing is drawn by another thread, nor if the output is a file: logs have the verdict.
+    No other thread draws, and nothing is drawn into a file: logs have the verdict.
 
     Args:
         loader: Provides the batches.
-        console: Where to draw; None for standard error, or the cell of the notebook.
-        show: Shows HTML in a notebook, and returns a function that replaces it; None does so
-            with IPython.
+        console: Where to draw; None for standard error, or the notebook cell.
+        show: Shows HTML in a notebook, and returns a function that replaces it; None uses IPython.
     """
     from rich.console import Console
 
@@ -84,7 +83,7 @@ def _in_terminal(console: Console) -> Iterator[Draw]:
 
 @contextmanager
 def _in_cell(show: Callable[[str], Callable[[str], None]]) -> Iterator[Draw]:
-    """Yield a function that draws in the cell of a notebook, where rich itself needs ipywidgets."""
+    """Yield a function that draws in a notebook cell, where rich itself would need ipywidgets."""
     shown: list[Callable[[str], None]] = []
 
     def draw(drawn: RenderableType) -> None:
@@ -115,7 +114,7 @@ def _html(drawn: RenderableType) -> str:
 
 
 def _drawn(loader: ReportingLoader) -> RenderableType:
-    """Return the figures of the last minute, and how far each dataset is."""
+    """Return the figures of the last minute, and the progress in each dataset."""
     from rich.console import Group
     from rich.table import Table
 
@@ -148,5 +147,5 @@ def _datasets(loader: ReportingLoader) -> Mapping[str, Mapping[str, Any]]:
     try:
         found: Mapping[str, Mapping[str, Any]] = loader.report()["datasets"]
     except ConfigError:
-        return {}  # a pipeline of the user, which does not know
+        return {}  # a custom pipeline without such figures
     return found

@@ -1,11 +1,11 @@
-"""Write what is done for a window of batches as a trace, which Perfetto and Chrome show.
+"""Write what is done for a window of batches as a trace for Perfetto and Chrome.
 
-The file is an array of events in the format of Chrome, to which each process of a rank appends
-whole events. Until the loader is closed the end of the array is missing, so the file of a run that
-was killed lacks it; both viewers take it without.
+The file is an array of events in Chrome's format, to which each process of a rank appends whole
+events. The end of the array is written when the loader is closed, so it is missing in the file of a
+run that was killed; both viewers accept that.
 
-When batches are made, handed over and waited for is exact. What is done within them is checked
-every few milliseconds, as for statistics, so a stage that is quicker is seen only now and then.
+The times at which batches are made, handed over and waited for are exact. What happens within them
+is checked every few milliseconds, as for statistics, so a shorter stage is only seen now and then.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _CLOSE = "\n]\n"
 
 _writing = threading.Lock()
 _closed: set[str] = set()
-"""Files of loaders that are closed, to which threads that still work add nothing."""
+"""Files of closed loaders, to which threads that are still working add nothing."""
 
 
 class TracedSpan(NamedTuple):
     """Something that took some time.
 
     Args:
-        name: What.
+        name: What happened.
         start: When it began, in seconds of `time.perf_counter`, which processes share.
-        stop: When it was over.
-        about: What else to say of it.
+        stop: When it ended.
+        about: Details to show with it.
     """
 
     name: str
@@ -71,7 +71,7 @@ class _Track:
         self._is_broken = False
 
     def write(self, spans: Sequence[TracedSpan]) -> None:
-        """Append `spans` to the file; a disk that is full ends the trace, and not the run."""
+        """Append `spans` to the file; a full disk ends the trace, not the run."""
         if self._is_broken:
             return
         events = [] if self._thread else list(self._names())
@@ -94,8 +94,8 @@ class _Track:
 def append(path: str, text: str) -> None:
     """Add text to a trace as a whole or not at all, unless its loader is closed.
 
-    The system may write a part of it, as where the disk becomes full. So processes take turns, and
-    a part whose rest cannot be written is removed: what others have written stays readable.
+    The system may write only a part of it, for example when the disk becomes full. So processes
+    take turns, and an incomplete part is removed: what others have written stays readable.
     """
     with _writing:
         if path in _closed:
@@ -117,11 +117,11 @@ def append(path: str, text: str) -> None:
 
 
 class TrainerTrace:
-    """The trace of a rank, and the waits of its trainer in it.
+    """The trace of a rank, including the waits of its trainer.
 
     Args:
-        options: Where to, and for which batches.
-        config: Which rank; of several, each has a file of its own.
+        options: Where to write, and which batches to trace.
+        config: The rank; each of several ranks has its own file.
 
     Raises:
         ConfigError: If the file cannot be written.
@@ -143,19 +143,19 @@ class TrainerTrace:
         except OSError as error:
             raise ConfigError(
                 f"trace={str(options.trace)!r} cannot be written: {error.strerror}; name a file in "
-                "a folder that exists"
+                "an existing folder"
             ) from error
         _closed.discard(self.path)
         self._is_closed = False
 
     def window(self, workers: int) -> tuple[int, int]:
-        """Return which batches each of so many workers traces."""
+        """Return which batches each of this many workers traces."""
         return -(-self._start // workers), -(-self._stop // workers)
 
     def rebuilt(self, start: float, stop: float) -> None:
-        """Record that the trainer has rebuilt what a process has sent: a batch, or some small ones.
+        """Record that the trainer rebuilt what a process has sent: one or several batches.
 
-        That is a part of its wait, which it is written with.
+        It is part of the trainer's wait, and written together with it.
         """
         if self._start <= self._next < self._stop:
             self._rebuilt.append(TracedSpan(REBUILD, start, stop, {}))
@@ -169,7 +169,7 @@ class TrainerTrace:
             self._rebuilt.clear()
 
     def close(self) -> None:
-        """End the array, after which nothing is added."""
+        """End the array; nothing is added afterwards."""
         if not self._is_closed:
             self._is_closed = True
             with suppress(OSError):
@@ -182,11 +182,11 @@ class TracedHost(Profiled, Protocol):
 
     @property
     def pipeline(self) -> Pipeline:
-        """What the lanes run."""
+        """The pipeline that the lanes run."""
 
 
 class HostTrace:
-    """What a host of lanes does for a window of batches.
+    """What a host of lanes does during a window of batches.
 
     Args:
         options: Name the file and the batches.
@@ -213,7 +213,7 @@ class HostTrace:
         self._handed_over_at: float | None = None
         self._looks: list[tuple[float, Spent]] = []
         self._looker: threading.Thread | None = None
-        # A host that is closed is gone, and with it whoever looks at it.
+        # When a host is closed and gone, so is the thread that looks at it.
         self._host: weakref.ref[TracedHost] | None = None
 
     def begin(self, host: TracedHost) -> None:
@@ -243,7 +243,7 @@ class HostTrace:
         self._handed_over_at = now if self._hands_over else None
 
     def _within(self, start: float, stop: float, default: str) -> Iterator[TracedSpan]:
-        """Yield what was seen between two moments; of the loader itself nothing within a batch."""
+        """Yield what was seen between two moments, except the loader's own work within a batch."""
         looks, self._looks = self._looks, []
         looks = [look for look in looks if start <= look[0] <= stop]
         if not looks and default == TRANSFER:
@@ -286,6 +286,6 @@ def _dataset_names(pipeline: Pipeline) -> Sequence[str]:
         report = pipeline.report(lanes=pipeline.default_lanes, states={}, counts={})
         return list(report["datasets"])
     except Exception:
-        # Names are not worth a run: pipelines of users may want states.
+        # A missing name must not end a run: custom pipelines may need states.
         log.debug("a trace without names of datasets", exc_info=True)
         return ()

@@ -1,4 +1,4 @@
-"""Say in a sentence whether the loader is the bottleneck, and what would change that."""
+"""Say in one sentence whether the loader is the bottleneck, and what would change that."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from energon.loader.monitoring.profiler import AUX, DECODE, OTHER, READ, TRANSFE
 from energon.messages import counted
 
 KEEPS_UP = 0.05
-"""A trainer that waits for less than this share of the time has nothing to gain."""
+"""A trainer that waits for a smaller share of the time than this has nothing to gain."""
 IDLE = 0.5
-"""Workers that are busy for less than this share are not what the trainer waits for."""
+"""The trainer does not wait for workers that are busy for a smaller share than this."""
 UNEVEN = 1.5
-"""A worker that is so many times as busy as all of them on average has got more to do."""
+"""A worker that is this many times as busy as the average has more to do than the others."""
 STARVED = 0.25
-"""Workers that wait for a CPU for more than this share are too many for the machine."""
+"""If workers wait for a CPU for a larger share than this, the machine has too many of them."""
 COMPUTES = 0.5
-"""Workers that run for less than this share of the time in which they are busy wait for others."""
+"""Workers that run for a smaller share of their busy time than this wait for others."""
 RUNS = 0.6
-"""Workers that run or wait for a CPU for less than this share mostly wait for something else."""
+"""Workers that run or wait for a CPU for a smaller share than this mostly wait for others."""
 ONE_CPU = (0.8, 1.2)
-"""Threads that run for so long together, but would need more, wait for each other."""
+"""Threads that together keep this many CPUs busy, but need more, wait for each other."""
 SLACK = 1.1
-"""Workers are never dealt their work quite evenly."""
+"""Work is never dealt to workers quite evenly."""
 IDLE_TRAINER = 0.02
-"""A trainer that does something else for less than this share of the time waits for any loader."""
+"""A trainer that does something else for a smaller share of the time waits for any loader."""
 
 _REMEDIES = {
     READ: "read larger slices (max_samples_per_sequence), or from a faster disk",
@@ -57,10 +57,10 @@ class LoaderSetup:
     Args:
         workers: How many workers it has; 0 makes batches in the training process.
         kind: "process" or "thread".
-        lanes: How many lanes the rank has, at most one worker each; None if that follows from the
-            number of workers.
+        lanes: How many lanes the rank has, at most one worker each; None if the number of workers
+            determines it.
         cpus: How many CPUs the process may keep busy.
-        has_quota: Whether the quota of its control group limits them to so many.
+        has_quota: Whether that is the quota of its control group.
     """
 
     workers: int
@@ -71,19 +71,19 @@ class LoaderSetup:
 
     @property
     def who(self) -> str:
-        """Those who make batches, in words."""
+        """Describe those who make batches."""
         if not self.workers:
             return "the training process"
         return counted(self.workers, "thread" if self.kind == "thread" else "worker")
 
     def does(self, verb: str) -> str:
-        """Return them with what they do: "spend" becomes "2 workers spend"."""
+        """Return them with a verb: "spend" becomes "2 workers spend"."""
         return f"{self.who} {verb}{'' if self.workers > 1 else 's'}"
 
 
 @dataclass(frozen=True)
 class _Case:
-    """What is known of a loader for a verdict."""
+    """What is known about a loader for a verdict."""
 
     figures: Mapping[str, Any]
     workers: Sequence[Mapping[str, Any]]
@@ -95,7 +95,7 @@ class _Case:
         return next(iter(self.figures["stages"]), "")
 
     def mean(self, name: str) -> float | None:
-        """Return what workers have on average; None if that is not known of each."""
+        """Return the average of a figure over workers; None if it is unknown for any of them."""
         found = [each[name] for each in self.workers]
         return None if not found or None in found else sum(found) / len(found)
 
@@ -103,7 +103,7 @@ class _Case:
 def verdict_of(
     figures: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], setup: LoaderSetup
 ) -> str:
-    """Return one sentence on whether the trainer waits, for what, and what would help.
+    """Return one sentence about whether the trainer waits, for what, and what would help.
 
     Args:
         figures: See `figures_between`.
@@ -111,14 +111,14 @@ def verdict_of(
         setup: How the loader is set up.
     """
     if not figures["batches"]:
-        return "no verdict yet: there was no batch after the first"
+        return "no verdict yet: only the first batch was delivered"
     wait = figures["wait_share"]
     waits = f"trainer waits {wait:.0%} of the time"
     if wait < KEEPS_UP:
         return f"the loader keeps up: the {waits}"
     case = _Case(figures, workers, setup)
     troubles = list(_troubles(case))
-    # The first cause that applies explains the wait; what comes behind it would be misleading.
+    # The first cause that applies explains the wait; any further one would be misleading.
     causes = _rebuilding(case) or _starved(case) or _too_short(case)
     if not causes and not troubles:
         causes = _idle(case)
@@ -130,9 +130,9 @@ def verdict_of(
 
 
 def needed_workers(figures: Mapping[str, Any]) -> int | None:
-    """Return how many workers would let the trainer wait for nothing; None for any number.
+    """Return how many workers would end the trainer's wait; None if no number would.
 
-    A trainer that does nothing but take batches is kept waiting by any.
+    A trainer that does nothing but take batches waits for any number of workers.
     """
     works: float = figures["seconds"] * (1 - figures["wait_share"])
     if works < IDLE_TRAINER * figures["seconds"]:
@@ -145,7 +145,7 @@ def remedy_for(stage: str, *, is_remote: bool) -> str:
 
     Args:
         stage: Its name.
-        is_remote: Whether data come from a store.
+        is_remote: Whether data comes from a store.
     """
     if stage == READ and is_remote:
         return _READ_REMOTE
@@ -153,7 +153,7 @@ def remedy_for(stage: str, *, is_remote: bool) -> str:
 
 
 def _troubles(case: _Case) -> Iterator[str]:
-    """Yield what is broken: it has to be mended before anything else is worth a change."""
+    """Yield what is broken and must be repaired before any other change is worthwhile."""
     figures = case.figures
     if figures["restarts"]:
         yield (
@@ -165,30 +165,30 @@ def _troubles(case: _Case) -> Iterator[str]:
     if figures["cache"]["failed"]:
         yield (
             "the disk of cache_pool takes no more files, so hooks read them from their stores: "
-            "free some space, or name another parent_cache_dir"
+            "free some space, or choose another parent_cache_dir"
         )
 
 
 def _rebuilding(case: _Case) -> list[str]:
-    """Say that the trainer is busy with what it got, where that is most of its wait."""
+    """Name rebuilding of batches by the trainer as the cause, if it is most of the wait."""
     figures = case.figures
     if figures["rebuild_seconds"] <= 0.5 * figures["wait_share"] * figures["seconds"]:
         return []
     share = figures["rebuild_seconds"] / figures["seconds"]
     return [
         f"for {share:.0%} of the time it rebuilds what workers have sent: send arrays or "
-        "tensors in place of many objects, or less of them, or use workers='thread'"
+        "tensors instead of many objects, send less, or use workers='thread'"
     ]
 
 
 def _starved(case: _Case) -> list[str]:
-    """Say that those who make batches have to wait for a CPU."""
+    """Name a lack of CPUs as the cause, if those who make batches wait for one."""
     used, starved = case.mean("cpu_share"), case.mean("cpu_wait_share")
-    # Who sleeps or waits for data is kept by others, too, but not by them alone.
+    # Sleeping or waiting for data is delayed by others as well, but not by them alone.
     if used is None or starved is None or starved <= max(STARVED, RUNS - used):
         return []
     setup = case.setup
-    waits = f"{setup.does('wait')} {starved:.0%} of the time for a CPU"
+    waits = f"{setup.does('wait')} for a CPU {starved:.0%} of the time"
     makers = max(1, setup.workers)
     if makers <= setup.cpus and makers * used < RUNS * setup.cpus:
         return [
@@ -196,40 +196,40 @@ def _starved(case: _Case) -> list[str]:
             "training steps, threads that hooks start, or other programs",
             *_where(case),
         ]
-    limit = f"this job may use {setup.cpus:g}"
+    limit = f"this job may use only {setup.cpus:g}"
     if setup.has_quota:
-        limit = f"the quota of its control group (container) allows {setup.cpus:g}"
-    fewer = ", or take fewer workers" if setup.workers > 1 else ""
-    return [f"{waits}, of which {limit}: give it more{fewer}", *_where(case)]
+        limit = f"the quota of its control group (container) allows only {setup.cpus:g}"
+    fewer = ", or use fewer workers" if setup.workers > 1 else ""
+    return [f"{waits}, and {limit}: give it more{fewer}", *_where(case)]
 
 
 def _too_short(case: _Case) -> list[str]:
-    """Say that nobody has looked yet at what is done."""
-    return [] if case.stage else ["for what, is known after some more batches"]
+    """Say that no look at the work has been taken yet."""
+    return [] if case.stage else ["the cause will be known after a few more batches"]
 
 
 def _idle(case: _Case) -> list[str]:
-    """Say why the trainer waits for workers that are not busy."""
+    """Say why the trainer waits although workers are not busy."""
     figures = case.figures
     if not case.setup.workers or figures["busy_share"] >= IDLE:
         return []
     slowest = max(case.workers, key=lambda each: each["busy_share"])
     if slowest["busy_share"] > UNEVEN * figures["busy_share"]:
         return [
-            f"{slowest['name']} is busy {slowest['busy_share']:.0%} of it, all of them "
-            f"{figures['busy_share']:.0%}: the work is distributed unevenly; more lanes "
-            "distribute it better",
+            f"{slowest['name']} is busy {slowest['busy_share']:.0%} of the time, and the "
+            f"workers on average {figures['busy_share']:.0%}: the work is distributed unevenly; "
+            "use more lanes",
             *_where(case),
         ]
     return [
-        f"workers are busy only {figures['busy_share']:.0%} of it: the time goes into "
-        "transferring batches to the trainer, or batches take unevenly long; send less, "
-        "or raise prefetch_factor"
+        f"workers are busy only {figures['busy_share']:.0%} of the time: the rest goes into "
+        "transferring batches to the trainer, or some batches take much longer than others; "
+        "send less, or raise prefetch_factor"
     ]
 
 
 def _where(case: _Case) -> list[str]:
-    """Say in which stage the work is, and of which dataset if it is mostly that of one."""
+    """Name the stage with the most work, and its dataset if most of it is for one."""
     stages = case.figures["stages"]
     if not stages:
         return []
@@ -248,7 +248,7 @@ def _where(case: _Case) -> list[str]:
 
 
 def _sharing_one_interpreter(case: _Case) -> list[str]:
-    """Say that threads run Python code, which only one of them can at a time."""
+    """Say that threads run Python code, which only one of them can do at a time."""
     setup, used, starved = case.setup, case.mean("cpu_share"), case.mean("cpu_wait_share")
     if setup.kind != "thread" or setup.workers < 2 or used is None or starved is None:
         return []
@@ -257,35 +257,35 @@ def _sharing_one_interpreter(case: _Case) -> list[str]:
     if not least <= together <= most or setup.workers * case.figures["busy_share"] < UNEVEN:
         return []
     return [
-        "together they keep one CPU busy, as Python code does, which runs in one thread at a "
-        "time: use workers='process'"
+        "together they keep one CPU busy, which is typical of Python code, since it runs in one "
+        "thread at a time: use workers='process'"
     ]
 
 
 def _remedy(case: _Case) -> str:
-    """Say how many workers would do, or what would take less time."""
+    """Say how many workers would keep up, or what would take less time."""
     figures, setup = case.figures, case.setup
     is_remote = any(each.get("requests") for each in figures["stores"].values())
     remedy = remedy_for(case.stage, is_remote=is_remote)
     needed = needed_workers(figures)
     if needed is None:
-        return f"the trainer does hardly anything else, so it waits for any loader; {remedy}"
+        return f"the trainer does little else, so it would wait for any loader; {remedy}"
     if setup.workers and needed <= setup.workers:
-        return f"batches take unevenly long: raise prefetch_factor, or {remedy}"
+        return f"some batches take much longer than others: raise prefetch_factor, or {remedy}"
     would = f"{counted(needed, 'worker')} would keep up"
     if setup.lanes is not None and needed > setup.lanes:
-        would += f" (each hosts a lane or more, and this rank has {setup.lanes}: set lanes, too)"
+        would += f" (each hosts at least one lane, and this rank has {setup.lanes}: set lanes, too)"
     if needed > setup.cpus and case.stage not in (READ, AUX):
         used = case.mean("cpu_share") if setup.workers else None  # else the trainer's is in it
         if used is None:
-            would += f" (if they compute, on as many CPUs; there are {setup.cpus:g})"
+            would += f" (with as many CPUs if they compute; there are {setup.cpus:g})"
         elif used > COMPUTES * figures["busy_share"]:
-            return f"{would}, if there were more than {setup.cpus:g} CPUs for them; {remedy}"
+            return f"{would}, given more than {setup.cpus:g} CPUs; {remedy}"
     return f"{would}, or {remedy}"
 
 
 def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Say what became of requests to the store that has the most trouble."""
+    """Describe the requests to the store that has the most trouble."""
     worst = max(
         stores.items(),
         key=lambda item: sum(item[1].get(name, 0) for name in _TROUBLES),
@@ -303,8 +303,8 @@ def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
         found.append(f"{counted(stalls, 'request')} took more than 10 s")
     if refused := about.get("cache_failed", 0):
         found.append(
-            f"{counted(refused, 'range')} could not be kept, because the disk of the cache is full "
-            "(free some space there, or set ENERGON_STORAGE_CACHE_DIR)"
+            f"{counted(refused, 'range')} could not be cached, because the cache disk is full "
+            "(free some space, or set ENERGON_STORAGE_CACHE_DIR)"
         )
     return f"{origin} is in trouble: {' and '.join(found)}" if found else None
 

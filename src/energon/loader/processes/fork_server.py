@@ -1,11 +1,11 @@
 """A process that forks workers and nothing else.
 
 Forking the training process would copy its threads, locks and CUDA context; starting a new
-interpreter for each worker imports everything again. So one clean process imports once, and
-workers are forked from it. It belongs to one training process, talks to it through a socket
-that has no name, and when that closes, for whatever reason, it takes its workers along: also
-those that are stuck in foreign code. Requests and answers are single numbers, each behind the
-number of its request, so that the answer to one that was interrupted is not taken for the next:
+interpreter for each worker would repeat every import. So one clean process imports once, and
+workers are forked from it. It belongs to one training process and talks to it through an unnamed
+socket. When that socket closes, for whatever reason, the server ends its workers, including those
+stuck in foreign code. Requests and answers are single numbers, each preceded by the number of its
+request, so that the answer to an interrupted request is not mistaken for the next one:
 
     START, with the descriptors of the new worker   -> its process id, or minus an error number
     process id                                      -> its exit code, or RUNNING
@@ -45,7 +45,7 @@ def main(descriptor: int, parent: int, modules: Sequence[str] = ()) -> None:
     Args:
         descriptor: The socket.
         parent: The process id of the training process.
-        modules: What workers will import anyway, so that they find it in memory.
+        modules: What workers will import in any case, imported here once for all of them.
     """
     _import("energon.loader.processes.main", "numpy.random", *modules)
     leave_signals_to_parent()
@@ -53,7 +53,7 @@ def main(descriptor: int, parent: int, modules: Sequence[str] = ()) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     workers: set[int] = set()
     try:
-        # A parent that leaves an answer unread resets the connection.
+        # If the parent leaves an answer unread, the connection is reset.
         with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as channel:
             _serve(channel, parent, workers)
     finally:
@@ -104,13 +104,13 @@ def _import(*names: str) -> int:
 def send_request(
     channel: socket.socket, number: int, request: int, descriptors: Sequence[int] = ()
 ) -> None:
-    """Ask the server for something.
+    """Send a request to the server.
 
     Args:
         channel: Socket to the server.
         number: Number of the request.
-        request: What is asked.
-        descriptors: Sent along.
+        request: The request.
+        descriptors: Descriptors to send with it.
 
     Raises:
         OSError: If the server is gone.
@@ -132,11 +132,11 @@ def receive_answer(channel: socket.socket) -> tuple[int, int]:
 
 
 def exit_code(pid: int) -> int:
-    """Return how child `pid` has ended (negative: by which signal), or RUNNING; once."""
+    """Return how child `pid` ended (negative: by which signal), or RUNNING; tell it only once."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        # Someone else has waited for it, or the system does not keep exit codes.
+        # Someone else has waited for it, or the system keeps no exit codes.
         return RUNNING if _exists(pid) else 0
     return os.waitstatus_to_exitcode(status) if found else RUNNING
 
@@ -152,8 +152,8 @@ def _exists(pid: int) -> bool:
 def _wait_for_request(channel: socket.socket, parent: int) -> bool:
     """Wait for a request; return False when the parent is gone.
 
-    A process that the parent has forked may hold the other end of the channel and outlive it,
-    so the parent itself is watched, too.
+    A process forked by the parent may hold the other end of the channel and outlive it, so the
+    parent itself is watched, too.
     """
     while not is_readable(channel, _POLL_SECONDS):
         if os.getppid() != parent:
@@ -164,8 +164,8 @@ def _wait_for_request(channel: socket.socket, parent: int) -> bool:
 def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] = ()) -> int:
     """Fork a process that runs `processes.main.main(*descriptors)` and return its process id.
 
-    The child closes the sockets in `unused`. What is buffered for standard output is written
-    first, or the child would write it again.
+    The child closes the sockets in `unused`. Buffered standard output is written first; otherwise
+    the child would write it again.
     """
     _flush()
     pid = os.fork()
@@ -186,14 +186,14 @@ def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] =
 
 
 def _flush() -> None:
-    """Write what is buffered, if there is someone to read it."""
+    """Write what is buffered, if anyone can still read it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
 
 
 def _end(workers: set[int]) -> None:
-    """Give the workers a moment to leave, then kill them."""
+    """Give the workers a moment to exit, then kill them."""
     deadline = time.monotonic() + GRACE_SECONDS
     while workers and time.monotonic() < deadline:
         workers = {pid for pid in workers if exit_code(pid) == RUNNING}

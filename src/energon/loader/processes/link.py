@@ -1,4 +1,4 @@
-"""The life of one worker process, seen from the training process."""
+"""One worker process, as seen from the training process."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ POLL_SECONDS = 0.2
 CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
 _LOG_SECONDS = 0.1
-"""How long records of a worker may wait while batches keep coming."""
+"""How long log records of a worker may wait while batches keep coming."""
 
 
 TellsTime = Callable[[float, float], None]
-"""Is told when something began and ended, by `time.perf_counter`."""
+"""Called with the times at which something began and ended, by `time.perf_counter`."""
 
 
 class ProcessLink:
-    """A worker process and all that is shared with it.
+    """A worker process and everything shared with it.
 
     Args:
         method: How the process starts.
-        rebuilt: Told when events began to be rebuilt here, and when that was done.
+        rebuilt: Called with the times at which rebuilding events here began and ended.
     """
 
     def __init__(self, method: StartMethod, *, rebuilt: TellsTime | None = None) -> None:
@@ -74,11 +74,11 @@ class ProcessLink:
         """Start the process.
 
         Args:
-            setup: How it is to be set up.
+            setup: How to set up the process.
             pipeline: The pickled pipeline.
 
         Raises:
-            WorkerError: If it cannot be started; nothing is left of it then.
+            WorkerError: If it cannot be started; nothing of it is left behind.
         """
         try:
             self._start(mentions_torch(pipeline))
@@ -101,7 +101,7 @@ class ProcessLink:
             self._logs = LogReceiver(self._lifeline)
             _links.add(self)
         self._channel.setblocking(False)
-        # The fork server may take a while. It cleans up workers that nobody knows.
+        # The fork server may take a while; it cleans up workers that nobody knows about.
         with nullcontext() if self._method == "forkserver" else undisturbed():
             self._process = start_process(
                 self._method, [channel.fileno(), lifeline.fileno()], imports_torch=imports_torch
@@ -116,11 +116,11 @@ class ProcessLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the worker has not been told to leave."""
+        """Whether the worker has not yet been told to exit."""
         return self in _links
 
     def open(self, opening: LanesToOpen) -> None:
-        """Let the worker host other lanes; events of those before are dropped from now on."""
+        """Let the worker host other lanes; events from earlier lanes are dropped from now on."""
         self._generation += 1
         data = pickle.dumps(opening)
         with undisturbed():
@@ -146,18 +146,18 @@ class ProcessLink:
 
     @property
     def has_events(self) -> bool:
-        """Whether events of the worker wait to be received."""
+        """Whether events from the worker are waiting to be received."""
         try:
             return self.is_connected and is_readable(self._channel, 0)
         except (OSError, ValueError):  # another thread has just closed it
             return False
 
     def exit_code(self) -> int | None:
-        """Return how the process has ended, or None while it runs."""
+        """Return how the process ended, or None while it runs."""
         return 0 if self._process is None else self._process.exit_code()
 
     def traceback(self) -> str:
-        """Ask the running worker where it is, whatever it is doing."""
+        """Ask the running worker for its current position, whatever it is doing."""
         deadline = time.monotonic() + _TRACE_SECONDS
         self._signal(signal.SIGUSR1)
         before, found = "", self.heartbeat.traceback()
@@ -167,21 +167,21 @@ class ProcessLink:
         return found
 
     def close(self) -> None:
-        """End the process, by force if it does not leave at once. Views stay valid."""
+        """End the process, by force if it does not exit at once. Views stay valid."""
         self.disconnect()
         while self.exit_code() is None and time.monotonic() < self._kill_at:
             time.sleep(0.002)
         self.kill()
 
     def kill(self) -> None:
-        """End the process by force."""
+        """Kill the process."""
         self.disconnect()
         while self.exit_code() is None:
             self._signal(signal.SIGKILL)
             time.sleep(0.002)
 
     def disconnect(self) -> None:
-        """Close what is held open here, which tells the worker to leave."""
+        """Close this side's descriptors, which tells the worker to exit."""
         if self in _links:
             self._read_logs()
         self.leave()
@@ -189,7 +189,7 @@ class ProcessLink:
             each.close()
 
     def leave(self) -> None:
-        """Close what is held open here and read nothing, which a fork would take from others."""
+        """Close this side's descriptors without reading, which would steal data from the parent."""
         if self in _links:
             _links.discard(self)
             self._kill_at = time.monotonic() + CLOSE_SECONDS
@@ -207,7 +207,7 @@ class ProcessLink:
         self._read_logs_at = time.monotonic() + _LOG_SECONDS
 
     def _read(self, message: Message) -> list[Event]:
-        """Return the events in a slot, and tell the worker what has happened to the slot."""
+        """Return the events in a slot, and tell the worker what happened to the slot."""
         if message.descriptors:
             self._slots[message.slot] = map_shared(message.descriptors[0])
         slot = message.slot
@@ -237,14 +237,14 @@ class ProcessLink:
         events = [_read_event(lease.data, each, copied=False) for each in layouts]
         del lease
         if slot in self._returned:
-            # What was in the slot has been copied while the batch was rebuilt.
+            # The contents of the slot were copied while the batch was rebuilt.
             self._give_back()
         else:
             self._send(Message(MessageKind.LEASED, slot))
         return events
 
     def _give_back(self) -> None:
-        """Tell the worker which slots nobody looks into any more."""
+        """Tell the worker which slots are no longer viewed."""
         while self._returned:
             slot = self._returned.popleft()
             self._leases.pop(slot, None)
@@ -266,12 +266,12 @@ _links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
 
 
 def _note(returned: deque[int], slot: int, _: object) -> None:
-    """Record that nobody looks into `slot` any more; called in whatever thread finds out."""
+    """Record that `slot` is no longer viewed; called in whichever thread drops the last view."""
     returned.append(slot)
 
 
 def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
-    """Return the event at `layout`, whose arrays look into `view` unless they are copied."""
+    """Return the event at `layout`, whose arrays are views of `view` unless they are copied."""
     buffers: list[Any] = [view[start:stop] for start, stop in layout.buffers]
     if copied:
         buffers = [bytearray(each) for each in buffers]
@@ -287,13 +287,13 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
 
 
 def _leave_links() -> None:
-    """Leave the workers to the parent, in a process that the user has forked."""
+    """Leave the workers to the parent, in a process forked by user code."""
     for link in list(_links):
         link.leave()
 
 
 def _close_links() -> None:
-    """End all workers, then the process that has started them."""
+    """End all workers, then the process that started them."""
     links = list(_links)
     for link in links:
         link.disconnect()

@@ -1,4 +1,4 @@
-"""What a worker process does: host lanes and send what they yield, until the parent leaves."""
+"""What a worker process does: host lanes and send what they yield, until the parent exits."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Setup:
 
         Args:
             options: How lanes are hosted.
-            name: For messages.
-            seed: For the global random generators.
+            name: Name for messages.
+            seed: Seed of the global random generators.
             made: How many batches came from workers that this one replaces.
         """
         return cls(
@@ -77,7 +77,7 @@ class Setup:
         )
 
     def apply(self) -> None:
-        """Make this process resemble the one that is described."""
+        """Make this process resemble the described one."""
         with contextlib.suppress(OSError):
             os.chdir(self.working_directory)
         sys.path[:] = self.sys_path
@@ -101,7 +101,7 @@ def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     """Work for the parent at the other end of both sockets; return the exit code.
 
     The parent sends nothing on the lifeline, which closes when the parent closes it or ends; the
-    worker sends what it logs.
+    worker sends its log records on it.
     """
     leave_signals_to_parent()
     companion = _Companion(lifeline_descriptor)
@@ -120,7 +120,7 @@ class _ParentLeft(Exception):
 
 
 class _Reopened(Exception):
-    """The parent wants other lanes."""
+    """The parent asks for other lanes."""
 
 
 class _Worker:
@@ -147,7 +147,7 @@ class _Worker:
         self._trace = configuration.trace
 
     def run(self) -> None:
-        """Serve one order of lanes after the other."""
+        """Serve one set of lanes after the other."""
         try:
             pipeline = pickle.loads(self._pipeline_bytes)
         except BaseException as error:
@@ -187,7 +187,7 @@ class _Worker:
         self.outbox.flush()
 
     def _fail(self, error: BaseException) -> None:
-        """Answer every order of lanes with `error`."""
+        """Answer every request for lanes with `error`."""
         while True:
             with contextlib.suppress(_Reopened):
                 self._wait()
@@ -216,7 +216,7 @@ class _Worker:
             raise _Reopened
 
     def _poll(self) -> None:
-        """Read the messages of the parent that exist."""
+        """Read the messages that the parent has sent so far."""
         while is_readable(self._channel, 0):
             self._wait()
 
@@ -224,8 +224,8 @@ class _Worker:
 class _Companion(threading.Thread):
     """Does what cannot wait for user code to return.
 
-    It ends this process soon after the parent is gone. A process that the parent has forked may
-    hold the other end of the lifeline and outlive the parent, so that is watched, too.
+    It ends this process soon after the parent is gone. A process forked by the parent may hold
+    the other end of the lifeline and outlive the parent, so the parent is watched as well.
     """
 
     def __init__(self, lifeline: int) -> None:
@@ -248,10 +248,10 @@ class _Companion(threading.Thread):
 
 
 def _report_faults(descriptor: int) -> None:
-    """Leave a traceback with the heartbeat after a fatal signal, or when asked by SIGUSR1.
+    """Leave a traceback with the heartbeat after a fatal signal, or on SIGUSR1.
 
-    It is that of the thread that the signal went to, the main one if the system can choose. Of
-    all threads, the fault handler shows the youngest hundred, and those of stores are as many.
+    It is the traceback of the thread that received the signal; the main thread, if the system can
+    choose. Of all threads, the fault handler shows the newest hundred, and stores have as many.
     """
     seek_to_trace(descriptor)
     faulthandler.enable(descriptor, all_threads=False)
@@ -260,7 +260,7 @@ def _report_faults(descriptor: int) -> None:
 
 
 def _report_exits(descriptor: int) -> None:
-    """Leave a traceback as well where user code calls `os._exit` in this process."""
+    """Leave a traceback also where user code calls `os._exit` in this process."""
     process = os.getpid()
 
     def traced_exit(status: int) -> NoReturn:
@@ -272,7 +272,7 @@ def _report_exits(descriptor: int) -> None:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed the global generators, which workers forked from one server would share."""
+    """Seed the global generators, which workers forked from one server would otherwise share."""
     import numpy as np
 
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""How the processes of a loader come to their end, and who reacts to signals meanwhile."""
+"""How the processes of a loader end, and which of them react to signals meanwhile."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What ends a program, unless the program handles it."""
+"""Signals that end a program, unless the program handles them."""
 
 GRACE_SECONDS = 0.5
-"""How long workers get to leave on their own, once the training process is gone."""
+"""How long workers may take to exit on their own, once the training process is gone."""
 
 
 def leave_signals_to_parent() -> None:
     """Let only the training process react to ^C and to SIGTERM for the whole process group.
 
-    It may want some more batches, to save a checkpoint. Handlers are used, because programs
-    started from here would inherit that a signal is ignored.
+    It may need a few more batches to save a checkpoint. Handlers are used, because programs started
+    from here would inherit that a signal is ignored.
     """
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
@@ -28,11 +28,11 @@ def leave_signals_to_parent() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back ^C and SIGTERM during a short step, and handle them right after it.
+    """Block ^C and SIGTERM during a short step, and handle them right after it.
 
-    So a process that is started, or a descriptor that is opened, is not lost before its owner
-    knows of it. A process is born with both blocked, since a terminal sends it ^C as well, until
-    it calls `leave_signals_to_parent`.
+    So a process being started, or a descriptor being opened, is not lost before its owner knows of
+    it. A process is born with both signals blocked, since a terminal sends it ^C as well, until it
+    calls `leave_signals_to_parent`.
     """
     caught: list[tuple[Any, ...]] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -1,4 +1,4 @@
-"""Start worker processes in one of three ways, and know how they ended."""
+"""Start worker processes in one of three ways, and report how they ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from energon.loader.processes import fork_server
 from energon.loader.processes.signals import undisturbed
 
 STOP_SECONDS = 30.0
-"""How long a fork server may take to end; on a quiet machine it takes half a second."""
+"""How long a fork server may take to end; half a second on an idle machine."""
 
 
 _NOT_FOR_WORKERS = ("energon.cli", "energon.inspect", "energon.prepare")
@@ -32,7 +32,7 @@ class WorkerProcess(Protocol):
     pid: int
 
     def exit_code(self) -> int | None:
-        """Return how it has ended (negative: by which signal), or None while it runs."""
+        """Return how it ended (negative: by which signal), or None while it runs."""
 
 
 def start_process(
@@ -43,8 +43,8 @@ def start_process(
     Args:
         method: How to start it.
         descriptors: Sockets that the process inherits.
-        imports_torch: Whether all workers of the fork server, which share its memory, had
-            better find torch imported already.
+        imports_torch: Whether the fork server should import torch first, which all its workers then
+            share.
     """
     if method == "forkserver":
         return _ServedProcess(descriptors, imports_torch=imports_torch)
@@ -54,7 +54,7 @@ def start_process(
 
 
 class ForkServerError(WorkerError):
-    """The fork server has ended before it could start a worker; `code` says how."""
+    """The fork server ended before it could start a worker; `code` says how."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class _ServedProcess:
             try:
                 code = self._server.ask(self.pid)
             except ForkServerError:
-                # The server is gone, and it does not go without its workers.
+                # The server is gone, and it never goes before its workers.
                 code = -signal.SIGKILL
             self._code = None if code == fork_server.RUNNING else code
         return self._code
@@ -120,14 +120,14 @@ class _ForkedProcess:
 
 
 class _Server:
-    """A fork server of this process, seen from here.
+    """The fork server of this process, as seen from here.
 
-    After an interrupt within a request nobody knows what it is at, so it starts no more workers;
-    those that it has started continue.
+    If a request is interrupted, the state of the server is unknown, so it starts no more workers;
+    those it has already started continue.
     """
 
     def __init__(self) -> None:
-        # A loader may be collected, and so closed, by the thread that is within a request.
+        # A loader may be garbage-collected, and so closed, by the thread that is within a request.
         self._lock = threading.RLock()
         self._number = 0
         self._answers: dict[int, int] = {}
@@ -169,7 +169,7 @@ class _Server:
                 raise
 
     def import_torch(self) -> None:
-        """Import torch into the server, once."""
+        """Import torch in the server, once."""
         if not self._has_torch:
             self.ask(fork_server.IMPORT_TORCH)
             self._has_torch = True
@@ -194,12 +194,12 @@ class _Server:
 
     @property
     def is_needed(self) -> bool:
-        """Whether workers may run that end when it ends."""
+        """Whether workers may be running that end when it ends."""
         with self._lock:
             return not all(worker.has_ended for worker in self._workers)
 
     def forget(self) -> None:
-        """Close the channel in a forked child, where the server is not its own."""
+        """Close the channel in a forked child, which does not own the server."""
         self._channel.close()
         self._process.returncode = 0
 
@@ -208,14 +208,15 @@ class _Server:
         self._is_sound = False
         self._channel.close()
         if self._has_started:
-            # It kills workers that are stuck, so it is not killed itself while it can do that.
+            # It kills workers that are stuck, so it is not killed itself while it can still do
+            # that.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=STOP_SECONDS)
         self._process.kill()
         self._process.wait()
 
     def _exit_code(self) -> int:
-        """Return how the server ends, which has closed the channel: negative by which signal."""
+        """Return how the server ended after closing the channel (negative: by which signal)."""
         try:
             return self._process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -224,12 +225,12 @@ class _Server:
 
 
 _servers: list[_Server] = []
-"""The last one starts workers, those before have some left that they have started."""
+"""The last one starts workers; the others still have workers that they started earlier."""
 _servers_lock = threading.Lock()
 
 
 def stop_fork_server() -> None:
-    """End the fork server of this process; the next worker starts another one."""
+    """End the fork server of this process; the next worker starts a new one."""
     with _servers_lock:
         while _servers:
             _servers[-1].stop()
@@ -248,7 +249,7 @@ def _current_server() -> _Server:
 
 
 def _forget_servers() -> None:
-    """Leave the fork servers to the parent, in a process that the user has forked."""
+    """Leave the fork servers to the parent, in a process forked by user code."""
     global _servers_lock
     _servers_lock = threading.Lock()
     while _servers:
@@ -256,10 +257,10 @@ def _forget_servers() -> None:
 
 
 def _own_modules() -> list[str]:
-    """Return the modules of energon that this process has imported, as far as workers need them.
+    """Return the modules of energon that this process has imported and workers need.
 
-    Importing them does nothing else. Of those of the user, who knows: they may start threads,
-    which do not survive a fork.
+    Importing them has no side effects. Modules of the user may have some: they may start
+    threads, which do not survive a fork.
     """
     return sorted(
         name
@@ -269,7 +270,7 @@ def _own_modules() -> list[str]:
 
 
 def _python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start an interpreter that finds the modules that this one finds."""
+    """Start an interpreter with the import path of this one."""
     path = [entry or os.getcwd() for entry in sys.path]
     return subprocess.Popen(
         [

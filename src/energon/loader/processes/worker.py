@@ -1,6 +1,6 @@
-"""A worker process that is replaced when it dies or hangs, without a trace in the batches.
+"""A worker process that is replaced when it dies or hangs, with no effect on the batches.
 
-What is done about a worker that has died: try again, leave a row out, or give up.
+After a death, the worker is restarted, a row is skipped, or the run gives up.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SampleAddress = tuple[int, int]
 
 
 MAX_SKIPPED = 16
-"""How many rows may be left out before the next batch arrives."""
+"""How many rows may be skipped before the next batch arrives."""
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 10.0
 
 
 class Verdict(Enum):
-    """What follows from a death."""
+    """What to do after a death."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -49,18 +49,20 @@ class Verdict(Enum):
 class DeathRecord:
     """The deaths of one worker and its successors.
 
-    A row that has seen `max_deaths` of them is left out. Crashes elsewhere (while starting,
-    between samples, or in a hook that gets several) end the run after as many in a row. Without
-    one batch in between, so do four times as many at ever other rows, and the first row above
-    `MAX_SKIPPED`: then it is something else that kills workers.
+    After `max_deaths` deaths at the same row, the row is skipped. Crashes elsewhere (while
+    starting, between samples, or in a hook that gets several) end the run after the same number in
+    a row. If no batch arrives in between, four times that number of crashes at ever-changing rows
+    end the run as well, and so does skipping more than `MAX_SKIPPED` rows: something else is
+    killing the workers then.
 
-    Kills come from outside, and whoever kills may stop: these end the run when no batch has
-    arrived for `patience_seconds`.
+    A worker that is killed from outside may survive next time: such deaths end the run once no
+    batch has arrived for `patience_seconds`.
 
     Args:
         max_deaths: How often a worker may die at the same row.
-        patience_seconds: How long workers are started that are killed before their first batch.
-        clock: Tells the time in seconds.
+        patience_seconds: How long to keep starting workers that are killed before their first
+            batch.
+        clock: Returns the time in seconds.
     """
 
     max_deaths: int
@@ -78,8 +80,8 @@ class DeathRecord:
         """Count a death.
 
         Args:
-            address: The sample that was being worked on; None if it was not a single one.
-            killed: Whether it was a kill from outside.
+            address: The sample being worked on; None if it was not a single one.
+            killed: Whether it was killed from outside.
         """
         self.in_a_row += 1
         if self.in_a_row == 1:
@@ -102,12 +104,12 @@ class DeathRecord:
 
     @property
     def seconds(self) -> float:
-        """How long it has been since the first death after the last batch."""
+        """How long ago the first death after the last batch was."""
         return self.clock() - self._first if self.in_a_row else 0.0
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next start: not at first, then longer each time."""
+        """How long to wait before the next start: no time at first, then longer each time."""
         if self.in_a_row < 2:
             return 0.0
         return float(min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.in_a_row - 2, 30)))
@@ -124,13 +126,13 @@ def make_process_workers(
     names: Sequence[str],
     rebuilt: TellsTime | None = None,
 ) -> list[ProcessWorker]:
-    """Return one worker process for each of `names`; they start when they get lanes.
+    """Return a worker process for each of `names`; it starts when it gets lanes.
 
     Args:
-        pipeline: What the lanes run.
-        options: How to host.
-        names: For messages.
-        rebuilt: Told when batches began to be rebuilt here, and when that was done.
+        pipeline: The pipeline that the lanes run.
+        options: How to host lanes.
+        names: Names for messages.
+        rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
     pickled = dump_pipeline(pipeline)
     seed = pipeline.worker_config.seed_offset
@@ -150,17 +152,17 @@ def make_process_workers(
 class ProcessWorker:
     """Hosts lanes in a process.
 
-    When the process ends or makes no progress, another one continues after the last batch that
-    was taken. So the order of batches and the state are those of a run without a fault, except
-    that a row at which workers die again and again is left out.
+    When the process ends or makes no progress, another one continues after the last batch that was
+    taken. So the order of batches and the state match those of a run without a fault, except that
+    a row at which workers keep dying is skipped.
 
     Args:
-        pipeline: What the lanes run.
-        pickled: The same, for the process.
-        options: How to host.
-        name: For messages.
-        seed: For the global random generators of the process.
-        rebuilt: Told when batches began to be rebuilt here, and when that was done.
+        pipeline: The pipeline that the lanes run.
+        pickled: The same pipeline, pickled for the process.
+        options: How to host lanes.
+        name: Name for messages.
+        seed: Seed of the global random generators of the process.
+        rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class ProcessWorker:
         return None if self._link is None else self._link.pid
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Host these lanes from now on, in the same process if there is one."""
+        """Host these lanes from now on, in the same process if one is running."""
         self._check_owner()
         self._positions, self._lanes = positions, lanes
         self._ended.clear()
@@ -207,7 +209,7 @@ class ProcessWorker:
             self._start()
 
     def take(self) -> Event:
-        """Return the next event, replacing the process as often as that makes sense."""
+        """Return the next event, replacing the process as often as is useful."""
         while not self._events:
             self._receive()
         event = self._events.popleft()
@@ -218,7 +220,7 @@ class ProcessWorker:
 
     @property
     def status(self) -> WorkerStatus:
-        """How it is."""
+        """Return its status."""
         waiting = self._link is not None and self._link.has_events
         return WorkerStatus(self._name, self.pid, len(self._events) + waiting, thread=self.pid)
 
@@ -264,7 +266,7 @@ class ProcessWorker:
     def _check_owner(self) -> None:
         if self._owner != os.getpid():
             raise WorkerError(
-                f"this loader belongs to process {self._owner}, this is its fork {os.getpid()}; "
+                f"this loader belongs to process {self._owner}, not to its fork {os.getpid()}; "
                 "create a separate loader in each process"
             )
 
@@ -272,7 +274,7 @@ class ProcessWorker:
         """Wait for events, or for the end of the process that should send them."""
         self._check_owner()
         if self._link is None:
-            raise WorkerError("this loader was closed; build a new one")
+            raise WorkerError("this loader is closed; build a new one")
         beats, since = self._link.heartbeat.beats, time.monotonic()
         while True:
             timeout = self._timeout(beats)
@@ -333,13 +335,13 @@ class ProcessWorker:
     def _decide(
         self, address: SampleAddress | None, text: str, where: str = "", *, killed: bool
     ) -> None:
-        """Wait until it makes sense to start another process, or give up.
+        """Wait until starting another process is useful, or give up.
 
         Args:
-            address: The sample that was being worked on; None if it was not a single one.
-            text: What has happened, for messages,
-            where: and the stack, if there was one.
-            killed: Whether it was a kill from outside.
+            address: The sample being worked on; None if it was not a single one.
+            text: What happened, for messages.
+            where: The stack, if there is one.
+            killed: Whether it was killed from outside.
         """
         deaths = self._deaths
         verdict = deaths.died(address, killed=killed)
@@ -364,7 +366,7 @@ class ProcessWorker:
         time.sleep(pause)
 
     def _skip(self, address: SampleAddress) -> None:
-        """Leave out the sample at `address`, from now on and in saved states."""
+        """Skip the sample at `address`, from now on and in saved states."""
         lane, row = address
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
@@ -378,7 +380,7 @@ class ProcessWorker:
         )
 
     def _place(self, link: ProcessLink) -> str:
-        """Return in words where a worker was: the row, and the sample there."""
+        """Describe where a worker was: the row, and the sample there."""
         address = link.heartbeat.address
         return link.heartbeat.where + ("" if address is None else self._describe_row(*address))
 

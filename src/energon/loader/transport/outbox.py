@@ -1,9 +1,9 @@
 """Send events to the parent: pickled straight into shared memory, small ones together.
 
 Lists of raw samples are sent by column. A batch of undecoded samples is a list of dicts with the
-same names. Pickled dict by dict it costs more than reading it did: a call for each dict, and a
-copy of every part into the pickle. By column, large parts go straight into shared memory, and the
-dicts are made again by one comprehension on the other side.
+same names. Pickling it dict by dict would cost more than reading it did: a call for each dict, and
+a copy of every part into the pickle. By column, large parts go straight into shared memory, and one
+comprehension on the other side makes the dicts again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from energon.loader.transport.wire import Message, MessageKind, send
 from energon.samples.crude import CrudeSample, SampleSource, known_sources
 
 OUT_OF_BAND_BYTES = 4096
-"""Parts of this size and more are copied once, into shared memory."""
+"""Parts of at least this size are copied once, into shared memory."""
 
 
 _NOTES = ("__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__")
 _LEAVES = {str, bytes, int, float, bool, type(None), np.ndarray}
-"""What the attributes of objects are that are sent by column: nothing that holds other samples."""
+"""Types of attributes in objects that are sent by column: nothing that holds other samples."""
 
 
 class Columns:
-    """A list of samples on its way to another process, where it is a list again.
+    """A list of samples on its way to another process, where it becomes a list again.
 
     Args:
-        kind: What the samples are.
+        kind: The type of the samples.
         names: The names of the columns.
-        columns: A value for each sample.
+        columns: For each name, the values of all samples.
     """
 
     __slots__ = ("columns", "kind", "names")
@@ -68,9 +68,9 @@ class Columns:
 
 
 def by_column(batch: Any) -> Any:
-    """Return a list of samples of one kind and with the same names as columns.
+    """Return a list of samples of the same kind with the same names as columns.
 
-    Anything else is returned as it is: also plain dicts, since pickle itself is fast with those.
+    Anything else is returned unchanged, including plain dicts, since pickle is fast with those.
     """
     if type(batch) is not list or not batch:
         return batch
@@ -86,7 +86,7 @@ def by_column(batch: Any) -> Any:
 
 
 def _objects_by_column(kind: type, batch: list[Any]) -> Columns | None:
-    """Return objects with the same attributes as columns; None if there is more to them."""
+    """Return objects with the same attributes as columns; None if they hold anything more."""
     slots = _slots_of(kind)
     if slots is None:
         return None
@@ -102,7 +102,7 @@ def _objects_by_column(kind: type, batch: list[Any]) -> Columns | None:
 
 
 def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the names that dicts have, in the same order, as one reader gives them; or none."""
+    """Return the names of dicts that have the same names in the same order; None otherwise."""
     names = tuple(rows[0])
     same = list(chain.from_iterable(rows)) == list(names) * len(rows)
     # Equal numbers of names in all, one after another, may still be cut elsewhere.
@@ -112,7 +112,7 @@ def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _slots_of(kind: type) -> tuple[str, ...] | None:
-    """Return the slots of a class of which pickle would copy nothing but attributes, or None."""
+    """Return the slots of a class if pickle would copy nothing but its attributes; else None."""
     own: tuple[Any, ...] = (kind.__new__, kind.__reduce_ex__, kind.__reduce__)
     plain: tuple[Any, ...] = (object.__new__, object.__reduce_ex__, object.__reduce__)
     special = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -126,12 +126,12 @@ def _slots_of(kind: type) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=256)
 def _has_setters(kind: type, names: tuple[str, ...]) -> bool:
-    """Return whether to set one of these attributes does more than to keep a value."""
+    """Return whether setting one of these attributes does more than store a value."""
     return any(hasattr(getattr(kind, name, None), "__set__") for name in names)
 
 
 def _filled(batch: list[Any], slot: str) -> tuple[Any, ...]:
-    """Return what is in a slot of objects; of those in which it is empty, what nobody sends."""
+    """Return the values in a slot of objects; a marker that is never sent where it is empty."""
     try:
         return tuple(map(attrgetter(slot), batch))
     except AttributeError:
@@ -142,7 +142,7 @@ _EMPTY = object()
 
 
 def _kinds(name: str, column: Sequence[Any]) -> set[type]:
-    """Return the kinds of values in a column; those of notes are known."""
+    """Return the types of values in a column; those of notes are known."""
     if name in _NOTES and column[0] is not _EMPTY:
         return {str}
     kinds: set[type] = set(map(type, column))
@@ -152,10 +152,10 @@ def _kinds(name: str, column: Sequence[Any]) -> set[type]:
 
 
 class SharedSources(NamedTuple):
-    """Stands for a column of sources, of which each is the only one of its sample.
+    """Stands for a column of sources, each of which belongs to a single sample.
 
-    For what is known of a source, in the order of `known_source`, the name of the column that
-    says it, or else a column of its own, of one value if it is the same for all.
+    For each property of a source, in the order of `known_source`, it has the name of the column
+    with the value, or else its own column, of one value if all samples share it.
     """
 
     num_samples: int
@@ -188,7 +188,7 @@ def rebuild(
 ) -> list[Any]:
     """Return the list that was sent."""
     for at in lifted:
-        # Out of the pickle they are views of shared memory.
+        # As unpickled, they are views of shared memory.
         columns[at] = [bytes(v) if type(v) is memoryview else v for v in columns[at]]
     for at, column in enumerate(columns):
         if type(column) is SharedSources:
@@ -262,21 +262,21 @@ BUNDLE_BYTES = 1 << 18
 BUNDLE_EVENTS = 64
 BUNDLE_SECONDS = 0.001
 POLL_SECONDS = 0.0002
-"""Waking the parent costs as much as a hundred small samples. So while it has something to do,
-small events wait for each other, as long as they come quickly."""
+"""Waking the parent costs as much as a hundred small samples. So while it is busy, small events
+wait for each other, as long as they arrive quickly."""
 
 
 class Outbox:
     """The way from worker to parent.
 
-    One thread puts events; another one calls `flush_idle` now and then, so that what is kept
-    does not wait for a sample that takes long.
+    One thread puts events; another one calls `flush_idle` now and then, so that events held back do
+    not wait for a slow sample.
 
     Args:
         channel: Socket to the parent.
         slots: Shared memory to write to.
-        wait: Reads at least one message of the parent.
-        poll: Reads the messages of the parent that have come, if any.
+        wait: Reads at least one message from the parent.
+        poll: Reads the messages that the parent has sent so far.
     """
 
     def __init__(
@@ -300,24 +300,24 @@ class Outbox:
         self.generation = 0
 
     def write(self, data: Any) -> int:
-        """Take bytes of a pickle; called by the pickler."""
+        """Accept bytes of a pickle; called by the pickler."""
         slot = self._slot
         if slot is None:
-            raise WorkerError("a pickle was written without a slot; this is a defect of energon")
+            raise WorkerError("a pickle was written without a slot; please report this energon bug")
         return slot.write(data)
 
     def put(self, event: Event) -> None:
-        """Send `event`, or keep it until more are together."""
+        """Send `event`, or hold it back until there are more."""
         with self._lock:
             self._put(event)
 
     def flush(self) -> None:
-        """Send what is kept."""
+        """Send the events held back."""
         with self._lock:
             self._flush()
 
     def flush_idle(self) -> None:
-        """Send what is kept if nothing is being added; called by another thread."""
+        """Send the events held back unless one is being added; called by another thread."""
         if self._lock.acquire(blocking=False):
             try:
                 self._flush()
@@ -325,7 +325,7 @@ class Outbox:
                 self._lock.release()
 
     def drop(self) -> None:
-        """Forget what is kept."""
+        """Drop the events held back."""
         with self._lock:
             if self._slot is not None:
                 self._slots.put_back(self._slot)
@@ -364,7 +364,7 @@ class Outbox:
         self._table.clear()
 
     def _append(self, slot: Slot, value: tuple[Any, ...]) -> None:
-        """Write the pickle of `value` and its buffers, and note where they are."""
+        """Write the pickle of `value` and its buffers, and record where they are."""
         start = slot.position
         self._pickler.dump(value)
         stop = slot.position
@@ -392,6 +392,6 @@ def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
 
 
 def _portable(event: Event) -> tuple[Any, ...]:
-    """Return `event` as what is pickled."""
+    """Return `event` in the form that is pickled."""
     lane, batch, *rest, error = event
     return (lane, by_column(batch), *rest, None if error is None else RemoteError.of(error))

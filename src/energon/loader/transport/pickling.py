@@ -1,11 +1,11 @@
 """Pickle batches so that they are, in the parent, objects of the parent's own classes.
 
-A pipeline reaches its workers through cloudpickle, which takes classes of the main program and
-of functions along by value. When their instances come back, they have to be instances of the
-classes that the training program knows: cloudpickle gives each such class an id, by which it is
-found again; else it is looked up by name in the main program.
+A pipeline reaches its workers through cloudpickle, which includes classes of the main program and
+of functions by value. When instances of them come back, they must be instances of the classes that
+the training program knows: cloudpickle gives each such class an id, by which it is found again;
+other classes are looked up by name in the main program.
 
-Where something in a pipeline cannot be pickled, the error says what it is.
+If something in a pipeline cannot be pickled, the error names it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_DEPTH = 100
 
 
 def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
-    """Return the innermost thing in `value` on which `pickles` fails, as a user would name it.
+    """Return the innermost object in `value` on which `pickles` fails, named as a user would.
 
     Args:
-        value: Something on which it fails.
+        value: An object on which it fails.
         pickles: Pickles a value, or raises.
 
     Example:
@@ -56,7 +56,7 @@ def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `value` holds, with names."""
+    """Yield what `value` contains, with names."""
     owner = type(value).__name__
     if isinstance(value, MethodType):
         yield type(value.__self__).__name__, value.__self__
@@ -77,7 +77,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of surrounding functions and of the module that `function` uses."""
+    """Yield the variables of enclosing functions and of the module that `function` uses."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not assigned yet
@@ -96,13 +96,13 @@ def _fails(pickles: Callable[[Any], object], value: Any) -> bool:
 
 
 WHOLE_STORAGE_RATIO = 2
-"""A tensor that shows less than 1/2 of its storage takes only its own elements along."""
+"""A tensor that covers less than this share of its storage takes only its own elements along."""
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class TensorReducer:
-    """Reduces the tensors of one pickle; remembers which storages are in it already."""
+    """Reduces the tensors of one pickle, and remembers which storages it already contains."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -110,13 +110,13 @@ class TensorReducer:
         self._first_of: dict[int, Any] = {}
 
     def clear(self) -> None:
-        """Forget the storages, before the next pickle."""
+        """Forget the storages before the next pickle."""
         self._first_of.clear()
 
     def reduce(self, tensor: Any) -> Any:
-        """Return what `reducer_override` has to return for `tensor`.
+        """Return what `reducer_override` must return for `tensor`.
 
-        Subclasses, sparse and quantized tensors, and those with attributes of their own are
+        Subclasses, sparse and quantized tensors, and tensors with attributes set by programs are
         left to torch.
         """
         torch = self._torch
@@ -149,7 +149,7 @@ class TensorReducer:
         return self._view_of(whole, tensor)
 
     def _over_bytes(self, tensor: Any) -> Reduced:
-        """Reduce a contiguous tensor that shows all of its storage."""
+        """Reduce a contiguous tensor that covers all of its storage."""
         shape = tuple(tensor.shape)
         if not tensor.nbytes:
             return empty, (shape, tensor.dtype)
@@ -157,13 +157,13 @@ class TensorReducer:
         return over_bytes, (content, tensor.dtype, shape)
 
     def _view_of(self, first: Any, tensor: Any) -> Reduced:
-        """Reduce a tensor whose storage `first` shows."""
+        """Reduce a tensor that shares the storage of `first`."""
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return view_of, (first, tensor.dtype, *layout)
 
 
 def over_bytes(content: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor that looks into `content`."""
+    """Return a tensor that is a view of `content`."""
     tensor = sys.modules["torch"].frombuffer(content, dtype=dtype)
     return tensor if len(shape) == 1 else tensor.view(shape)
 
@@ -176,13 +176,13 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
 def view_of(
     first: Any, dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> Any:
-    """Return another tensor over the storage of `first`."""
+    """Return another tensor on the storage of `first`."""
     torch = sys.modules["torch"]
     return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
 
 
 def with_gradient(tensor: Any) -> Any:
-    """Return `tensor` as a leaf that takes gradients."""
+    """Return `tensor` as a leaf that requires gradients."""
     return tensor.requires_grad_()
 
 
@@ -193,16 +193,16 @@ def on_device(tensor: Any, device: str, requires_grad: bool) -> Any:
 
 PROTOCOL = 5
 OUT_OF_BAND_BYTES = 1 << 14
-"""Smaller buffers are copied with the rest, which is faster up to about this size."""
+"""Up to about this size, it is faster to copy buffers with the rest."""
 
 _SEARCHED_BYTES = 1 << 20
 
 _MAIN = ("__main__", "__mp_main__")
-"""Names of the main program: the second one in processes that multiprocessing has spawned."""
+"""Names of the main program; the second one is used in processes spawned by multiprocessing."""
 
 
 class BatchPickler(pickle.Pickler):
-    """Writes pickles to `file` and collects big buffers aside, in `buffers`."""
+    """Writes pickles to `file` and collects big buffers separately in `buffers`."""
 
     def __init__(self, file: Any) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
@@ -211,7 +211,7 @@ class BatchPickler(pickle.Pickler):
         self._tensors: TensorReducer | None = None
 
     def dump(self, value: Any) -> None:
-        """Write one pickle, which has nothing in common with those before it."""
+        """Write one pickle, which shares nothing with earlier ones."""
         self.buffers.clear()
         self.clear_memo()
         try:
@@ -243,7 +243,7 @@ class BatchPickler(pickle.Pickler):
         return None
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take `buffer` out of the pickle, unless it is small (or not one run of bytes)."""
+        """Take `buffer` out of the pickle, unless it is small or not contiguous."""
         if memoryview(buffer).nbytes < OUT_OF_BAND_BYTES:
             return True
         self.buffers.append(buffer)
@@ -253,8 +253,9 @@ class BatchPickler(pickle.Pickler):
 def _reduce_exception(error: BaseException) -> Any:
     """Reduce an exception as its class says.
 
-    Packages such as tblib, which comes with Dask, replace this for all classes of exceptions by
-    what fails to rebuild some of them, and rebuilds others without calling their constructors.
+    Packages such as tblib, which comes with Dask, replace this for all exception classes by a
+    function that fails to rebuild some of them and rebuilds others without calling their
+    constructors.
     """
     return error.__reduce_ex__(PROTOCOL)
 
@@ -262,7 +263,7 @@ def _reduce_exception(error: BaseException) -> Any:
 def _lost_slots(kind: type) -> bool:
     """Return whether the class is a copy that cloudpickle made without the slots it declares.
 
-    Its instances keep in a dict what those of the program keep in slots.
+    Its instances keep in a dict what instances of the original keep in slots.
     """
     own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
     plain = own == (object.__getstate__, object.__reduce_ex__)
@@ -282,7 +283,7 @@ def _reduce_with_slots(value: Any) -> Any:
 
 
 def dump_pipeline(pipeline: Any) -> bytes:
-    """Pickle `pipeline` for workers, with what it uses of the main program.
+    """Pickle `pipeline` for workers, with what it uses from the main program.
 
     Raises:
         ConfigError: If something in it cannot be pickled.
@@ -292,7 +293,7 @@ def dump_pipeline(pipeline: Any) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"{find_unpicklable(pipeline, _dump)} cannot be sent to worker processes: {error}. "
-            "Make it in the hook that first needs it, or use workers='thread'"
+            "Create it in the hook that first needs it, or use workers='thread'"
         ) from error
 
 
@@ -305,9 +306,9 @@ def _dump(value: Any) -> bytes:
 
 @contextmanager
 def _main_by_value() -> Iterator[None]:
-    """Let cloudpickle take along what belongs to the main program of a spawned process.
+    """Let cloudpickle include what belongs to the main program of a spawned process.
 
-    It does so on its own where that is called `__main__`.
+    It does so on its own if that program is called `__main__`.
     """
     main = sys.modules.get("__mp_main__")
     if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():
@@ -323,8 +324,8 @@ def _main_by_value() -> Iterator[None]:
 def mentions_torch(pickled: bytes) -> bool:
     """Return whether a pickled pipeline is likely to use torch.
 
-    That is the case if it names torch, or a module that has torch among its globals. An error
-    costs time or memory, nothing else.
+    It is if it names torch, or a module that has torch among its globals. A wrong answer costs
+    time or memory, nothing else.
     """
     if "torch" not in sys.modules:
         return False
@@ -339,7 +340,7 @@ def mentions_torch(pickled: bytes) -> bool:
 
 
 class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Leaves process groups behind: workers take no part in them."""
+    """Drops process groups: workers take no part in them."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, WorkerConfig):
@@ -353,7 +354,7 @@ def _rebuild_config(kind: type[WorkerConfig], values: dict[str, Any]) -> WorkerC
 
 
 def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:
-    """Return what `BatchPickler` has pickled; arrays are views of `buffers`."""
+    """Return what `BatchPickler` pickled; arrays are views of `buffers`."""
     return pickle.loads(data, buffers=buffers)
 
 
@@ -371,7 +372,7 @@ def _reduce_named(named: Any) -> Any:
 
 
 def _is_importable(named: Any) -> bool:
-    """Return whether another process can import `named`: the main program it cannot."""
+    """Return whether another process can import `named`; it cannot import the main program."""
     if named.__module__ in _MAIN:
         return False
     try:
@@ -392,7 +393,7 @@ _BY_VALUE: WeakKeyDictionary[Any, Reduced] = WeakKeyDictionary()
 
 
 def tracked_class(tracker_id: str, module: str, qualified_name: str) -> Any:
-    """Return the class that this process has given away under `tracker_id`."""
+    """Return the class that this process has sent under `tracker_id`."""
     found = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
     return found if found is not None else _attribute(module, qualified_name)
 

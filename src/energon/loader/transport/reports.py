@@ -1,7 +1,7 @@
 """Carry log records and exceptions from a worker to the training process.
 
-What is logged in a worker, by this library or by hooks, appears where the training program has
-configured it to appear: in its files and formats, at its levels. Records travel as lines of JSON.
+What the library or hooks log in a worker appears wherever the training program has configured it to
+appear: in its files and formats, at its levels. Records travel as lines of JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMATTER = logging.Formatter()
 
 
 def explicit_levels() -> dict[str, int]:
-    """Return the levels that this process has given to loggers, by name; "" is the root's."""
+    """Return the levels that this process has set for loggers, by name; "" is the root."""
     levels = {"": logging.root.level}
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET:
@@ -37,11 +37,11 @@ def explicit_levels() -> dict[str, int]:
 class LogSender(logging.Handler):
     """Sends the records of a worker to the other end of a socket.
 
-    A record that cannot be sent, or that a fork of the worker logs, goes to stderr.
+    A record that cannot be sent, or that is logged by a fork of the worker, goes to stderr.
 
     Args:
         channel: The socket.
-        process_name: What records say about the process that they come from.
+        process_name: The process name in the records.
     """
 
     def __init__(self, channel: socket.socket, *, process_name: str) -> None:
@@ -51,11 +51,11 @@ class LogSender(logging.Handler):
         self._pid = os.getpid()
 
     def install(self, levels: dict[str, int]) -> None:
-        """Take the place of all handlers, and let loggers have the levels of the parent."""
+        """Replace all handlers, and give loggers the levels of the parent."""
         for name, level in levels.items():
             logging.getLogger(name or None).setLevel(level)
         logging.root.handlers[:] = [self]
-        # A process that was forked from the training process has its handlers, too.
+        # A process forked from the training process has its handlers, too.
         for logger in logging.root.manager.loggerDict.values():
             if isinstance(logger, logging.Logger) and logger.handlers:
                 logger.handlers[:] = [] if logger.propagate else [self]
@@ -91,7 +91,7 @@ class LogSender(logging.Handler):
 
 
 class LogReceiver:
-    """Hands the records that arrive at a socket to the loggers of this process."""
+    """Passes the records that arrive at a socket to the loggers of this process."""
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)
@@ -99,7 +99,7 @@ class LogReceiver:
         self._rest = b""
 
     def drain(self) -> None:
-        """Treat the records that have arrived."""
+        """Process the records that have arrived."""
         while data := self._read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -109,7 +109,7 @@ class LogReceiver:
                     logger.handle(record)
 
     def _read(self) -> bytes:
-        """Return what there is; b"" if nothing, also once the other side is gone."""
+        """Return the bytes received; b"" if there are none, also once the other side is gone."""
         try:
             return self._channel.recv(_MAX_READ)
         except OSError:
@@ -129,7 +129,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An exception as it crosses: pickled if it can be, described in any case."""
+    """An exception in transit: pickled if possible, and described in any case."""
 
     pickled: bytes | None
     summary: str
@@ -145,8 +145,8 @@ class RemoteError:
     def rebuild(self) -> BaseException:
         """Return the exception, with the traceback of the worker as its cause.
 
-        One that cannot be pickled becomes a `WorkerError` with the same text, and so does one
-        that is no `Exception`: SystemExit is not to end the training process.
+        An exception that cannot be pickled becomes a `WorkerError` with the same text, and so does
+        one that is not an `Exception`: SystemExit must not end the training process.
         """
         error = _loaded(self.pickled)
         if error is None:
@@ -171,7 +171,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _loaded(pickled: bytes | None) -> BaseException | None:
-    """Return the exception, or None where its own constructor does not take it back."""
+    """Return the exception, or None if its own constructor does not accept it."""
     if pickled is None:
         return None
     try:

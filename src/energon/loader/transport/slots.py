@@ -1,6 +1,6 @@
-"""The shared memory of a worker: slots without a name that are written, read and written again.
+"""The shared memory of a worker: unnamed slots that are written, read and written again.
 
-One more page is where a worker leaves where it is, for the case that it dies.
+In one more page, a worker leaves its current position in case it dies.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 def create_shared(size: int) -> int:
     """Return a file descriptor of `size` bytes of zeroed memory.
 
-    The memory lives as long as a process maps it or holds a descriptor of it; the system
-    takes it back when the last one is gone, however it goes.
+    The memory lives as long as a process maps it or holds a descriptor of it; the system reclaims
+    it when the last one is gone, however that happens.
     """
     try:
         descriptor = os.memfd_create("energon")
     except (AttributeError, OSError):
-        # Not Linux: a file that is unlinked before anything is in it.
+        # Not Linux: a file that is unlinked while it is still empty.
         descriptor, path = tempfile.mkstemp(prefix="energon-")
         os.unlink(path)
     os.ftruncate(descriptor, size)
@@ -31,7 +31,7 @@ def create_shared(size: int) -> int:
 
 
 def share_bytes(data: bytes) -> int:
-    """Return a descriptor of shared memory that holds `data`."""
+    """Return a descriptor of shared memory that contains `data`."""
     descriptor = create_shared(len(data))
     if data:
         with mmap.mmap(descriptor, len(data)) as mapping:
@@ -40,7 +40,7 @@ def share_bytes(data: bytes) -> int:
 
 
 def read_shared(descriptor: int) -> bytes:
-    """Return all that is in the shared memory and close the descriptor."""
+    """Return the contents of the shared memory and close the descriptor."""
     try:
         size = os.fstat(descriptor).st_size
         if not size:
@@ -63,7 +63,7 @@ SlotRange = tuple[int, int]
 
 
 class EventLayout(NamedTuple):
-    """Where the pickle of one event and its buffers begin and stop, in bytes of the slot."""
+    """Where the pickle of one event and its buffers begin and end, in bytes of the slot."""
 
     lane: int
     start: int
@@ -72,7 +72,7 @@ class EventLayout(NamedTuple):
 
 
 class EventTable:
-    """The table as it grows, in the worker.
+    """The table while it grows, in the worker.
 
     Example:
         >>> table = EventTable()
@@ -102,7 +102,7 @@ class EventTable:
         self._length = 0
 
     def to_bytes(self) -> bytes:
-        """Return the table as what `read_table` reads."""
+        """Return the table in the form that `read_table` reads."""
         return self._numbers.tobytes()
 
 
@@ -121,15 +121,15 @@ def read_table(data: memoryview) -> list[EventLayout]:
 
 SMALLEST_SLOT = 1 << 18
 LEASES = 2
-"""How many slots of a worker the trainer may look into: the batch in hand and the next one.
-When it keeps more, further batches are copied."""
+"""How many slots of a worker the trainer may view: the current batch and the next one.
+If it keeps more, further batches are copied."""
 
 _DECAY = 0.98
 _SHRINK_RATIO = 4
 
 
 class Slot:
-    """A run of shared memory that is written from its beginning."""
+    """A region of shared memory that is written from its beginning."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -157,13 +157,13 @@ class Slot:
         return (self._descriptor,)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self.capacity, self.view = None, 0, memoryview(b"")
 
     def write(self, data: object) -> int:
-        """Append the bytes of `data`, which may be any buffer, and return how many."""
+        """Append the bytes of `data`, which may be any buffer, and return their number."""
         if type(data) is not bytes:
             data = memoryview(data).cast("B")  # type: ignore[arg-type]
         stop = self.position + len(data)
@@ -181,11 +181,11 @@ class Slot:
 class SlotPool:
     """The slots of one worker, as seen by the worker.
 
-    A slot is free, being written, sent (the parent has not received it) or leased (the parent
-    has received it, and the trainer looks into it).
+    A slot is free, being written, sent (the parent has not received it) or leased (the parent has
+    received it, and the trainer views it).
 
     Args:
-        prefetch: How many slots may be sent and not received.
+        prefetch: How many slots may be sent but not received.
         max_bytes: How much memory all slots may take, unless a single one needs more.
     """
 
@@ -205,7 +205,7 @@ class SlotPool:
     def take(self, wait: Callable[[], None]) -> Slot:
         """Return a slot to write to; call `wait` while there is none.
 
-        The one used last comes first: it is still in the cache of the processor.
+        The most recently used one comes first: it is still in the processor cache.
         """
         while len(self._sent) >= self._prefetch or not (self._free or self._may_grow()):
             wait()
@@ -221,7 +221,7 @@ class SlotPool:
         return slot
 
     def sent(self, slot: Slot) -> None:
-        """Record that `slot` is on its way."""
+        """Record that `slot` is in transit."""
         self._sent.add(slot.index)
         self._needed = max(slot.position, self._needed * _DECAY)
 
@@ -235,20 +235,20 @@ class SlotPool:
         self._free.append(self._slots[index])
 
     def put_back(self, slot: Slot) -> None:
-        """Return a slot that was taken and not sent."""
+        """Return a slot that was taken but not sent."""
         self._free.append(slot)
 
     def _may_grow(self) -> bool:
         if len(self._slots) >= self._prefetch + LEASES:
             return False
-        # While nothing is on its way, no message can come that frees a slot.
+        # While nothing is in transit, no message can arrive that frees a slot.
         used = sum(slot.capacity for slot in self._slots)
         return not self._sent or used + self._needed <= self._max_bytes
 
 
 NOWHERE = -1
 SEVERAL = -2
-"""Less the row, where several samples begin."""
+"""Minus the row at which several samples begin."""
 
 _BEATS, _LANE, _ROW = range(3)
 _TRACE_OFFSET = mmap.PAGESIZE
@@ -256,9 +256,9 @@ _TRACE_SIZE = 1 << 16
 
 
 class Heartbeat:
-    """The page, seen from either side. Writing costs a few stores and no system call.
+    """The page, as seen from either side. Writing costs a few stores and no system call.
 
-    Behind the page is room for the tracebacks that the worker's fault handler writes.
+    It is followed by room for the tracebacks that the worker's fault handler writes.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -279,7 +279,7 @@ class Heartbeat:
         self._cells[_BEATS] += 1
 
     def row(self, row: int, several: bool) -> None:
-        """Record that user code gets the sample of this row, or several that begin with it."""
+        """Record that user code receives the sample at this row, or several beginning with it."""
         self._cells[_ROW] = SEVERAL - row if several else row
         self._cells[_BEATS] += 1
 
@@ -289,18 +289,18 @@ class Heartbeat:
 
     @property
     def beats(self) -> tuple[int, int]:
-        """What changes with every step of the worker; (0, ...) before the first."""
+        """Changes with every step of the worker; (0, ...) before the first."""
         return self._cells[_BEATS], self._cells[_ROW]
 
     @property
     def address(self) -> tuple[int, int] | None:
-        """The lane and row of the one sample that user code works on, or None."""
+        """The lane and row of the single sample that user code works on, or None."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
         return (lane, row) if row >= 0 else None
 
     @property
     def where(self) -> str:
-        """What the worker works on, in words."""
+        """Describe what the worker works on."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
         if row == NOWHERE:
             return "between samples"
@@ -315,5 +315,5 @@ class Heartbeat:
 
 
 def seek_to_trace(descriptor: int) -> None:
-    """Let what is written to `descriptor` go to the room for tracebacks."""
+    """Redirect what is written to `descriptor` into the room for tracebacks."""
     os.lseek(descriptor, _TRACE_OFFSET, os.SEEK_SET)

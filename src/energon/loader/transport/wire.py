@@ -1,7 +1,7 @@
-"""The messages between parent and worker: all of one length, with file descriptors attached.
+"""Messages between parent and worker: all of one length, with file descriptors attached.
 
-Anything longer than a message travels in shared memory, so neither side ever waits for the
-other to read.
+Anything longer than a message travels in shared memory, so neither side ever waits for the other
+to read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _MAX_DESCRIPTORS = 4
 
 
 class MessageKind(enum.IntEnum):
-    """What a message says, and who says it."""
+    """What a message says, and who sends it."""
 
     SETUP = 1
     """Parent: attached are the heartbeat page and what `processes.main.Setup` describes."""
     OPEN = 2
-    """Parent: host the lanes described in the attachment; `generation` numbers this order."""
+    """Parent: host the lanes described in the attachment; `generation` numbers this request."""
     FREE = 3
-    """Parent: slot `slot` may be written again."""
+    """Parent: slot `slot` may be overwritten."""
     LEASED = 4
-    """Parent: what was in `slot` has been received, but views of it are in use."""
+    """Parent: the content of `slot` has been received, but views of it are in use."""
     EVENTS = 5
-    """Worker: `slot` holds events; the table of them fills its bytes `start` to `stop`. A slot
-    that is new or has grown is attached."""
+    """Worker: `slot` holds events; their table occupies its bytes `start` to `stop`. A slot that is
+    new or has grown is attached."""
 
 
 class Message(NamedTuple):
-    """One message; what does not apply is 0."""
+    """One message; fields that do not apply are 0."""
 
     kind: int
     slot: int = 0
@@ -47,9 +47,9 @@ class Message(NamedTuple):
 def is_readable(
     channel: socket.socket | int, timeout_seconds: float, *others: socket.socket
 ) -> bool:
-    """Return whether there is something to read, anywhere, waiting for it for a while.
+    """Return whether any of them has something to read, waiting for it up to a timeout.
 
-    Unlike `select.select`, this works for descriptors of any number.
+    Unlike `select.select`, this works for descriptors with any number.
     """
     poll = select.poll()
     for each in (channel, *others):
@@ -81,8 +81,8 @@ def receive(channel: socket.socket) -> Message | None:
         data, descriptors, _, _ = socket.recv_fds(channel, _LAYOUT.size, _MAX_DESCRIPTORS)
     except ConnectionError:
         return None
-    # Messages are far below what a Unix socket sends as a whole: a part of one means that the
-    # sender died.
+    # Messages are far shorter than what a Unix socket sends as a whole: a partial one means that
+    # the sender died.
     if len(data) < _LAYOUT.size:
         return None
     kind, slot, generation, start, stop = _LAYOUT.unpack(data)

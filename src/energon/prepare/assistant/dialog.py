@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choices:
-    """How to prepare a dataset. None and nothing mean: prompt for it.
+    """How to prepare a dataset. The assistant prompts for whatever is None or empty.
 
     Args:
-        split: How it is split.
-        split_settings: All about it that is not asked: unit, shuffle, exclude_from.
-        sample_type: What samples become.
+        split: How to split it.
+        split_settings: Settings of splits without a prompt: unit, shuffle, exclude_from.
+        sample_type: The type of samples.
         field_map: How parts become fields.
-        sample_loader: Code that makes samples instead.
-        describe: Whether to write dataset.yaml at all.
-        dataset_yaml_name: What it is called.
+        sample_loader: Code that makes samples, instead of a field map.
+        describe: Whether to write dataset.yaml.
+        dataset_yaml_name: Name of that file.
         write: Whether to write everything without asking.
     """
 
@@ -68,7 +68,7 @@ class Choices:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing to ask."""
+        """Whether there is nothing left to ask."""
         if self.split is None:
             return False
         made = self.field_map is not None or self.sample_loader is not None
@@ -79,11 +79,11 @@ T = TypeVar("T")
 
 
 class Prompt:
-    """Asks questions until they have an answer that makes sense.
+    """Repeats questions until they have a valid answer.
 
     Args:
-        console: Where what is wrong with an answer is shown.
-        read: Reads a line after showing a prompt; ends with EOFError.
+        console: Where errors in an answer are shown.
+        read: Reads a line after showing a prompt; raises EOFError at the end.
     """
 
     def __init__(self, console: Console, read: Callable[[str], str] = input) -> None:
@@ -98,13 +98,13 @@ class Prompt:
         default: str | None = None,
         words: Sequence[str] = (),
     ) -> T:
-        """Return what `check` makes of an answer.
+        """Return the checked value of an answer.
 
         Args:
-            question: What is asked.
-            check: Raises ConfigError for answers that are invalid.
-            default: What an empty answer stands for; None wants an answer.
-            words: What the Tab key completes.
+            question: The question.
+            check: Converts an answer; raises ConfigError if it is invalid.
+            default: The value of an empty answer; None requires an answer.
+            words: Words that the Tab key completes.
         """
         hint = "" if not default else f" [{default}]"
         while True:
@@ -139,7 +139,7 @@ class Prompt:
 
 @contextmanager
 def _completing(words: Sequence[str]) -> Iterator[None]:
-    """Let the Tab key complete words, where the terminal can."""
+    """Let the Tab key complete words, if the terminal supports it."""
     try:
         import readline
     except ImportError:  # as on systems without GNU readline or editline
@@ -167,13 +167,13 @@ _SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test"
 
 
 class Assistant:
-    """Asks for what is not decided yet about a folder of shards.
+    """Asks about everything that is not decided yet for a folder of shards.
 
     Args:
         dataset: The folder.
         shards: Paths below it.
-        prompt: Asks.
-        source: Where the shards really are, if the folder only stands for a distant one.
+        prompt: Asks the questions.
+        source: The real location of the shards, if the folder only stands for a remote one.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class Assistant:
         """Return all that is to be done; None for nothing.
 
         Raises:
-            ConfigError: If what is decided is invalid.
-            EOFError: If nobody is there to answer.
+            ConfigError: If a choice is invalid.
+            EOFError: If no one answers.
         """
         self.show()
         if choices.field_map is not None and choices.sample_type not in (None, CRUDE):
@@ -225,7 +225,7 @@ class Assistant:
         self._say(f"Parts of samples: {names}")
 
     def ask_split(self, **settings: Any) -> SplitRequest:
-        """Return how the dataset is to be split."""
+        """Return how to split the dataset."""
         folders = self._split_folders()
         if folders:
             names = ", ".join(folders)
@@ -263,7 +263,7 @@ class Assistant:
         return replace(choices, sample_type=chosen)
 
     def ask_loading(self, choices: Choices) -> Choices:
-        """Return the choices with what makes samples of parts."""
+        """Return the choices with a way to make samples from parts."""
         given = choices.field_map is not None or choices.sample_loader is not None
         if given or not choices.describe or choices.sample_type in (None, CRUDE):
             return choices
@@ -282,7 +282,7 @@ class Assistant:
             dealt = split_dataset(counts, split, present_split(self.dataset))
             self._show_file("split.yaml", dealt.to_yaml())
         else:
-            self._say("split.yaml: samples are dealt by ratio once they are counted")
+            self._say("split.yaml: samples will be divided by ratio once they are counted")
         if choices.describe:
             description = describe_samples(
                 choices.sample_type,
@@ -296,8 +296,8 @@ class Assistant:
     def _ask_field_map(self, sample_type: type) -> dict[str, str]:
         ways = known_ways(self.samples)
         self._say(
-            "For each field: a part like jpg, a value in it like json[caption], or several ways "
-            "separated by commas. Tab completes. A minus leaves a field out."
+            "For each field: a part such as jpg, a value in it such as json[caption], or several "
+            "of them separated by commas. Tab completes. A minus omits a field."
         )
         mapping = {}
         for own in own_fields(sample_type):
@@ -343,7 +343,7 @@ class Assistant:
         return names if known and len(names) > 1 else []
 
     def _split_prefixes(self) -> dict[str, str]:
-        """Return by split the pattern of its shards, if all names begin with one."""
+        """Return by split the pattern of its shards, if all names begin with a split."""
         found: dict[str, str] = {}
         words = "|".join(_SPLIT_WORDS)
         for shard in self.shards:
@@ -373,7 +373,7 @@ def _type_table(names: Sequence[str]) -> Any:
     table = Table("", "sample type", "fields; in brackets those with a default")
     for number, name in enumerate(names, start=1):
         if name == CRUDE:
-            about = "none: samples stay dicts of parts, until cookers of the program make them"
+            about = "none: samples stay dicts of parts, to be converted by cookers of the program"
         else:
             about = ", ".join(
                 own.name if is_required(own) else rf"\[{own.name}]"

@@ -1,6 +1,6 @@
-"""What the shards of a folder hold, and which part of a sample each of its fields may be.
+"""What the shards of a folder contain, and which part of a sample each field may come from.
 
-Samples are shown as a terminal can: as tables of their parts and fields.
+Samples are shown as tables of their parts and fields.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 MAX_READ_BYTES = 64 << 20
-"""Larger parts are not read, only mentioned."""
+"""Larger parts are mentioned, but not read."""
 SPREAD_SHARDS = 4
 
 
 @dataclass(frozen=True)
 class SeenSample:
-    """A sample that was read to be looked at.
+    """A sample to show.
 
     Args:
         shard: Path of the shard below the dataset.
@@ -63,7 +63,7 @@ class SeenSample:
 
     @cached_property
     def decoded(self) -> dict[str, Any]:
-        """The parts, decoded; an error stands for what could not be."""
+        """The decoded parts; errors stand for those that could not be decoded."""
         decoder = SampleDecoder(image_decode="rgb8")
         found: dict[str, Any] = {}
         for part, data in self.raw.items():
@@ -91,7 +91,7 @@ def first_samples(dataset: AnyPath, shards: Sequence[str], count: int) -> list[S
 
 
 def part_names(samples: Sequence[SeenSample]) -> list[str]:
-    """Return the names of all parts, in the order in which they come first."""
+    """Return the names of all parts, in the order of their first occurrence."""
     parts: dict[str, str] = {}
     for sample in samples:
         for part in sample.sizes:
@@ -100,7 +100,7 @@ def part_names(samples: Sequence[SeenSample]) -> list[str]:
 
 
 def _samples(dataset: AnyPath, shard: str) -> Iterator[SeenSample]:
-    """Yield the samples of a shard; no more of it is read than what is asked for."""
+    """Yield the samples of a shard, reading no more of it than requested."""
     with reporting(str(dataset / shard)), (dataset / shard).open("rb") as file:
 
         def read(offset: int, size: int) -> bytes:
@@ -141,7 +141,7 @@ def is_required(field: Field[Any]) -> bool:
 
 
 def known_ways(samples: Sequence[SeenSample]) -> dict[str, Any]:
-    """Return all ways to values in some samples, as `jpg` and `json[boxes][0]`, with a value."""
+    """Return all accesses to values in samples, such as `jpg` or `json[boxes][0]`, and a value."""
     ways: dict[str, Any] = dict.fromkeys(part_names(samples))
     for sample in samples:
         for part, value in sample.parts.items():
@@ -152,9 +152,9 @@ def known_ways(samples: Sequence[SeenSample]) -> dict[str, Any]:
 
 
 def suggest(field: str, samples: Sequence[SeenSample]) -> str | None:
-    """Return the way to a field that its name and the samples make likely; None for no idea.
+    """Return the access for a field that its name and the samples suggest; None if there is none.
 
-    Of parts that not all samples have, as images of several formats, all are named.
+    If only some samples have a part, as with images in several formats, all of them are named.
     """
     ways = known_ways(samples)
     named = [way for way in ways if way == field or way.endswith(f"[{field}]")]
@@ -176,10 +176,10 @@ def suggest(field: str, samples: Sequence[SeenSample]) -> str | None:
 
 
 def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[Any]:
-    """Return what a field becomes in each sample.
+    """Return the value of a field in each sample.
 
     Raises:
-        ConfigError: If the text is invalid, or leads nowhere in a sample.
+        ConfigError: If the text is invalid, or refers to nothing in a sample.
     """
     field_map = FieldMap.parse({field: text})
     names = part_names(samples)
@@ -190,7 +190,7 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
     for sample in samples:
         broken = [part for part in field_map.parts if find_part(sample.sizes, part)]
         if broken and not any(find_part(sample.parts, part) for part in broken):
-            continue  # that it cannot be decoded is not a fault of the map
+            continue  # a part that cannot be decoded is not a mistake in the map
         try:
             values = field_map.apply({"__key__": sample.key, **sample.parts})
         except FieldAccessError as error:
@@ -202,7 +202,7 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
 def check_field_map(
     sample_type: type, mapping: Mapping[str, str], samples: Sequence[SeenSample]
 ) -> None:
-    """Make sure that a field map fits a sample type and real samples.
+    """Check that a field map fits a sample type and real samples.
 
     Raises:
         ConfigError: If it does not.
@@ -238,9 +238,9 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
 
 
-_TEMPLATE = '''"""Makes a {type} of the parts of a sample.
+_TEMPLATE = '''"""Makes a {type} from the parts of a sample.
 
-Runs only where the program allows code of datasets: allow=("code",), or ENERGON_ALLOW=code.
+Runs only if the program allows code of datasets: allow=("code",), or ENERGON_ALLOW=code.
 """
 
 
@@ -253,13 +253,13 @@ def sample_loader(raw: dict) -> dict:
 
 
 def part_filter(part: str) -> bool:
-    """Return whether a part is read at all."""
+    """Return whether to read a part."""
     return part in {wanted!r}
 '''
 
 
 def loader_template(sample_type: type, samples: Sequence[SeenSample]) -> str:
-    """Return code to start from: what each field most likely is, and None where that is unclear."""
+    """Return code to start from: the most likely value of each field, or None if it is unclear."""
     lines = []
     wanted: set[str] = set()
     for field in own_fields(sample_type):
@@ -270,7 +270,7 @@ def loader_template(sample_type: type, samples: Sequence[SeenSample]) -> str:
             value = "raw" + "".join(f"[{_step(step)}]" for step in (access.part, *access.steps))
             lines.append(f"        {field.name!r}: {value},")
         elif is_required(field):
-            lines.append(f"        {field.name!r}: None,  # say here what it is")
+            lines.append(f"        {field.name!r}: None,  # fill in")
     names = part_names(samples)
     return _TEMPLATE.format(
         type=sample_type.__name__,
@@ -290,7 +290,7 @@ IMAGE_ROWS = 12
 
 
 def show_sample(sample: SeenSample) -> Table:
-    """Return a table of the parts of a sample: name, size, and what is in it."""
+    """Return a table of the parts of a sample: name, size, and content."""
     from rich.table import Table
     from rich.text import Text
 
@@ -299,7 +299,7 @@ def show_sample(sample: SeenSample) -> Table:
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("content")
     for part, size in sample.sizes.items():
-        content: Any = Text("too large to be shown")
+        content: Any = Text("too large to show")
         if part in sample.decoded:
             content = preview(sample.decoded[part])
         table.add_row(Text(printable(part)), f"{size:,}", content)
@@ -307,7 +307,7 @@ def show_sample(sample: SeenSample) -> Table:
 
 
 def preview(value: Any) -> Any:
-    """Return a few lines about a value: a text, or an image in coloured blocks."""
+    """Return a few lines about a value: a text, or an image in colored blocks."""
     from rich.console import Group
     from rich.text import Text
 
@@ -344,7 +344,7 @@ def describe(value: Any) -> str:
 
 
 def thumbnail(image: NDArray[np.uint8]) -> Text:
-    """Return an image (H, W, 3) in half blocks, two pixels in the height of a letter."""
+    """Return an image (H, W, 3) in half blocks, two pixels per character height."""
     from PIL import Image
     from rich.color import Color
     from rich.style import Style
@@ -364,7 +364,7 @@ def thumbnail(image: NDArray[np.uint8]) -> Text:
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that would move the cursor or change colours."""
+    """Return a text without characters that would move the cursor or change colors."""
     return "".join(
         "\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text
     )

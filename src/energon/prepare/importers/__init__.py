@@ -1,1 +1,1 @@
-"""What shards can be made of: each file reads one kind of source as samples."""
+"""What shards can be made from: each file reads one kind of source as samples."""

@@ -1,4 +1,4 @@
-"""Pack the samples of tar archives, compressed ones too."""
+"""Pack the samples of tar archives, including compressed ones."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from energon.prepare.index.index import COMPRESSED
 
 SUFFIXES = (".tar", *COMPRESSED)
 INDEX_SUFFIXES = (".idx", ".parts", ".json")
-"""Of files that may be next to archives and are about them."""
+"""Names of files next to archives that describe them."""
 
 
 def is_archive(name: str) -> bool:
-    """Return whether a file is a tar archive, by its name."""
+    """Return whether a file is a tar archive, judging by its name."""
     return name.lower().endswith(SUFFIXES)
 
 
 class ArchiveSource(PackSource):
     """The samples of archives, in the order of their paths.
 
-    They have splits if the paths of all archives say which they are in.
+    They have splits if the paths of all archives tell which split they are in.
 
     Args:
-        files: The archives, maybe with other files between them.
-        prefix_keys: Whether the key of each sample begins with the name of its archive.
+        files: The archives, possibly among other files.
+        prefix_keys: Whether to prefix the key of each sample with the name of its archive.
     """
 
     def __init__(self, files: FileSelection, *, prefix_keys: bool = False) -> None:
@@ -69,7 +69,7 @@ class ArchiveSource(PackSource):
         return self._left_out
 
     def _of(self, name: str, start: int, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
-        """Yield the samples of an archive; None for those that are not wanted, and not read."""
+        """Yield the samples of an archive; None for samples that are not needed, and not read."""
         path = self.folder / name
         prefix = f"{_stem(name)}/" if self.prefix_keys else ""
         current: str | None = None
@@ -93,7 +93,7 @@ class ArchiveSource(PackSource):
                         sample["__key__"] = prefix + key
                         sample[part] = _content(tar, member)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise FormatError(f"{path}: {error}; restore the archive or write it again") from error
+            raise FormatError(f"{path}: {error}; restore the archive or recreate it") from error
         if current is not None:
             yield sample or None
 
@@ -102,7 +102,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     data = file.read() if file is not None else b""
     if len(data) != member.size:
-        raise TruncatedError(f"{member.name} is truncated, restore the archive")
+        raise TruncatedError(f"{member.name} is truncated; restore the archive")
     return data
 
 
@@ -128,7 +128,7 @@ def _read_tar(file: BinaryIO, mode: Literal["r:*", "r|"]) -> tarfile.TarFile:
 
 
 class _Member(tarfile.TarInfo):
-    """A member of an archive that has to have an end marker."""
+    """A member of an archive that must have an end marker."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:

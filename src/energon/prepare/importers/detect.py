@@ -1,4 +1,4 @@
-"""Find out what is to be packed, and open it."""
+"""Determine what is to be packed, and open it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class DetectedSource:
     """What is to be packed.
 
     Args:
-        kind: What it is.
+        kind: The kind of source.
         address: Where it is, for kinds of other libraries.
-        files: Its files, for all others.
-        notes: What the user should know of how it was found.
+        files: Its files, for all other kinds.
+        notes: What the user should know about how it was detected.
     """
 
     kind: SourceKind
@@ -53,12 +53,12 @@ class DetectedSource:
 def find_source(
     addresses: Sequence[str], *, kind: SourceKind | None = None, target: AnyPath | None = None
 ) -> DetectedSource:
-    """Return what is at some addresses.
+    """Return the source at some addresses.
 
     Args:
         addresses: A folder, files or patterns, or `hf://NAME`.
-        kind: What it is, if that is known.
-        target: Where it is packed to, which does not belong to it.
+        kind: The kind of source, if it is known.
+        target: Where it is packed to, which does not belong to the source.
 
     Raises:
         DatasetNotFoundError: If there is nothing.
@@ -67,11 +67,11 @@ def find_source(
     library = _kind_of_library(addresses[0]) if kind is None or kind in _OF_LIBRARIES else None
     if library is not None or kind in _OF_LIBRARIES:
         if len(addresses) > 1:
-            raise ConfigError(f"{addresses[0]}: is a dataset of its own; pack one at a time")
+            raise ConfigError(f"{addresses[0]}: is a separate dataset; pack one at a time")
         return DetectedSource(kind or library or "folder", addresses[0])
     files, datasets = split_datasets(select(addresses, target=target))
     found = DetectedSource(kind, files=files) if kind is not None else _find_files(files)
-    notes = [f"left out: {name}/: a dataset of its own" for name in datasets]
+    notes = [f"skipped: {name}/: a separate dataset" for name in datasets]
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -86,10 +86,10 @@ def open_source(
     """Open what is to be packed.
 
     Args:
-        found: What it is, see `find_source`.
-        rules: How rows become samples, where it has rows.
-        prefix_keys: Whether keys begin with the name of the shard that they were in.
-        as_files: Whether each file is what it is, even if it seems to hold many samples.
+        found: The result of `find_source`.
+        rules: How rows become samples, if it has rows.
+        prefix_keys: Whether to prefix keys with the name of their original shard.
+        as_files: Whether to take each file as it is, even if it seems to hold many samples.
         label_from_folder: Whether the names of folders become labels.
     """
     if label_from_folder and found.kind != "folder":
@@ -116,10 +116,10 @@ def open_source(
 
 
 def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, list[str]]:
-    """Return the rules for the rows of tables with the columns of files that nobody has named.
+    """Return the rules for rows of tables, with detected columns of files.
 
     Returns:
-        The rules, and what the user should know of it.
+        The rules, and what the user should know about them.
     """
     if isinstance(rules.root, Path) and not rules.root.is_dir():
         raise ConfigError(f"--root {rules.root}: no such folder")
@@ -147,19 +147,19 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         shown = " and ".join(f"column {column!r}" for column in columns)
         names = "names" if len(columns) == 1 else "name"
         return replace(rules, file_columns=tuple(columns)), [
-            f"{shown} {names} files{where}, which become parts (--file-column); --part "
-            "COLUMN:PART makes a part of the text instead"
+            f"{shown} {names} files{where}, which become parts (--file-column); pass --part "
+            "COLUMN:PART to make a part of the text instead"
         ]
     return rules, [
-        f"column {column!r} seems to name files ({value!r}), and is kept as text: they are not "
-        f"below {opened.root}; if they are elsewhere, run this again with --root FOLDER and "
+        f"column {column!r} seems to name files ({value!r}), but is kept as text: they are "
+        f"not below {opened.root}; if they are elsewhere, run this again with --root FOLDER and "
         "--overwrite"
         for column, value in table.seem_files(opened)
     ]
 
 
 def _find_files(files: FileSelection) -> DetectedSource:
-    """Return of which kind files are, by their names and, where these do not tell, contents."""
+    """Return the kind of files, from their names and, if these do not tell, their contents."""
     names = [name for name in files.names if not is_about_data(name)]
     if any(is_archive(name) for name in names):
         return DetectedSource("shards", files=files)
@@ -190,7 +190,7 @@ def _find_files(files: FileSelection) -> DetectedSource:
 
 
 def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
-    """Return whether a file is a table; one in JSON is if it has an array."""
+    """Return whether a file is a table; a JSON file is one if it has an array."""
     suffix = table.table_suffix(name)
     if suffix != ".json" or (alone and not files.is_folder):
         return suffix is not None
@@ -200,7 +200,7 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
 
 
 def _kind_of_library(address: str) -> SourceKind | None:
-    """Return which library has written what is at an address; None for another one."""
+    """Return which library wrote what is at an address; None if unknown."""
     if address.startswith(HUGGING_FACE) and not is_pattern(address):
         return "huggingface"
     path = any_path(address)

@@ -1,17 +1,17 @@
 """Draw the splits of samples by a hash of their keys.
 
-A key is a number from 0 to 1, and each split has a piece of that line as long as its ratio. So
-the split of a sample depends on its key and the ratios alone: when samples are added, none of
-those that were there goes to another split.
+A key is hashed to a number from 0 to 1, and each split has a piece of that line as long as its
+ratio. So the split of a sample depends only on its key and the ratios: when samples are added, the
+existing ones stay in their splits.
 
-Stratified, the number of a key is its rank among the keys of its stratum, as a fraction: each
+If stratified, the number of a key is its rank among the keys of its stratum, as a fraction: each
 stratum is divided as exactly as whole samples allow. When samples are added, only those at the
-edges go to another split.
+edges change their split.
 
-To shuffle, samples are written to a temporary file as they come, and read back in the order of
-a hash of their keys, in memory that does not grow with their contents. So the order depends on
-keys and seed alone. Files that samples name stay where they are; other contents take space on
-disk until all is packed.
+To shuffle, samples are written to a temporary file as they arrive, and read back in the order of
+a hash of their keys, in memory that does not grow with their contents. So the order depends only on
+keys and seed. Files that samples refer to stay where they are; other contents take space on disk
+until everything is packed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from energon.prepare.importers.row import PackSource, Row
 def shuffled(
     samples: Iterator[Mapping[str, Any]], seed: int, folder: Path
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the samples in an order that is drawn by their keys.
+    """Yield the samples in an order derived from their keys.
 
     Args:
         samples: The samples.
-        seed: Which order.
-        folder: Where there is space for their contents.
+        seed: Determines the order.
+        folder: A folder with space for their contents.
     """
     purpose = b"order %d" % seed
     hashes, starts = array("Q"), array("Q", [0])
@@ -53,12 +53,12 @@ def shuffled(
             starts.append(file.tell())
         for place in np.argsort(np.array(hashes, np.uint64), kind="stable").tolist():
             file.seek(starts[place])
-            # What this process has just written itself.
+            # This process has just written it.
             yield pickle.load(file)
 
 
 PEEKED_SAMPLES = 1000
-"""In fewer samples, each split gets one if there are enough."""
+"""With fewer samples than this, each split gets one if there are enough."""
 
 _PURPOSE = b"energon split"
 _RANGE = 1 << 64
@@ -71,14 +71,14 @@ def hash_key(key: str, purpose: bytes = _PURPOSE) -> int:
 
 
 class SplitDraw:
-    """Says to which split a sample belongs.
+    """Returns the split of a sample.
 
     Args:
         ratios: Ratio by name of the split.
         strata: For each stratum the hashes of all of its keys, ascending; None draws each sample
-            on its own.
+            independently.
         column: The name of the stratum in rows.
-        moved: Samples by key that go to another split than their number says.
+        moved: By key, samples that go to a different split than their number says.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class SplitDraw:
 def open_draw(
     source: PackSource, ratios: Mapping[str, float], stratify: str | None = None
 ) -> SplitDraw:
-    """Return what says to which split the samples of a source belong.
+    """Return the rule that assigns the samples of a source to splits.
 
     Args:
-        source: The samples. Stratified, the keys of all are checked; else those of the first.
+        source: The samples. If stratified, the keys of all are read; otherwise those of the first.
         ratios: Ratio by name of the split.
-        stratify: "folder", or the column, whose values are divided alike; None for no such.
+        stratify: "folder", or a column whose values are divided alike; None for neither.
 
     Raises:
         ConfigError: If there is no such column.
@@ -176,7 +176,7 @@ def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
 
 
 def _moved(draw: SplitDraw, samples: Iterable[tuple[str, Row]]) -> dict[str, str]:
-    """Return which samples go to splits that would have none, the nearest ones."""
+    """Return which samples go to splits that would otherwise have none, the nearest ones."""
     found = list(samples)
     if len(found) > PEEKED_SAMPLES:
         return {}

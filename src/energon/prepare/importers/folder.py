@@ -1,6 +1,6 @@
-"""Import folders of files: as they are, or images with a table of what belongs to them.
+"""Import folders of files: as they are, or images with a table that describes them.
 
-Files whose paths are equal up to the first dot of their names are a sample. The table of an
+Files whose paths are equal up to the first dot of their names form a sample. The table of an
 image folder, as Hugging Face `datasets` loads it, is `metadata.csv`, `metadata.jsonl` or
 `metadata.parquet`. Its column `file_name`, and columns like `mask_file_name`, have paths below
 the folder that the table is in.
@@ -43,7 +43,7 @@ CONTAINERS = frozenset(
         *("sqlite", "sqlite3", "db", "beton", "safetensors", "rec", "riegeli", "vortex", "lance"),
     }
 )
-"""Extensions of files that hold many samples, or what has to be unpacked first."""
+"""Extensions of files that hold many samples, or must be unpacked first."""
 
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
 MAX_LABELS = 10
@@ -56,7 +56,7 @@ class FolderSource(PackSource):
 
     Args:
         files: The files.
-        as_files: Whether each file counts as what it is, even if it seems to hold many samples.
+        as_files: Whether to take each file as it is, even if it seems to hold many samples.
         label_from_folder: Whether samples get the fields `label` and `label_name` in their part
             `json`: number and name of the folder that they are in, among all such folders.
 
@@ -103,11 +103,11 @@ class FolderSource(PackSource):
         if self.labels is None:
             return self._part_sets()
         classes = [f"{number} {name}" for name, number in self.labels.items()]
-        more = [f"… {len(classes)} in all"] if len(classes) > MAX_LABELS else []
+        more = [f"… {len(classes)} in total"] if len(classes) > MAX_LABELS else []
         return [*self._part_sets(), f"labels: {', '.join([*classes[:MAX_LABELS], *more])}"]
 
     def _part_sets(self) -> list[str]:
-        """Return which parts how many samples have, if not all have the same."""
+        """Return how many samples have which parts, unless all have the same."""
         sets: dict[str, list[str]] = {}
         for groups in self._splits.values():
             for key, files in groups.items():
@@ -132,12 +132,12 @@ class FolderSource(PackSource):
             if split is None:
                 self._left_out.append(f"{name}: not a sample, its name has no extension")
             elif is_about_data(name):
-                self._left_out.append(f"{name}: not a sample, it is about the folder")
+                self._left_out.append(f"{name}: not a sample, it describes the folder")
             else:
                 pairs.append((split, name))
         if not pairs:
             raise DatasetNotFoundError(
-                f"{self.folder}: no file with an extension in it or below; expected files like "
+                f"{self.folder}: no file with an extension in it or below; expected files such as "
                 "0001.jpg and 0001.txt"
             )
         return sorted(pairs)
@@ -145,7 +145,7 @@ class FolderSource(PackSource):
     def _checked(
         self, groups: dict[str, list[tuple[str, str]]]
     ) -> dict[str, list[tuple[str, str]]]:
-        """Return the groups that are samples, if that can be told of most of them."""
+        """Return the groups that are samples, if this can be told for most of them."""
         self._refuse_token_files(groups)
         lone = {key: files[0] for key, files in groups.items() if len(files) == 1}
         strangers = {key: name for key, (part, name) in lone.items() if not is_decoded(part)}
@@ -171,21 +171,21 @@ class FolderSource(PackSource):
         found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         start = (
             f"{self.folder}: the files do not group into samples: of {num_groups} names, "
-            f"{len(names)} belong to one file only, which is neither media nor text ({found}), "
+            f"{len(names)} belong to only one file, which is neither media nor text ({found}), "
             f"e.g. {names[0]}. "
         )
         table = next((name for name in names if is_table(name)), None)
         if table is None:
             return (
-                f"{start}Expected are files that share a name, like 0001.jpg and 0001.txt, images, "
+                f"{start}Expected files that share a name, such as 0001.jpg and 0001.txt, images, "
                 "audio, video or texts, tables (.csv, .jsonl, .parquet) or tar archives; unpack or "
-                "convert the files, or pass --as-files to make a sample of each file as it is"
+                "convert the files, or pass --as-files to make each file a sample"
             )
         return (
             f"{start}If each row of {table} is a sample, run `energon pack {self.folder / table} "
-            f"TARGET`, with --file-column COLUMN if rows name files. Otherwise choose files by a "
-            f"pattern, like '{self.folder}/*.jpg', or pass --as-files to make a sample of each "
-            "file as it is"
+            f"TARGET`, with --file-column COLUMN if rows name files. Otherwise select files with "
+            f"a pattern, such as '{self.folder}/*.jpg', or pass --as-files to make each file a "
+            "sample"
         )
 
     def _refuse_token_files(self, groups: Mapping[str, list[tuple[str, str]]]) -> None:
@@ -226,12 +226,12 @@ def _groups(
 
 
 def _labels(groups: Mapping[str, Any], folder: AnyPath) -> dict[str, int]:
-    """Return the number of each class, in the order of their names."""
+    """Return the number of each class, ordered by name."""
     bare = next((key for key in groups if "/" not in key), None)
     if bare is not None:
         raise ConfigError(
             f"{folder}: {bare!r} is not in a folder that could be its label; expected folders like "
-            "cat/ and dog/ with all files in them"
+            "cat/ and dog/ that contain all files"
         )
     return {name: number for number, name in enumerate(sorted({_class_name(k) for k in groups}))}
 
@@ -249,7 +249,7 @@ def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected an object to add the label to, found {found!r:.40}")
     known = sorted(fields.keys() & found.keys())
     if known:
-        raise ConfigError(f"{path}: has a field {known[0]!r} already; leave --label-from out")
+        raise ConfigError(f"{path}: already has a field {known[0]!r}; omit --label-from")
     return found
 
 
@@ -258,7 +258,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def is_metadata(name: str) -> bool:
-    """Return whether a file is the table of a folder of media files, by its name."""
+    """Return whether a file is the table of a folder of media files, judging by its name."""
     return name.rpartition("/")[2] in METADATA
 
 
@@ -269,7 +269,7 @@ class ImageFolderSource(TableSource):
 
     Args:
         files: The tables, and the files that they may name.
-        rules: How rows become samples; keys and columns of files are as usual, unless given.
+        rules: How rows become samples; keys and columns of files have their defaults unless given.
 
     Raises:
         ConfigError: If a table has no column `file_name`.
@@ -302,7 +302,7 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
     columns = table_columns(path)
     if FILE_NAME not in columns and not rules.file_columns:
         raise ConfigError(
-            f"{path}: has no column {FILE_NAME!r} with the paths of files; there are "
+            f"{path}: has no column {FILE_NAME!r} with the paths of files, only "
             f"{', '.join(columns) or 'none'}. Pass --file-column with the column of paths, or "
             "--kind table or --kind folder"
         )
@@ -328,5 +328,5 @@ def _refuse_lists(path: object, columns: Iterable[str]) -> None:
         if column == f"{FILE_NAME}s" or column.endswith(f"_{FILE_NAME}s"):
             raise ConfigError(
                 f"{path}: column {column!r} has lists of files, which cannot be parts of a sample; "
-                "write a column for each file, or the samples with energon.ShardWriter"
+                "write a column for each file, or write the samples with energon.ShardWriter"
             )

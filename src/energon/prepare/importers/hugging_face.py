@@ -1,4 +1,4 @@
-"""Pack datasets of Hugging Face, saved to a folder or by name."""
+"""Pack Hugging Face datasets, saved to a folder or by name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from energon.prepare.importers.selection import (
 
 
 class HuggingFaceSource(PackSource):
-    """The rows of a dataset, each of its splits a split. Media stay encoded as they are.
+    """The rows of a dataset, with its splits. Media keep their encoding.
 
-    Class labels are numbers, with their names in a further column: `label_name` beside `label`.
+    Class labels are numbers, with their names in another column: `label_name` next to `label`.
 
     Args:
         address: A folder that `save_to_disk` wrote, or `hf://NAME`, or `hf://NAME:CONFIG`.
@@ -43,7 +43,7 @@ class HuggingFaceSource(PackSource):
         )
 
     def _here(self, address: str) -> str:
-        """Return where a saved folder is on this machine: its files are mapped into memory."""
+        """Return the local path of a saved folder: its files are mapped into memory."""
         folder = any_path(address) if not address.startswith(HUGGING_FACE) else None
         if not isinstance(folder, EPath):
             return address if folder is None else str(folder)
@@ -109,7 +109,7 @@ def _class_columns(dataset: Any) -> dict[str, tuple[str, Any]]:
 def _with_class_names(
     row: Mapping[str, Any], classes: Mapping[str, tuple[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return a row with the names of its class labels; those that are not known have none."""
+    """Return a row with the names of its class labels; unknown labels have none."""
     if not classes:
         return row
     names = {name: _names_of(row[column], feature) for column, (name, feature) in classes.items()}
@@ -124,7 +124,7 @@ def _names_of(label: Any, feature: Any) -> Any:
 
 
 def _encoded(dataset: Any) -> Any:
-    """Return a dataset whose media are bytes as they were stored, and not decoded."""
+    """Return a dataset whose media are bytes as they were stored, not decoded."""
     for name, feature in (dataset.features or {}).items():
         if hasattr(feature, "decode"):
             dataset = dataset.cast_column(name, type(feature)(decode=False))

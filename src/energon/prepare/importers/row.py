@@ -13,10 +13,10 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.epath import AnyPath, EPath
 
 Row = Mapping[str, Any]
-"""What a source knows of a sample besides its parts: columns of its table, or its `folder`."""
+"""What a source knows about a sample besides its parts: columns of its table, or its `folder`."""
 Wanted = Callable[[str, Row], bool]
-"""Says by its key and row whether a sample is needed. Asked for each sample once, in order, right
-before the sample is yielded; contents of those that are not wanted need not be read."""
+"""Tells from its key and row whether a sample is needed. Called once per sample, in order, right
+before the sample is yielded; contents of samples that are not needed need not be read."""
 
 
 def every(key: str, row: Row) -> bool:
@@ -42,7 +42,7 @@ class PackSource(ABC):
         return None
 
     def record(self) -> dict[str, Any]:
-        """Return what has to be the same for an interrupted run to continue."""
+        """Return what must be unchanged for an interrupted run to continue."""
         return {}
 
     def notes(self) -> list[str]:
@@ -50,7 +50,7 @@ class PackSource(ABC):
         return []
 
     def skipped(self) -> list[str]:
-        """Return what was left out so far and why, in words; once it is read, all of it."""
+        """Return what was skipped so far and why, in words; everything, once all is read."""
         return []
 
 
@@ -74,19 +74,19 @@ KEY_DIGITS = 9
 class RowRules:
     """How the columns of a table become the parts of samples.
 
-    Columns that no rule names become fields of a part `json`, all together; those that hold
-    media, bytes or arrays become parts of their own, called by the extension of what they hold,
-    with the name of the column before it if there are several such columns.
+    Columns that no rule names together become fields of a part `json`; those that hold media, bytes
+    or arrays become separate parts, named by the extension of their content, prefixed with the name
+    of the column if there are several such columns.
 
     Args:
-        key_column: Column with the keys, for which paths of files do up to their extension; None
+        key_column: Column with the keys, which may be paths of files up to their extension; None
             numbers the rows.
         file_columns: Columns with paths of files; their contents become parts.
-        parts: Names of parts by column, for columns that are to be parts under these names.
-        leave_out: Columns that are not wanted.
-        root: Folder that paths are relative to, and below which all files have to be; None for
-            that of the table, or else the working directory.
-        skip_missing: Whether rows whose files are missing are left out.
+        parts: Names of parts by column, for columns that become parts under these names.
+        leave_out: Columns to drop.
+        root: Folder that paths are relative to, and below which all files must be; None for that of
+            the table, or else the working directory.
+        skip_missing: Whether to skip rows whose files are missing.
     """
 
     key_column: str | None = None
@@ -97,11 +97,11 @@ class RowRules:
     skip_missing: bool = False
 
     def sample(self, row: Mapping[str, Any], number: int, origin: str) -> dict[str, Any] | None:
-        """Return the sample of a row, or None if it is left out because a file is missing.
+        """Return the sample of a row, or None if it is skipped because a file is missing.
 
         Args:
             row: Values by column.
-            number: Which row it is, from 0.
+            number: Number of the row, from 0.
             origin: Name of the table in messages.
 
         Raises:
@@ -149,7 +149,7 @@ class RowRules:
         return sample
 
     def has_file(self, value: str) -> bool:
-        """Return whether a value is the path of a file that may be taken."""
+        """Return whether a value is the path of a file that may be read."""
         if isinstance(self.root, EPath):
             path = self.root / value
             return _is_below(path, self.root) and path.is_file()
@@ -196,8 +196,7 @@ class RowRules:
             return None
         raise DatasetNotFoundError(
             f"{where}: {path}: no such file; pass --root with the folder that paths are relative "
-            "to, or leave "
-            "such rows out with --skip-missing"
+            "to, or skip such rows with --skip-missing"
         )
 
     def _remote_path(self, root: EPath, value: str, where: str) -> EPath | None:
@@ -207,7 +206,7 @@ class RowRules:
                 f"{where}: {value!r} is not below {root}; pass --root with a folder that "
                 "contains all files"
             )
-        # Whether it is there turns out when it is fetched, some samples ahead.
+        # Whether it exists turns out when it is fetched, a few samples ahead.
         return None if self.skip_missing and not path.is_file() else path
 
 
@@ -220,7 +219,7 @@ def _is_below(path: EPath, root: EPath) -> bool:
 
 
 def extension_of(value: Any) -> str | None:
-    """Return the extension of a value that has to be a part of its own; None if JSON holds it."""
+    """Return the extension of a value that must be a separate part; None if JSON can hold it."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         name = os.fspath(value["path"] or "")
         return Path(name).suffix.lstrip(".").lower() or extension_of(value["bytes"] or b"")

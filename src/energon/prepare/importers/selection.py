@@ -1,4 +1,4 @@
-"""Which files are packed: those of a folder, those that match a pattern, or single ones."""
+"""Which files to pack: those of a folder, those that match a pattern, or single ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUFFER_BYTES = 1 << 20
 
 
 def open_ascending(path: AnyPath) -> BinaryIO:
-    """Open a file to read it from the beginning to the end, maybe with jumps.
+    """Open a file to read it from the beginning to the end, possibly with jumps.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -42,7 +42,7 @@ def open_ascending(path: AnyPath) -> BinaryIO:
 
     def read(start: int, stop: int) -> bytes:
         data = bytearray(stop - start)
-        # Requests do not end at Ctrl-C, waiting for those of other threads does.
+        # Requests do not end on Ctrl-C; waiting for those of other threads does.
         count = file.object.store.submit(reader.read_into, start, memoryview(data)).result()
         return bytes(data[:count])
 
@@ -52,13 +52,13 @@ def open_ascending(path: AnyPath) -> BinaryIO:
 SAMPLES_AHEAD = 32
 MAX_THREADS = 16
 MAX_IN_MEMORY_BYTES = 4 << 20
-"""Larger files are copied to disk, and only when it is their turn."""
+"""Larger files are copied to disk, and only when their turn comes."""
 
 
 def fetched(samples: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the samples with the contents of remote files in place of their paths.
 
-    Contents that are on disk are there until the next sample is asked for.
+    Contents on disk exist until the next sample is requested.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -85,7 +85,7 @@ def _begun(sample: Mapping[str, Any], threads: WaitingThreads) -> dict[str, Any]
 
 
 def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a sample when all that was asked for is there."""
+    """Yield a sample when everything requested for it has arrived."""
     with ExitStack() as stack:
         for name, value in sample.items():
             content = value.result() if isinstance(value, Future) else value
@@ -97,7 +97,7 @@ def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fetch(path: EPath) -> bytes | EPath:
-    """Return a file's content, or the path again if that is large."""
+    """Return a file's content, or its path if it is large."""
     return path if file_size(path) > MAX_IN_MEMORY_BYTES else read_bytes(path)
 
 
@@ -114,10 +114,10 @@ ABOUT_DATA = frozenset(
         *("dataset_info", "dataset_infos", "thumbs", "desktop", "md5sums", "sha256sums"),
     }
 )
-"""Names of files that are about a folder, not samples in it, in lower case and up to the dot."""
+"""Names of files that describe a folder and are not samples, in lower case, up to the dot."""
 
 HUGGING_FACE = "hf://"
-"""Begins the name of a dataset on the Hugging Face Hub."""
+"""Prefix of the name of a dataset on the Hugging Face Hub."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class FileSelection:
     Args:
         folder: The folder.
         names: Paths of the files below it, sorted.
-        is_folder: Whether these are all files of the folder, as far as they are not hidden.
+        is_folder: Whether these are all files of the folder that are not hidden.
     """
 
     folder: AnyPath
@@ -140,18 +140,18 @@ class FileSelection:
 
 
 def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> FileSelection:
-    """Return the files that are meant by what stands on a command line.
+    """Return the files given on a command line.
 
     Args:
         addresses: A folder, a file, or a pattern with `*`, `?`, `[…]` or `**`; or several files
             and patterns, as a shell makes them of a pattern.
-        target: A folder that may be below and does not count: what is packed into it is not
-            packed again when the same command is given again.
+        target: A folder that may be below and does not count: what is packed into it is not packed
+            again when the same command is repeated.
 
     Raises:
         DatasetNotFoundError: If there is no such file or folder, or none that matches.
         ConfigError: If folders are given together with something else.
-        StorageError: If the place cannot say what it has, as web servers cannot.
+        StorageError: If the place cannot list its contents, as web servers cannot.
     """
     found = [file for address in addresses for file in _expand(address, alone=len(addresses) == 1)]
     if isinstance(found[0], FileSelection):
@@ -165,7 +165,7 @@ def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> FileSe
 def split_datasets(files: FileSelection) -> tuple[FileSelection, list[str]]:
     """Return a selection without prepared datasets in folders below, and their paths.
 
-    Where there is nothing else, it is they that are meant.
+    If there is nothing else, they are kept.
     """
     if isinstance(files.folder, EPath) or not files.is_folder:
         return files, []
@@ -180,11 +180,11 @@ def split_datasets(files: FileSelection) -> tuple[FileSelection, list[str]]:
 
 
 def names_below(folder: AnyPath) -> list[str]:
-    """Return the paths of all files below a folder, relative to it, sorted; none of `.nv-meta`.
+    """Return the paths of all files below a folder, relative to it, sorted, except in `.nv-meta`.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
-        StorageError: If the place cannot say what it has, as web servers cannot.
+        StorageError: If the place cannot list its contents, as web servers cannot.
     """
     if not isinstance(folder, EPath):
         return list_files(folder)
@@ -195,7 +195,7 @@ def names_below(folder: AnyPath) -> list[str]:
 
 
 def is_about_data(name: str) -> bool:
-    """Return whether a file tells about those beside it, or is hidden."""
+    """Return whether a file describes those next to it, or is hidden."""
     base = name.rpartition("/")[2]
     return base.startswith(".") or base.partition(".")[0].lower() in ABOUT_DATA
 
@@ -241,7 +241,7 @@ def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:
     """Return files as a selection below the deepest folder that all of them are in."""
     texts = [os.fspath(file) for file in files]
     if len({is_remote(text) for text in texts}) > 1:
-        raise ConfigError("some of the files are in a store and others are not; pack them apart")
+        raise ConfigError("some files are in a store and others are not; pack them separately")
     if not is_remote(texts[0]):
         absolute = [os.path.abspath(text) for text in texts]
         top = os.path.commonpath([os.path.dirname(text) for text in absolute])
@@ -250,14 +250,14 @@ def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:
     folder = EPath(texts[0]).parent
     while not all(_is_below(file, folder) for file in files):
         if folder == folder.parent:
-            raise ConfigError("the files are in different stores; pack them apart")
+            raise ConfigError("the files are in different stores; pack them separately")
         folder = folder.parent
     names = sorted({EPath(text).relative_to(folder) for text in texts})
     return FileSelection(folder, tuple(names), is_folder=False)
 
 
 def _without(chosen: FileSelection, target: AnyPath | None) -> FileSelection:
-    """Return a selection without what is in the target, if that is below its folder."""
+    """Return a selection without the contents of the target, if that is below its folder."""
     try:
         if isinstance(target, EPath):
             below = target.relative_to(EPath(chosen.folder))

@@ -34,20 +34,20 @@ BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
 SURE_ROWS = 10_000
-"""A column that this many rows lack is taken for misspelled."""
+"""A column missing from this many rows is considered misspelled."""
 MAX_ARRAYS = 16
-"""Among more `.json` files no lists of samples are looked for: each is a sample."""
+"""If there are more `.json` files than this, each is a sample, not a list of samples."""
 MAX_FOLDERS = 64
-"""In so many folders beside a table, files are looked for."""
+"""Number of folders next to a table in which files are searched."""
 PROBED_ROWS = 16
-"""Rows whose values are checked to find out which columns name files."""
+"""Rows whose values are checked to detect columns that name files."""
 
 _BETWEEN = re.compile(r"[\s,]*")
 _FILE_NAME = re.compile(r"[^\n]{1,1024}\.\w{1,8}")
 
 
 def table_suffix(name: str) -> str | None:
-    """Return the suffix that says what kind of table a file is; None if it is none.
+    """Return the suffix that tells what kind of table a file is; None if it is not a table.
 
     Example:
         >>> table_suffix("a/B.JSONL.gz"), table_suffix("a.tar.gz")
@@ -61,7 +61,7 @@ def table_suffix(name: str) -> str | None:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a file is a table, by its name."""
+    """Return whether a file is a table, judging by its name."""
     return table_suffix(name) is not None
 
 
@@ -76,9 +76,9 @@ class Table:
     """A file with rows.
 
     Args:
-        path: The file, of a kind that its suffix tells.
+        path: The file; its suffix tells its kind.
         rules: How its rows become samples.
-        prefix: What keys begin with that are not those of a column.
+        prefix: Prefix of keys that do not come from a column.
     """
 
     path: AnyPath
@@ -87,13 +87,13 @@ class Table:
 
     @classmethod
     def at(cls, path: AnyPath, rules: RowRules, prefix: str = "") -> Table:
-        """Return the table at a path, whose rows name files beside it unless rules say else."""
+        """Return the table at a path, whose rows name files next to it unless rules differ."""
         root = path.parent if rules.root is None else rules.root
         return cls(path, replace(rules, root=root), prefix)
 
     @property
     def root(self) -> AnyPath:
-        """The folder that its rows name files below."""
+        """The folder below which its rows name files."""
         return self.path.parent if self.rules.root is None else self.rules.root
 
 
@@ -102,7 +102,7 @@ class TableSource(PackSource):
 
     Args:
         splits: The tables of each split.
-        left_out: Files beside them that are not packed, and why.
+        left_out: Files next to them that are not packed, and why.
     """
 
     def __init__(self, splits: Mapping[str, Sequence[Table]], left_out: Iterable[str] = ()) -> None:
@@ -133,10 +133,10 @@ class TableSource(PackSource):
 
 
 def open_tables(files: FileSelection, rules: RowRules) -> TableSource:
-    """Return the rows of tables, with splits if the names of all files say which they are in.
+    """Return the rows of tables, with splits if the names of all files tell which they are in.
 
-    Rows of several tables are numbered in each, behind the name of the table: when tables are
-    added, keys stay what they are.
+    Rows of several tables are numbered within each, after the name of the table: when tables are
+    added, existing keys do not change.
     """
     tables = [name for name in files.names if is_table(name)]
     named = splits_by_name(tables, by_file=True)
@@ -166,7 +166,7 @@ def table_values(table: Table, column: str) -> Iterator[str]:
 
 
 def find_file_columns(table: Table) -> list[str]:
-    """Return the columns in whose first rows there are paths of files below the root."""
+    """Return the columns whose first rows contain paths of files below the root."""
     rows = list(islice(read_rows(table), PROBED_ROWS))
     columns = dict.fromkeys(column for row in rows for column in row)
     known = {*table.rules.parts, *table.rules.leave_out}
@@ -178,7 +178,7 @@ def find_file_columns(table: Table) -> list[str]:
 
 
 def find_roots(path: AnyPath, rules: RowRules) -> dict[Path, list[str]]:
-    """Return the folders beside a table below which its rows name files, and in which columns."""
+    """Return the folders near a table below which its rows name files, and in which columns."""
     if isinstance(path, EPath):
         return {}
     beside = sorted(each for each in path.parent.iterdir() if each.is_dir())[:MAX_FOLDERS]
@@ -187,7 +187,7 @@ def find_roots(path: AnyPath, rules: RowRules) -> dict[Path, list[str]]:
 
 
 def seem_files(table: Table) -> list[tuple[str, str]]:
-    """Return the columns in whose first rows there seem to be paths of media, with a value."""
+    """Return the columns whose first rows seem to contain paths of media, with a value."""
     found = []
     for row in islice(read_rows(table), 1):
         for column, value in row.items():
@@ -211,7 +211,7 @@ def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Return the path of a table without its suffixes, as keys begin that have no dots."""
+    """Return the path of a table without its suffixes, the prefix of keys without dots."""
     base = name[: -len(PurePosixPath(name).suffix)] if PurePosixPath(name).suffix else name
     if name.lower().endswith(COMPRESSED):
         base = os.path.splitext(base)[0]
@@ -224,7 +224,7 @@ def read_rows(table: Table) -> Iterator[Mapping[str, Any]]:
 
     Raises:
         FormatError: If it is damaged.
-        ConfigError: If it is of JSON, and no row has one of the columns that rules name.
+        ConfigError: If it is JSON, and no row has one of the columns that rules name.
     """
     path = table.path
     suffix = table_suffix(path.name)
@@ -240,9 +240,9 @@ def read_rows(table: Table) -> Iterator[Mapping[str, Any]]:
 
 
 def _filled(rows: Iterator[Mapping[str, Any]], table: Table) -> Iterator[Mapping[str, Any]]:
-    """Yield rows with None for the columns that they lack, as is usual in JSON.
+    """Yield rows with None for the columns that they lack, as is common in JSON.
 
-    A column that no row has is misspelled.
+    A column that no row has is considered misspelled.
     """
     rules = table.rules
     wanted = {*rules.file_columns, *rules.parts, *rules.leave_out}
@@ -262,14 +262,13 @@ def _filled(rows: Iterator[Mapping[str, Any]], table: Table) -> Iterator[Mapping
 def _check_seen(path: AnyPath, unseen: set[str], number: int, there: Iterable[str]) -> None:
     if unseen:
         raise ConfigError(
-            f"{path}: in {number} rows there is no column {min(unseen)!r}, there are "
-            f"{', '.join(there)}"
+            f"{path}: none of {number} rows has a column {min(unseen)!r}, only {', '.join(there)}"
         )
 
 
 @contextmanager
 def _opened(path: AnyPath) -> Iterator[BinaryIO]:
-    """Open a table to read it from the beginning to the end, unpacked.
+    """Open a table to read it from the beginning to the end, decompressed.
 
     Raises:
         FormatError: If it is compressed and damaged.
@@ -331,7 +330,7 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_header(path: AnyPath, columns: Sequence[str], delimiter: str) -> None:
-    """Refuse a single column whose name is that of several, separated by something else."""
+    """Refuse a single column whose name seems to be several names with another separator."""
     if len(columns) != 1:
         return
     other = next((each for each in (",", ";", "\t", "|") if each in columns[0]), None)
@@ -354,7 +353,7 @@ def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
 
 
 def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a JSON array, of which only a part is in memory."""
+    """Yield the objects of a JSON array, only part of which is in memory."""
     decode = json.JSONDecoder().raw_decode
     with _opened(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
         text = _read_text(file, path, ARRAY_CHARACTERS).lstrip()
@@ -371,7 +370,7 @@ def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             try:
                 row, position = decode(text, position)
             except ValueError as error:
-                # The object continues in what was not read yet, of which ever more is taken.
+                # The object continues in the unread part, of which more and more is read.
                 more = _read_text(file, path, max(ARRAY_CHARACTERS, len(text)))
                 if not more or len(text) - position > MAX_FIELD_BYTES:
                     raise FormatError(f"{path}: element {number}: {error}") from error

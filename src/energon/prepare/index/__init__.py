@@ -1,1 +1,1 @@
-"""The index of a dataset: found by scanning shards, written beside them and in `.nv-meta`."""
+"""The index of a dataset: made by scanning shards, written next to them and in `.nv-meta`."""

@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 
 
 class RangeSums:
-    """The CRC-32 of ranges of an object, made of what is read of it in ascending order.
+    """The CRC-32 of ranges of an object, computed from what is read of it in ascending order.
 
     Args:
         offsets: Where the ranges begin, ascending.
@@ -42,7 +42,7 @@ class RangeSums:
         self._buffer = bytearray(PIECE_BYTES)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` from `offset` on, as `SkippingReader.read_into`."""
+        """Fill `buffer` from `offset` on, like `SkippingReader.read_into`."""
         self._advance(offset)
         count = self._reader.read_into(offset, buffer)
         known = self._position - offset
@@ -51,7 +51,7 @@ class RangeSums:
         return count
 
     def finish(self) -> NDArray[np.uint32]:
-        """Read what is left, and return the checksum of each range.
+        """Read the rest, and return the checksum of each range.
 
         Raises:
             TruncatedError: If the object ends before the last.
@@ -60,8 +60,8 @@ class RangeSums:
         self._advance(end)
         if self._position < end:
             raise TruncatedError(
-                f"{self._origin}: ends at byte {self._position}, its index has contents up to "
-                f"byte {end}; the shard is truncated, restore or write it again"
+                f"{self._origin}: ends at byte {self._position}, but its index has contents up to "
+                f"byte {end}; the shard is truncated, restore or recreate it"
             )
         return np.array(self._found, np.uint32)
 
@@ -75,7 +75,7 @@ class RangeSums:
             self._add(view[:count])
 
     def _add(self, data: memoryview) -> None:
-        """Take in what follows the bytes that were taken in so far."""
+        """Process the bytes that follow those processed so far."""
         begin, end = self._position, self._position + len(data)
         while self._range < len(self._starts) and self._starts[self._range] < end:
             start, stop = self._starts[self._range], self._stops[self._range]
@@ -97,7 +97,7 @@ def with_checksums(path: Path, scan: TarScan) -> TarScan:
 
 
 def content_crc32(path: Path, offsets: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.uint32]:
-    """Return the CRC-32 of ranges of a file, which are in ascending order.
+    """Return the CRC-32 of ranges of a file, given in ascending order.
 
     Raises:
         TruncatedError: If the file ends before the last.
@@ -143,6 +143,6 @@ def _read(descriptor: int, path: Path, start: int, size: int) -> bytes:
     if len(data) < size:
         raise TruncatedError(
             f"{path}: ends at byte {start + len(data)}, expected {size} bytes from byte {start}; "
-            f"the shard is truncated, restore or write it again"
+            f"the shard is truncated, restore or recreate it"
         )
     return data

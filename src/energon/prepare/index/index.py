@@ -1,4 +1,4 @@
-"""Index the shards of a folder: find their samples, and write beside each what readers need."""
+"""Index the shards of a folder: find their samples, and write what readers need next to each."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ MAX_PENDING_BYTES = 16 << 20
 
 
 class IndexedShard(NamedTuple):
-    """What the preparation of a dataset has to know of a shard."""
+    """What preparing a dataset needs to know about a shard."""
 
     name: str
     """Its path below the dataset folder."""
     num_samples: int
     state: FileState
     first_key: bytes
-    """The lowest key; those of the samples are between it and the last."""
+    """The lowest key; those of all samples are between it and the last."""
     last_key: bytes
     duplicate: str | None
-    """A key that the shard has twice."""
+    """A key that occurs twice in the shard."""
     repeated: RepeatedPart | None
-    """A part that a sample of the shard has twice."""
+    """A part that occurs twice in a sample of the shard."""
     was_read: bool
     """Whether it is new or changed, so that it was read now."""
     part_names: tuple[str, ...] = ()
-    """The parts that its samples have, in no order."""
+    """The parts of its samples, unordered."""
 
 
 class IndexOptions(NamedTuple):
     """How shards are indexed."""
 
     checksum: bool = False
-    """Whether to read contents, too, and to keep a checksum of each."""
+    """Whether to read contents as well, and to store a checksum of each."""
     force: bool = False
-    """Whether to read shards that have not changed, too."""
+    """Whether to read shards that have not changed as well."""
     durable: bool = True
-    """Whether index files are on disk when a batch is done. If not, someone has to flush them
-    before anything relies on them; a damaged one is noticed by its checksum."""
+    """Whether index files are on disk when a batch is done. If not, the caller must flush them
+    before anything relies on them; a damaged one is detected by its checksum."""
 
 
 def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> list[IndexedShard]:
     """Index some shards, and write the index files of those that are new or changed.
 
-    Runs on any process or machine that sees the folder. What was indexed before an error is
+    Runs in any process or machine that sees the folder. What was indexed before an error is
     kept.
 
     Raises:
-        FormatError: If a shard is damaged, cut off or has no samples.
+        FormatError: If a shard is damaged, truncated or empty.
         DatasetNotFoundError: If a shard has vanished.
     """
     done: list[IndexedShard] = []
@@ -101,7 +101,7 @@ def index_shard(path: str, *, checksum: bool = False) -> PartTable:
         checksum: Whether the table needs a checksum of each part.
 
     Raises:
-        FormatError: If the shard is damaged, cut off or has no samples.
+        FormatError: If the shard is damaged, truncated or empty.
     """
     shard = Path(path)
     known = known_table(shard, checksum=checksum)
@@ -114,11 +114,11 @@ def index_shard(path: str, *, checksum: bool = False) -> PartTable:
 
 
 def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
-    """Return the table of a shard if the index beside it is that of the present shard.
+    """Return the table of a shard if the index next to it matches the current shard.
 
     Args:
         path: The shard.
-        checksum: Whether a table without checksums does not count.
+        checksum: Whether a table without checksums is rejected.
     """
     state = file_state(path)
     table_path, index_path = part_table_path(path), tar_index_path(path)
@@ -136,7 +136,7 @@ def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
 
 
 def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
-    """Return what the preparation of a dataset has to know of a shard."""
+    """Return what preparing a dataset needs to know about a shard."""
     return IndexedShard(
         name=name,
         num_samples=table.num_samples,
@@ -162,10 +162,10 @@ def _index(
 
 
 def _had_checksums(path: Path) -> bool:
-    """Return whether the index of a shard, maybe of an earlier version of it, has checksums.
+    """Return whether the index of a shard, possibly of an earlier version, has checksums.
 
-    Then the next has them, too: whoever was killed between a shard and its index, or has changed
-    a shard, does not lose them.
+    If so, the next one gets them, too, so that they are not lost when a run is killed between a
+    shard and its index, or when a shard has changed.
     """
     try:
         return PartTable.open(part_table_path(path)).part_crc32 is not None
@@ -174,12 +174,12 @@ def _had_checksums(path: Path) -> bool:
 
 
 def index_files(path: Path) -> tuple[Path, Path]:
-    """Return the files that are written beside a shard."""
+    """Return the files that are written next to a shard."""
     return tar_index_path(path), part_table_path(path)
 
 
 def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:
-    """Return the table of a shard, and the files to be written beside it."""
+    """Return the table of a shard, and the files to be written next to it."""
     before = file_state(path)
     with reporting(path):
         scan = scan_tar(path)
@@ -187,12 +187,12 @@ def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, by
             scan = with_checksums(path, scan)
     if not scan.num_samples:
         raise FormatError(
-            f"{path}: has no samples. Files in a shard are named KEY.EXTENSION, and links and "
-            "folders do not count; remove the shard, or leave it out with --exclude"
+            f"{path}: has no samples. Files in a shard are named KEY.EXTENSION; links and folders "
+            "are ignored. Remove the shard, or skip it with --exclude"
         )
     if file_state(path) != before:
         raise FormatError(
-            f"{path}: was written to while it was read; wait until shards are complete, and run "
+            f"{path}: was modified while it was read; wait until shards are complete, and run "
             "`energon prepare` again"
         )
     table = PartTable.from_scan(scan, shard_mtime_ns=before.mtime_ns)
@@ -204,7 +204,7 @@ def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, by
 
 
 def _duplicate(table: PartTable) -> str | None:
-    """Return a key that a shard has twice: such keys follow each other in ascending order."""
+    """Return a key that occurs twice in a shard: such keys are adjacent in ascending order."""
     if table.unique:
         return None
     keys: Iterator[bytes] = map(table.key_at, range(table.num_samples))
@@ -224,12 +224,12 @@ def index_remote(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTab
 
     Args:
         file: The shard.
-        copy: Local path beside which the table of an earlier run may lie. If it only has
-            another date, as where shards were indexed before they were uploaded, it is kept.
+        copy: Local path next to which the table of an earlier run may be. It is kept if only its
+            date differs, as when shards were indexed before they were uploaded.
         options: How to index.
 
     Raises:
-        FormatError: If the shard is damaged, cut off or has no samples.
+        FormatError: If the shard is damaged, truncated or empty.
     """
     if not options.force and (table := _present(file, copy, options)) is not None:
         return replace(table, shard_mtime_ns=file.info.mtime_ns)
@@ -237,8 +237,8 @@ def index_remote(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTab
     scan = scan_archive(reader.read_into, file.info.size, origin=file.path)
     if not scan.num_samples:
         raise FormatError(
-            f"{file.path}: has no samples. Files in a shard are named KEY.EXTENSION, and links "
-            "and folders do not count; remove the shard, or leave it out with --exclude"
+            f"{file.path}: has no samples. Files in a shard are named KEY.EXTENSION; links and "
+            "folders are ignored. Remove the shard, or skip it with --exclude"
         )
     if options.checksum:
         scan = _with_checksums(file, scan)
@@ -267,7 +267,7 @@ MAX_BATCH_SHARDS = 256
 MIN_BATCH_BYTES = 16 << 20
 BATCHES_PER_WORKER = 8
 ALONE_SECONDS = 0.2
-"""How long this process works alone: few shards are done before another could have started."""
+"""How long this process works alone: a few shards are done before another could start."""
 
 
 def find_shards(dataset: Path) -> list[str]:
@@ -283,7 +283,7 @@ def find_shards(dataset: Path) -> list[str]:
         target = dataset.resolve()
         raise ConfigError(
             f"{dataset}: {counted(len(compressed), 'shard is', 'shards are')} compressed, e.g. "
-            f"{compressed[0]}; samples of such cannot be read one by one. Rewrite them as plain "
+            f"{compressed[0]}; their samples cannot be read one by one. Rewrite them as plain "
             "shards with\n\n"
             f"    energon pack {quote(str(dataset))} "
             f"{quote(str(target.with_name(target.name + '_tar')))}"
@@ -309,9 +309,9 @@ def index_shards(
     Args:
         dataset: Folder of the dataset.
         shards: Paths below it.
-        engine: Where to do it.
-        options: How to do it.
-        progress: Called with the number of shards that are done, and of all.
+        engine: Where to run.
+        options: How to index.
+        progress: Called with the number of finished shards, and the total.
 
     Raises:
         FormatError: If a shard is damaged.
@@ -345,7 +345,7 @@ def _run(
 
 
 def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[str]]:
-    """Return runs of shards that take about as long as each other."""
+    """Return runs of shards that take about the same time."""
     sizes = [file_state(dataset / shard).size for shard in shards]
     limit = max(MIN_BATCH_BYTES, sum(sizes) // (BATCHES_PER_WORKER * engine.num_workers))
     batches: list[list[str]] = []

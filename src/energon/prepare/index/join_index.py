@@ -1,11 +1,10 @@
 """Find the samples of several datasets that have the same key.
 
-The keys of all datasets are hashed, shard by shard and on several threads, and dealt to as many
-partitions by their hashes as are needed for one to fit into memory. A large join keeps the
-partitions in temporary files without names, so a process that is killed leaves none. Within a
-partition, the hashes of a dataset are sorted and those of the first one are looked up in them
-(a Grace hash join). So memory depends on the size of a partition, and the time on the number of
-keys.
+The keys of all datasets are hashed, shard by shard on several threads, and distributed by hash to
+as many partitions as needed for one to fit into memory. A large join keeps the partitions in
+unnamed temporary files, so a killed process leaves none behind. Within a partition, the hashes of
+a dataset are sorted, and those of the first dataset are looked up in them (a Grace hash join). So
+memory depends on the size of a partition, and time on the number of keys.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class KeyColumn:
         num_samples: How many samples it has.
         blocks: Each opens a shard and returns its samples.
         key_of: Returns the key of a sample, for messages.
-        nonmatch: What is done where it has no sample of a key.
+        nonmatch: What to do if it has no sample with a key.
     """
 
     name: str
@@ -78,13 +77,13 @@ def build_join_index(
     """Write the index of a join; its rows are in the order of the first dataset.
 
     Args:
-        path: Where to. It is there as a whole or not at all.
-        columns: The datasets, the first of which decides which rows there are.
-        partition_keys: Keys that are matched in memory at a time.
-        num_threads: How many shards are read at a time; None for one a core.
+        path: The index file. It appears as a whole or not at all.
+        columns: The datasets, the first of which determines the rows.
+        partition_keys: How many keys are matched in memory at a time.
+        num_threads: How many shards are read at a time; None for one per core.
 
     Returns:
-        How many rows there are.
+        The number of rows.
 
     Raises:
         ConfigError: If samples without a match are errors, and there are any.
@@ -134,7 +133,7 @@ def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
 
 
 class _Partitions:
-    """The hashed keys of a dataset, dealt by hash; in memory if there is one partition."""
+    """The hashed keys of a dataset, distributed by hash; in memory if there is one partition."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.count = count
@@ -142,7 +141,7 @@ class _Partitions:
         self._num_waiting = 0
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - __exit__ closes it
         self._runs: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        """For each partition, where in the file its entries begin, and how many follow."""
+        """For each partition, where in the file its entries begin, and how many there are."""
 
     def __enter__(self) -> _Partitions:
         return self
@@ -160,7 +159,7 @@ class _Partitions:
         """Return the entries of a partition, in the order of their hashes."""
         if self.count == 1:
             entries = np.concatenate([np.empty((0, 3), np.uint64), *self._waiting])
-            # Asked for again with every other dataset.
+            # Needed again with every other dataset.
             self._waiting = [entries]
         else:
             self._flush()
@@ -195,7 +194,7 @@ class _Partitions:
 def _matched(
     first: KeyColumn, own: _Partitions, column: KeyColumn, other: _Partitions, folder: Path
 ) -> Ints:
-    """Return for each sample of the first dataset that of another with the same key, or -1."""
+    """Return for each sample of the first dataset the one of another with the same key, or -1."""
     found = _on_disk(folder, first.num_samples)
     found[:] = MISSING
     for partition in range(own.count):
@@ -208,7 +207,7 @@ def _matched(
 
 
 def _look_up(wanted: Entries, entries: Entries) -> tuple[Ints, Ints]:
-    """Return the numbers of the wanted samples that are among `entries`, and of those there."""
+    """Return the numbers of the requested samples found in `entries`, and of their matches."""
     rows: list[Ints] = []
     matches: list[Ints] = []
     at = np.searchsorted(entries[:, 0], wanted[:, 0])
@@ -221,7 +220,7 @@ def _look_up(wanted: Entries, entries: Entries) -> tuple[Ints, Ints]:
         equal = entries[at, 1] == left[:, 1]
         rows.append(left[equal, 2].astype(np.int64))
         matches.append(entries[at[equal], 2].astype(np.int64))
-        # The first halves of different keys may be equal; then the next one may match.
+        # The first halves of different keys may be equal; then the next entry may match.
         left, at = left[~equal], at[~equal] + 1
     none = [np.empty(0, np.int64)]
     return np.concatenate(rows or none), np.concatenate(matches or none)
@@ -258,15 +257,15 @@ def _check_matched(first: KeyColumn, others: Sequence[KeyColumn], matches: Seque
             )
     if problems:
         raise ConfigError(
-            "\n".join(problems) + "\nWrite `nonmatch: skip` beside its path to leave such samples "
-            "out, or `nonmatch: none` to give None to the joiner"
+            "\n".join(problems) + "\nWrite `nonmatch: skip` next to its path to skip such samples, "
+            "or `nonmatch: none` to pass None to the joiner"
         )
 
 
 def _without_skipped(
     first: KeyColumn, others: Sequence[KeyColumn], matches: Sequence[Ints], folder: Path
 ) -> tuple[int, list[Ints | None]]:
-    """Return the number of rows, and the columns without those that are to be left out."""
+    """Return the number of rows, and the columns without rows that are to be skipped."""
     skipping = [m for column, m in zip(others, matches, strict=True) if column.nonmatch == "skip"]
     if not skipping:
         return first.num_samples, [None, *matches]
@@ -289,6 +288,6 @@ def _chunks(column: Ints) -> Iterable[tuple[int, Ints]]:
 
 
 def _on_disk(folder: Path, count: int) -> Ints:
-    """Return numbers that are paged out when memory is short."""
+    """Return numbers in memory that can be paged out."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, np.int64, "w+", shape=(count,))

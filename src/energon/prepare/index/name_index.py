@@ -1,6 +1,6 @@
-"""Keep `index.sqlite` up to date: leave it, extend it, or write it again.
+"""Keep `index.sqlite` up to date: leave it, extend it, or rewrite it.
 
-What was prepared becomes the dataset with it, so that at any moment it is the old or the new one.
+It is replaced together with the dataset, so that both are always either old or new.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def write_name_index(
     *,
     rewrite: bool = False,
 ) -> bool:
-    """Write the SQL index of a dataset to `target`, unless the present one is that already.
+    """Write the SQL index of a dataset to `target`, unless the current one is up to date.
 
     Args:
         dataset: The folder.
         names: All shards, in their order.
-        shards: The same, as they become indexed; all of them are taken.
+        shards: The same shards, as they become indexed; all of them are consumed.
         target: An empty file.
-        rewrite: Whether to write all of it, whatever the present one says that it is.
+        rewrite: Whether to write all of it, whatever the current one claims.
 
     Returns:
         Whether it was written.
@@ -78,7 +78,7 @@ def write_name_index(
         _copy_media(sqlite_path(dataset), target)
         return True
     for _ in islice(following, len(known)):
-        pass  # indexed, and in the SQL index already
+        pass  # indexed, and already in the SQL index
     if len(known) == len(wanted):
         list(following)
         return False
@@ -89,12 +89,12 @@ def write_name_index(
 
 
 def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> bool:
-    """Return whether the SQL index of a dataset is that of its present shards.
+    """Return whether the SQL index of a dataset matches its current shards.
 
     Args:
         dataset: The folder.
         names: All shards, in their order.
-        or_else: The answer for an index that does not say of which shards it is.
+        or_else: The answer for an index that does not record its shards.
     """
     known = indexed_shards(sqlite_path(dataset))
     if known is None:
@@ -103,7 +103,7 @@ def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> b
 
 
 def has_media(dataset: Path) -> bool:
-    """Return whether the SQL index of a dataset holds more than can be made from the shards."""
+    """Return whether the SQL index contains more than can be made from the shards."""
     path = sqlite_path(dataset)
     if not path.is_file():
         return False
@@ -121,8 +121,8 @@ def _copy_media(source: Path, target: Path) -> None:
         copy_media(source, target)
     except (FormatError, sqlite3.DatabaseError) as error:
         log.warning(
-            "%s: if it had metadata of media, they are lost: %s; `energon prepare-media` makes "
-            "them again",
+            "%s: media metadata that it may have had is lost: %s; `energon prepare-media` "
+            "creates it again",
             source,
             error,
         )
@@ -145,18 +145,18 @@ def commit_dataset(
 ) -> None:
     """Write the files of `.nv-meta`.
 
-    The list of shards decides what the dataset consists of. While splits are replaced, it has
+    The list of shards determines what the dataset consists of. While splits are replaced, it has
     the shards of both the old and the new ones. While the list is replaced, the SQL index, which
-    goes by the numbers of shards, is either away or fits.
+    refers to shards by number, is either absent or matches.
 
     Args:
         dataset: The folder.
         info: The shards.
         documents: Names and contents of other files.
         changed: Whether shards are new or changed.
-        sqlite: A new SQL index, on its way under another name; None if there is none.
-        keeps_sqlite: Whether the present SQL index is of these shards.
-        unflushed: Files beside the shards that have to be on disk before the dataset has them.
+        sqlite: A new SQL index under a temporary name; None if there is none.
+        keeps_sqlite: Whether the current SQL index matches these shards.
+        unflushed: Files next to the shards that must be on disk before the dataset has them.
     """
     meta = dataset / META
     present = _present_counts(dataset)
@@ -187,7 +187,7 @@ def commit_dataset(
 
 
 def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:
-    """Return the files that list the shards; that of early releases is kept up if it is there."""
+    """Return the files that list the shards, including that of early releases if it exists."""
     files = [(meta / ".info.json", info.to_json())]
     if (meta / ".info.yaml").exists():
         files.insert(0, (meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))

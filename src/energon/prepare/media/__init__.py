@@ -1,1 +1,1 @@
-"""Media metadata: what the headers of images, audio and video say, kept in the index."""
+"""Media metadata: facts from the headers of images, audio and video, kept in the index."""

@@ -1,7 +1,7 @@
 """Add media metadata to a prepared dataset, or to a folder of files.
 
-What is found is collected in a copy of `index.sqlite` that replaces it at the end. A run that
-was killed is continued, and one that is done again looks at new and changed shards only.
+Results are collected in a copy of `index.sqlite` that replaces it at the end. A killed run is
+continued, and a repeated run looks only at new and changed shards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from energon.prepare.media.probe import (
 from energon.prepare.remote import standing_in
 
 SAMPLES_PER_JOB = 4096
-"""What is checked once more if a process dies."""
+"""How much is checked again if a process dies."""
 FILES_PER_JOB = 200
 DIED = "the process that read it died: a codec has crashed, or memory ran out"
 _PRELOAD = "energon.prepare.media.probe"
@@ -48,13 +48,13 @@ _PRELOAD = "energon.prepare.media.probe"
 def surviving_files(
     folder: Path, names: Sequence[str], chosen: MediaFilter, num_processes: int
 ) -> Iterator[list[Probed]]:
-    """Yield what some files in a folder say, as it becomes ready.
+    """Yield the metadata of some files in a folder, as it becomes ready.
 
     Args:
         folder: The folder.
         names: Paths below it.
         chosen: Which files are media files.
-        num_processes: How many processes.
+        num_processes: Number of processes.
     """
     batches = [names[at : at + FILES_PER_JOB] for at in range(0, len(names), FILES_PER_JOB)]
     jobs = [
@@ -77,14 +77,14 @@ def surviving_shards(
     contents: str | None,
     num_processes: int,
 ) -> Iterator[list[Probed]]:
-    """Yield what the media files in each of some shards say, as it becomes ready.
+    """Yield the metadata of the media files in each of some shards, as it becomes ready.
 
     Args:
         folder: The dataset.
         shards: Paths below it.
         chosen: Which parts are media files.
         contents: Where the shards are, if the folder only stands for a remote one.
-        num_processes: How many processes.
+        num_processes: Number of processes.
     """
     counts = load_info(folder).shard_counts
     open_shards = [_ProbedShard(name, max(1, counts[name])) for name in shards]
@@ -111,11 +111,11 @@ def surviving_shards(
 
 @dataclass
 class _ProbedShard:
-    """What is known of a shard so far.
+    """What is known about a shard so far.
 
     Args:
         name: Its path below the dataset.
-        left: How many samples are not done.
+        left: How many samples are not done yet.
     """
 
     name: str
@@ -140,7 +140,7 @@ class _ProbedShard:
 def _look_again(
     folder: Path, shard: _ProbedShard, chosen: MediaFilter, contents: str | None
 ) -> None:
-    """Find out which parts of the samples are deadly at which processes died."""
+    """Determine which parts of the samples kill the processes that read them."""
     jobs: list[IsolatedCall] = []
     names: list[list[str]] = []
     for sample in shard.deadly:
@@ -164,13 +164,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class MediaReport:
-    """What a run has done.
+    """The result of a run.
 
     Args:
         stored: How many files have metadata now.
-        looked_at: How many shards or files were checked in this run; all others had not
-            changed.
-        failed: Names of files that are damaged, and how.
+        looked_at: How many shards or files were checked in this run; all others had not changed.
+        failed: Names of damaged files, and what is wrong with them.
     """
 
     stored: int = 0
@@ -187,15 +186,15 @@ def prepare_media(
     wait: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> MediaReport:
-    """Look at the media files of a dataset or folder, and store what their headers say.
+    """Read the headers of the media files of a dataset or folder, and store their metadata.
 
     Args:
         path: Folder of a prepared dataset, or any folder of files.
-        chosen: Which files.
+        chosen: Which files to read.
         contents: Where the shards are, if the folder only stands for a remote one.
-        engine: Where to do it; None for processes of this machine.
+        engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that prepares the dataset.
-        progress: Called with the number of shards (or files) that are done, and of all.
+        progress: Called with the number of finished shards (or files), and the total.
 
     Raises:
         DatasetNotFoundError: If there is no such folder, or a shard is missing.
@@ -231,13 +230,13 @@ def prepare_media(
 def prepare_remote_media(
     address: str, chosen: MediaFilter, *, num_workers: int, progress: Progress
 ) -> MediaReport:
-    """Do the same for a dataset in an object store; of each file, its header is fetched.
+    """Do the same for a dataset in an object store; only the header of each file is fetched.
 
     Args:
         address: The dataset.
-        chosen: Which files.
-        num_workers: Processes of this machine that look at shards.
-        progress: Called with the number of shards that are done, and of all.
+        chosen: Which files to read.
+        num_workers: Number of local processes that read shards.
+        progress: Called with the number of finished shards, and the total.
 
     Raises:
         DatasetNotFoundError: If there are no shards.
@@ -285,14 +284,14 @@ def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
         return False, names
     if not sqlite_path(folder).is_file():
         raise ConfigError(
-            f"{folder}: media metadata are kept in {META}/index.sqlite, which this dataset was "
+            f"{folder}: media metadata is kept in {META}/index.sqlite, which this dataset was "
             f"prepared without; run `energon index {folder}` first"
         )
     return True, shards
 
 
 def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[str], MediaReport]:
-    """Return the jobs that are new or changed, after forgetting what was known of these."""
+    """Return the jobs that are new or changed, after dropping what was known about them."""
     present = {name: MediaJob(name, *file_state(folder / name)) for name in names}
     done = writer.done()
     todo = [name for name, job in present.items() if job not in done]
@@ -303,9 +302,9 @@ def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[st
 
 @contextmanager
 def _work_copy(folder: Path) -> Iterator[Path]:
-    """Give a copy of the index to work on; the one that a killed run has left continues.
+    """Yield a copy of the index to work on; one left behind by a killed run is continued.
 
-    After an error of the data it is deleted, since that may be in what was copied.
+    After an error in the data it is deleted, since the copy may contain the error.
     """
     index, work = sqlite_path(folder), folder / META / WORK_NAME
     version = _version(index)
@@ -338,7 +337,7 @@ def _is_readable(work: Path) -> bool:
 
 
 def _version(index: Path) -> int:
-    """Return a number above 0 that differs whenever the index does."""
+    """Return a number above 0 that changes with the index."""
     if not index.exists():
         return 1
     about = index.stat()

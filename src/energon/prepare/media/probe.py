@@ -1,4 +1,4 @@
-"""Look at media files without decoding them: only what their headers say is read."""
+"""Inspect media files without decoding them: only their headers are read."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ AV = frozenset(
 
 @dataclass(frozen=True)
 class MediaFilter:
-    """How media files are told from others.
+    """How to recognize media files.
 
     Args:
-        strategy: "EXTENSION" by their names, "HEADER" by their first bytes (and where these say
-            nothing, by name), "GLOB" by patterns for their names.
-        patterns: For "GLOB": patterns separated by commas, in which * stands for any text.
+        strategy: "EXTENSION" by their names, "HEADER" by their first bytes (and by name if these do
+            not tell), "GLOB" by patterns for their names.
+        patterns: For "GLOB": patterns separated by commas, in which * matches any text.
 
     Raises:
-        ConfigError: If patterns are missing, or not wanted.
+        ConfigError: If patterns are missing, or given for another strategy.
     """
 
     strategy: Strategy
@@ -61,7 +61,7 @@ class MediaFilter:
             )
 
     def may_match(self, name: str) -> bool:
-        """Return whether a file has to be looked at, by its name alone."""
+        """Return whether a file must be read, judging by its name alone."""
         if self.strategy == "GLOB":
             patterns = (self.patterns or "").split(",")
             return any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
@@ -86,13 +86,13 @@ def _kind_of(extension: str | None) -> MediaKind | None:
 
 
 class Probed(NamedTuple):
-    """What was found of a job."""
+    """The result of a job."""
 
     job: MediaJob
     found: list[tuple[str, MediaMetadata]]
     """File names and metadata."""
     failed: list[tuple[str, str]]
-    """Names of files that are damaged, and how."""
+    """Names of damaged files, and what is wrong with them."""
 
 
 def probe_shards(
@@ -141,16 +141,15 @@ def probe_samples(
     contents: str | None,
     samples: range,
 ) -> tuple[Probed, int]:
-    """Return the metadata of the media files in some samples of a shard, and how many these are.
+    """Return the metadata of the media files in some samples of a shard, and their number.
 
-    Notes at which sample it is, see `energon.prepare.crash_isolation.note`.
+    Records the current sample, see `energon.prepare.crash_isolation.note`.
 
     Args:
         dataset: The folder that has the part table.
         shard: Path below it.
-        count: How many samples it is said to have. Whoever looks at the last, looks at all
-            behind it, too.
-        chosen: Which files.
+        count: How many samples it is expected to have. Reading the last one includes any after it.
+        chosen: Which files to read.
         contents: Where the shard is, if the folder only stands for a remote one.
         samples: Numbers of the samples.
     """
@@ -254,7 +253,7 @@ def _probe_all(
         except MissingExtraError:
             raise
         except Exception as error:
-            # Decoders raise anything on bytes that someone has broken on purpose.
+            # Decoders raise anything on bytes that were corrupted on purpose.
             failed.append((name, f"{type(error).__name__}: {error}"))
             continue
         if metadata is not None:
@@ -266,11 +265,11 @@ def _image_metadata(stream: IO[bytes]) -> ImageMetadata:
     from PIL import Image
 
     with warnings.catch_warnings():
-        # Nothing is unpacked here, so the size of the image does no harm.
+        # Nothing is decompressed here, so the size of the image does no harm.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(stream) as image:
             if image.format is None:
-                raise DecodeError("the image has no known format")
+                raise DecodeError("the format of the image is unknown")
             return ImageMetadata(
                 width=image.width, height=image.height, format=image.format, mode=image.mode
             )

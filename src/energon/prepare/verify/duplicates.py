@@ -1,8 +1,8 @@
-"""Find what a dataset has twice, a sample key or a part of a sample, and give keys that are unique.
+"""Find duplicates in a dataset, sample keys or parts of a sample, and create unique keys.
 
-Memory does not grow with the dataset. Keys of a shard are known in ascending order. Shards whose
-keys do not overlap, as where they are numbered throughout, have none in common. Of others a
-range of keys is compared at a time.
+Memory does not grow with the dataset. The keys of a shard are known in ascending order. Shards
+whose ranges of keys do not overlap, as when samples are numbered throughout, have none in common.
+For the others, one range of keys is compared at a time.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from energon.prepare.index.name_index import open_table
 from energon.prepare.writers.shard_writer import TarWriter
 
 MAX_KEYS = 250_000
-"""Keys that are compared at a time."""
+"""How many keys are compared at a time."""
 
 OpenTable = Callable[[str], PartTable]
 
 
 def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
-    """Check that no key is in a dataset twice, and no part in a sample.
+    """Check that no key occurs twice in a dataset, and no part twice in a sample.
 
     Args:
         shards: The shards of the dataset.
         open_table: Returns the part table of a shard, by its name.
 
     Raises:
-        DuplicateSampleKeyError: If one is.
+        DuplicateSampleKeyError: If one does.
     """
     for shard in shards:
         if shard.repeated is not None:
@@ -70,7 +70,7 @@ def _overlapping(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]
 
 
 def shards_with_known_keys(shards: Sequence[IndexedShard], open_table: OpenTable) -> Iterator[str]:
-    """Yield the shards that have a key of another one that comes before, maybe several times."""
+    """Yield the shards that have a key of an earlier one, possibly several times."""
     order = {shard.name: place for place, shard in enumerate(shards)}
     for overlapping in _overlapping(shards):
         group = sorted(overlapping, key=lambda shard: order[shard.name])
@@ -81,7 +81,7 @@ def shards_with_known_keys(shards: Sequence[IndexedShard], open_table: OpenTable
 def _shared_keys(
     shards: Sequence[IndexedShard], open_table: OpenTable
 ) -> Iterator[tuple[bytes, str, str]]:
-    """Yield keys that two shards have, the first shard that has it, and the other."""
+    """Yield keys that two shards have, the first shard with it, and the other."""
     bounds = _bounds(shards, open_table)
     for low, high in zip([None, *bounds], [*bounds, None], strict=True):
         owners: dict[bytes, str] = {}
@@ -131,14 +131,14 @@ log = logging.getLogger("energon")
 def fix_duplicates(dataset: Path, shards: Sequence[IndexedShard]) -> list[str]:
     """Rewrite shards so that no key appears twice, and return which.
 
-    Shards that have keys of earlier ones get keys that begin with the path of the shard. Parts
-    of a sample that do not follow each other are brought together; where a part comes twice,
-    the second makes a sample of its own, with a number at its key. Each shard is replaced as a
-    whole, when it is complete.
+    Shards that have keys of earlier ones get keys prefixed with the path of the shard. Parts of a
+    sample that are not adjacent are brought together; if a part occurs twice, the second one
+    becomes a separate sample, with a number added to its key. Each shard is replaced as a whole,
+    once it is complete.
 
     Args:
         dataset: The folder.
-        shards: Its shards, indexed, in their order.
+        shards: Its indexed shards, in order.
     """
     known = set(shards_with_known_keys(shards, lambda name: open_table(dataset, name)))
     changed = []
@@ -165,11 +165,11 @@ def _rewrite(dataset: Path, name: str, prefix: str) -> None:
         lost = _count_members(path) - table.num_parts
     log.info("%s: rewritten with other keys", path)
     if lost:
-        log.warning("%s: %d members that belong to no sample are left out", path, lost)
+        log.warning("%s: %d members that belong to no sample are skipped", path, lost)
 
 
 def _samples(table: PartTable) -> Iterator[tuple[str, list[int]]]:
-    """Yield keys that differ, and the numbers of the parts of each."""
+    """Yield unique keys, and the numbers of the parts of each."""
     samples: dict[str, dict[int, int]] = {}
     names = table.part_name
     keys = table.keys(np.arange(table.num_samples))

@@ -1,8 +1,8 @@
-"""Quarantine files: which samples and shards are to be left out.
+"""Quarantine files: which samples and shards to exclude.
 
-A text file with an entry per line: a shard by its path below the dataset, or a sample as
-`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`; other fields, as why it is
-there, are for people. Empty lines, and those that begin with `#`, do not count.
+A text file with one entry per line: a shard by its path below the dataset, or a sample as
+`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`; other fields, such as the reason,
+are for people. Empty lines, and lines that begin with `#`, are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from energon.stages.quarantine import quarantine_name
 log = logging.getLogger("energon")
 
 QuarantineEntry = tuple[str, str | None, str]
-"""Shard, sample key or None for all of the shard, and why."""
+"""Shard, sample key (None for the whole shard), and reason."""
 
 
 def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPath]:
-    """Return the quarantine files for a dataset: a file itself, or that of its name in a folder.
+    """Return the quarantine files for a dataset: a file itself, or the one named for it.
 
     Args:
-        where: A file, or a folder in which each dataset has one, as `Quarantine` writes them.
+        where: A file, or a folder in which each dataset has one, as written by `Quarantine`.
         dataset: The dataset.
 
     Raises:
@@ -42,16 +42,16 @@ def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPat
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DatasetNotFoundError(f"exclude_from: {path}: there is no such file or folder")
+        raise DatasetNotFoundError(f"exclude_from: {path}: no such file or folder")
     name = quarantine_name(dataset)
     if (path / name).is_file():
         return [path / name]
-    log.info("exclude_from: %s has no %s, so nothing is left out", path, name)
+    log.info("exclude_from: %s has no %s, so nothing is skipped", path, name)
     return []
 
 
 def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
-    """Return the entries of a quarantine file, as the `exclude` list of a split has them.
+    """Return the entries of a quarantine file, in the form of a split's `exclude` list.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -68,7 +68,7 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
 
 
 def entries_without(path: str | Path, shards: Container[str]) -> list[QuarantineEntry]:
-    """Return what `write_quarantine` has written of shards other than these; [] without a file."""
+    """Return what `write_quarantine` wrote about other shards than these; [] without a file."""
     file = any_path(path)
     if not file.is_file():
         return []
@@ -99,7 +99,7 @@ def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> No
         if isinstance(file, Path) and (file.is_file() or not file.exists()):
             write_atomic(file, content)
         else:
-            file.write_bytes(content)  # an address, or a device as /dev/stdout
+            file.write_bytes(content)  # a URL, or a device such as /dev/stdout
 
 
 def _entry(text: str, origin: str) -> str:

@@ -39,7 +39,7 @@ from energon.prepare.verify.shard import (
 from energon.prepare.verify.verify import check_dataset
 
 DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.yaml")
-"""What there may be below `.nv-meta`, where nobody can list it."""
+"""Files that may exist below `.nv-meta`, if they cannot be listed."""
 
 
 def verify_remote(
@@ -54,8 +54,8 @@ def verify_remote(
     Args:
         address: Its folder, or a file that is a dataset.
         depth: How much to read.
-        num_workers: Shards that are read at the same time.
-        progress: Called with the number of shards that are done, and of all.
+        num_workers: How many shards are read at the same time.
+        progress: Called with the number of finished shards, and the total.
 
     Raises:
         DatasetNotFoundError: If it is not a prepared dataset.
@@ -70,14 +70,14 @@ def verify_remote(
 
 
 class RemoteCheck:
-    """The check of a remote dataset, which may be made again after some shards were indexed.
+    """The check of a remote dataset, which can be repeated after some shards were indexed.
 
     Args:
-        mirror: What stands for the dataset, up to date.
+        mirror: An up-to-date mirror of the dataset.
         depth: How much to read.
         scratch: A folder for what is found in shards.
-        num_workers: Shards that are read at the same time.
-        progress: Called with the number of shards that are done, and of all.
+        num_workers: How many shards are read at the same time.
+        progress: Called with the number of finished shards, and the total.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RemoteCheck:
     def opened(
         cls, address: str, depth: Depth, num_workers: int, progress: Progress
     ) -> Iterator[RemoteCheck]:
-        """Give a check with a mirror that nobody else uses meanwhile."""
+        """Yield a check with a mirror that no one else uses meanwhile."""
         mirror = Mirror(address)
         with mirror.locked(), tempfile.TemporaryDirectory(prefix="energon-verify-") as scratch:
             mirror.fill(lambda: mirror.update(_present(address), trusting=False))
@@ -104,23 +104,23 @@ class RemoteCheck:
                 yield cls(mirror, depth, Path(scratch), num_workers, progress)
 
     def run(self) -> Report:
-        """Compare the shards whose reports are not known yet, and all else; say what is wrong."""
+        """Compare the shards without a report, and everything else; return the problems."""
         report = check_dataset(self.mirror.folder, self.depth, self._compare, self._open_table)
         report.rename(redact(self.mirror.address), self.mirror.said)
         return report
 
     def found(self, name: str) -> tuple[ObjectInfo, PartTable] | None:
-        """Return the version of a shard whose headers were read, and what they say."""
+        """Return the version of a shard whose headers were read, and their content."""
         if name not in self._scanned or not self._saved(name).exists():
             return None
         return self._scanned[name], PartTable.open(self._saved(name))
 
     def indexed_again(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """Record that shards have another index now, so that none of them is read again.
+        """Record that shards have a different index now, so that none of them is read again.
 
         Args:
-            stale: Those whose index was wrong.
-            shards: All whose index says when they were written.
+            stale: Shards whose index was wrong.
+            shards: All shards whose index records when they were written.
         """
         for name in stale:
             self._saved(name).unlink(missing_ok=True)
@@ -167,7 +167,7 @@ class RemoteCheck:
         return path
 
     def _open_table(self, name: str) -> PartTable:
-        """Return the table of a shard: that beside it, or else what was found in the shard."""
+        """Return the table of a shard: the one next to it, or else what was found in the shard."""
         try:
             return PartTable.open(part_table_path(self.mirror.folder / name))
         except (FileNotFoundError, FormatError):
@@ -175,7 +175,7 @@ class RemoteCheck:
 
 
 def _present(address: str) -> list[ObjectInfo]:
-    """Return all files of a dataset, or those that it may have where nobody can list them."""
+    """Return all files of a dataset, or those it may have if they cannot be listed."""
     store, _ = open_store(address)
     if store.backend.can_list:
         return list_files(address)
@@ -191,7 +191,7 @@ def _present(address: str) -> list[ObjectInfo]:
         try:
             shards = list(load_info(folder).shard_counts)
         except FormatError:
-            shards = []  # the check says so
+            shards = []  # the check reports it
     names = [*infos, *(f"{META}/{name}" for name in DOCUMENTS)]
     for shard in shards:
         names += [shard, str(tar_index_path(shard)), str(part_table_path(shard))]
@@ -214,24 +214,24 @@ def repair_remote(
 ) -> Repair:
     """Check a dataset in a store and repair its index, see `repair_dataset`.
 
-    Shards are read once: what the check has found in them becomes their index. The index of
-    each shard is uploaded at once, the files of `.nv-meta` at the end, each as a whole.
+    Shards are read once: what the check found in them becomes their index. The index of each shard
+    is uploaded at once, the files of `.nv-meta` at the end, each as a whole.
 
     Args:
         address: Its folder, or a file that is a dataset.
         depth: How much to check.
-        drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
-        quarantine: A file to list the shards and samples in that are lost.
+        drop: Whether to remove missing, truncated or damaged shards from the dataset.
+        quarantine: A file in which to list lost shards and samples.
         indexing: How shards are indexed.
 
     Raises:
         DatasetNotFoundError: If it is not a prepared dataset.
-        ConfigError: If no shard would be left, or the place cannot be written to.
+        ConfigError: If no shard would be left, or the place is not writable.
         StorageError: If the store cannot be read or written.
     """
     check_writable(
         address,
-        "repair the dataset where it was uploaded from, or by the address of the object store",
+        "repair the dataset where it was uploaded from, or through the address of the object store",
     )
     upkeep = upkeep_of(address)
     if upkeep is not None:
@@ -267,7 +267,7 @@ class _InStore:
         self._index(stale, shards)
 
     def _index(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """Have an index of all `shards`, of those that are `stale` a new one."""
+        """Make sure that all `shards` have an index, and `stale` ones a new one."""
         mirror = self._check.mirror
         for name in stale:
             found = None if self._options.checksum else self._check.found(name)

@@ -38,8 +38,8 @@ def repair_dataset(
     Args:
         path: Its folder, or a file that is a dataset.
         depth: How much to check, see `energon.prepare.verify.verify.verify_dataset`.
-        drop: Whether to take shards out of the dataset that are missing, cut off or damaged.
-        quarantine: A file to list the shards and samples in that are lost, for `energon prepare
+        drop: Whether to remove missing, truncated or damaged shards from the dataset.
+        quarantine: A file in which to list lost shards and samples, for `energon prepare
             --exclude-from`.
         indexing: How shards are indexed.
 
@@ -60,19 +60,19 @@ def repair_dataset(
 
 
 class RepairTarget(Protocol):
-    """Where the shards of a dataset are that is repaired."""
+    """The place of a dataset to repair."""
 
     folder: Path
-    """Folder of the dataset, or one that stands for it."""
+    """Folder of the dataset, or its mirror."""
 
     def verify(self) -> Report:
         """Check the dataset."""
 
     def index_some(self, stale: Sequence[str]) -> None:
-        """Index these shards, where the dataset as a whole cannot be indexed."""
+        """Index these shards, if the dataset as a whole cannot be indexed."""
 
     def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """See to it that what indexes all the shards indexes those again that are stale."""
+        """Make sure that stale shards are indexed again when all shards are indexed."""
 
 
 def repair_at(
@@ -83,7 +83,7 @@ def repair_at(
     before = place.verify()
     lost = _named(before, LOST)
     if quarantine is not None:
-        # A run that was killed may have dropped shards already, which are in the file only.
+        # A killed run may already have dropped shards, which are then only in the file.
         present = load_info(dataset).shard_counts
         write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
     stale = [name for name in _repairable(before) if name not in lost]
@@ -92,7 +92,7 @@ def repair_at(
         shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
         if not shards:
             raise ConfigError(
-                f"{dataset}: no shard would be left; restore the shards, or delete it all"
+                f"{dataset}: no shard would be left; restore the shards, or delete the dataset"
             )
         place.before_all(stale, shards)
         bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
@@ -124,7 +124,7 @@ class _Here:
 
     def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
         for name in stale:
-            # Without its table a shard is read again, whatever its date says.
+            # Without its table, a shard is read again, whatever its date.
             with reporting(self.folder / name):
                 part_table_path(self.folder / name).unlink(missing_ok=True)
 
@@ -146,7 +146,7 @@ def _repairable(report: Report) -> list[str]:
 def write_lost(
     path: str | Path, report: Report, *, dropped: Iterable[QuarantineEntry] = ()
 ) -> None:
-    """List the shards and samples that are lost in a quarantine file, behind those `dropped`."""
+    """List lost shards and samples in a quarantine file, after those `dropped`."""
     entries = list(dropped)
     for problem in report.problems:
         if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):

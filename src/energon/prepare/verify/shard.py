@@ -24,7 +24,7 @@ from energon.prepare.index.index import IndexedShard, summarize
 
 
 class ShardFile(Protocol):
-    """A shard that is compared with its index."""
+    """A shard to compare with its index."""
 
     path: str
     """For messages, without secrets."""
@@ -33,17 +33,17 @@ class ShardFile(Protocol):
         """Return its size and date."""
 
     def scan(self, checked: PartTable | None) -> TarScan:
-        """Return what its headers say.
+        """Return the content of its headers.
 
         Args:
-            checked: The table whose contents `crc32` will be asked for; None for none.
+            checked: The table whose contents `crc32` will be called for; None for none.
 
         Raises:
-            FormatError: If it is not an archive, or cut off.
+            FormatError: If it is not an archive, or is truncated.
         """
 
     def crc32(self, checked: PartTable) -> NDArray[np.uint32]:
-        """Return the checksums of the contents whose places are in a table.
+        """Return the checksums of the contents that a table lists.
 
         Raises:
             TruncatedError: If it ends before the last.
@@ -77,11 +77,11 @@ class RemoteShard:
     """A shard in a store: headers and contents are read in one pass. Used by one thread.
 
     Args:
-        address: Where it is. All that is read is of the version that it has now.
+        address: Its address. Everything is read from its current version.
 
     Raises:
-        DatasetNotFoundError: If there is none.
-        StorageError: If the store cannot be asked.
+        DatasetNotFoundError: If it does not exist.
+        StorageError: If the store cannot be reached.
     """
 
     def __init__(self, address: str) -> None:
@@ -111,39 +111,39 @@ class RemoteShard:
 Depth = Literal["quick", "headers", "content"]
 DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
 UNKNOWN_DATE = 0
-"""In reports: no index says when the shard was written."""
+"""In reports: no index records when the shard was written."""
 MAX_NAMED = 100
-"""Damaged samples of a shard, and parts that exist twice, that are named one by one."""
+"""Maximum number of damaged samples, or duplicate parts, reported one by one for a shard."""
 
 
 class Problem(NamedTuple):
-    """Something that is wrong with a dataset."""
+    """A problem of a dataset."""
 
     kind: str
-    """What is wrong, in a word: see docs/verify.md."""
+    """The kind of problem, in a word: see docs/verify.md."""
     where: str
     """Path of the file below the dataset folder."""
     message: str
     repairable: bool
-    """Whether `energon repair` can do something about it: rewrite an index."""
+    """Whether `energon repair` can fix it by rewriting an index."""
     shard: str | None = None
-    """The shard that it is about."""
+    """The shard that it concerns."""
     key: str | None = None
-    """The sample that it is about."""
+    """The sample that it concerns."""
 
 
 class ShardReport(NamedTuple):
-    """What came out for a shard."""
+    """The result for a shard."""
 
     problems: list[Problem]
     indexed: IndexedShard | None
-    """What the index says of it; None without one."""
+    """Its table according to the index; None without one."""
     num_checksums: int = 0
     """How many contents were compared with their checksums."""
     has_other_date: bool = False
     """Whether the shard was written, or copied, after it was indexed."""
     found: PartTable | None = None
-    """What its headers say, if they were read."""
+    """The content of its headers, if they were read."""
 
 
 def verify_batch(dataset: str, names: Sequence[str], depth: Depth) -> list[ShardReport]:
@@ -160,8 +160,8 @@ def verify_shard(
     Args:
         dataset: Folder of the dataset.
         name: Path of the shard below it.
-        depth: "quick" compares size and date, and the index with its own checksum; "headers"
-            reads all headers of the shard, too, and compares where its samples and parts are;
+        depth: "quick" compares size and date, and the index with its own checksum; "headers" also
+            reads all headers of the shard and compares the positions of samples and parts;
             "content" reads all of it, and compares contents with their checksums.
         shard: The shard, if it is not in the folder.
     """
@@ -180,7 +180,7 @@ def verify_shard(
         found = _scan(shard, name, state, checked, problems)
         if found is not None and table is not None:
             problems += _compare(shard.path, name, state, table, found)
-        # Other tools write no part tables: what follows is compared with the shard itself.
+        # Other tools write no part tables: the rest is compared with the shard itself.
         table = found if table is None else table
     _check_tar_index(dataset, name, table, problems)
     checksums = 0
@@ -197,14 +197,14 @@ def verify_shard(
 
 
 def _repeated_parts(path: str, name: str, table: PartTable) -> list[Problem]:
-    """Return the parts that samples of a shard have twice."""
+    """Return the parts that occur twice in samples of a shard."""
     found = table.repeated_parts()
     problems = [
         Problem("duplicate-part", name, str(each.error(path)), False, name, each.key)
         for each in found[:MAX_NAMED]
     ]
     if len(found) > MAX_NAMED:
-        message = f"{path}: {len(found)} parts that their sample has already"
+        message = f"{path}: {len(found)} parts occur twice in their sample"
         problems.append(Problem("duplicate-part", name, message, False, name))
     return problems
 

@@ -34,12 +34,12 @@ from energon.prepare.verify.shard import UNKNOWN_DATE, Depth, Problem, ShardRepo
 
 
 def check_documents(dataset: Path, info: DatasetInfo, notes: list[str]) -> Iterator[Problem]:
-    """Yield what is wrong with the splits and the description of a dataset.
+    """Yield problems of the splits and the description of a dataset.
 
     Args:
         dataset: Its folder.
         info: Its shards.
-        notes: Gets what is worth knowing, and not wrong.
+        notes: Receives facts worth knowing that are not problems.
     """
     try:
         split = load_split(dataset)
@@ -101,16 +101,16 @@ def sqlite_difference(
     Args:
         path: The index.
         shards: All shards, in the order of their numbers.
-        indexed: Those that have a part table, or whose headers could be read.
-        open_table: Returns the table of a shard, to compare all rows with; None compares only
-            of which shards it is, and whether it is whole.
+        indexed: Shards that have a part table, or whose headers could be read.
+        open_table: Returns the table of a shard, to compare all rows with; None compares only which
+            shards it covers, and whether it is complete.
 
     Raises:
         FormatError: If it is not an SQLite file, or damaged.
     """
     known = indexed_shards(path)
     if known is not None and not _is_of(shards, indexed, known):
-        return "it is not of the shards as they are now"
+        return "it does not match the current shards"
     with SqliteReader(path) as reader:
         if open_table is None:
             return None
@@ -127,7 +127,7 @@ def sqlite_difference(
 def _is_of(
     shards: Sequence[str], indexed: Sequence[IndexedShard], known: Sequence[ShardState]
 ) -> bool:
-    """Return whether the SQL index is of all shards, in these versions."""
+    """Return whether the SQL index covers all shards in these versions."""
     by_name = {shard.name: shard for shard in known}
     if list(by_name) != list(shards):
         return False
@@ -181,13 +181,13 @@ def verify_dataset(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Check a prepared dataset, and return what is wrong with it. Changes nothing.
+    """Check a prepared dataset, and return its problems. Changes nothing.
 
     Args:
         path: Its folder, or a file that is a dataset.
         depth: How much to read, see `energon.prepare.verify.shard.verify_shard`.
         engine: Where to read.
-        progress: Called with the number of shards that are done, and of all.
+        progress: Called with the number of finished shards, and the total.
 
     Raises:
         DatasetNotFoundError: If the folder is not a prepared dataset.
@@ -225,7 +225,7 @@ def check_dataset(
     Args:
         dataset: The folder.
         depth: How much to read.
-        compare: Returns what comes out for each of some shards, in their order.
+        compare: Returns the results for some shards, in order.
         open_table: Returns the table of a shard that has one, or whose headers could be read.
     """
     check_depth(depth)
@@ -254,13 +254,11 @@ def check_dataset(
     if other_dates:
         report.notes.append(
             f"{counted(other_dates, 'shard has', 'shards have')} another date than when indexed, "
-            f"as copies have; `energon index {dataset}` notes the new one"
+            f"as after copying; `energon index {dataset}` records the new one"
         )
     _note_new_shards(dataset, shards, report.notes)
     if depth == "content" and report.ok and not report.num_checksums:
-        report.notes.append(
-            "there are no checksums of contents; `energon index --checksum` makes them"
-        )
+        report.notes.append("contents have no checksums; `energon index --checksum` adds them")
     return report
 
 
@@ -271,7 +269,7 @@ def _verify_shards(
     engine: Engine,
     progress: Callable[[int, int], None],
 ) -> Iterator[ShardReport]:
-    """Yield what came out for each shard, in their order."""
+    """Yield the result for each shard, in order."""
     batches = [shards[at : at + BATCH_SHARDS] for at in range(0, len(shards), BATCH_SHARDS)]
     if len(batches) == 1 and engine.name == "local":
         engine = Engine(num_workers=1)
@@ -295,7 +293,7 @@ def _note_missing_tables(report: Report, dataset: Path, shards: list[str]) -> No
     if tables and tables <= missing:
         report.problems = [p for p in report.problems if p.where not in tables]
         report.notes.append(
-            "no shard has a part table, as where another tool has prepared a dataset; "
+            "no shard has a part table, as after preparing with another tool; "
             f"`energon index {dataset}` makes them, so that shards open faster"
         )
 
@@ -307,7 +305,7 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
             yield Problem(
                 "info-stale",
                 f"{META}/.info.json",
-                f"{shard.name} has {counted(shard.num_samples, 'sample')} by its index, {count} by "
+                f"{shard.name} has {counted(shard.num_samples, 'sample')} in its index, {count} in "
                 ".info.json",
                 True,
                 shard.name,
@@ -317,7 +315,7 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
 def _check_keys(
     open_table: Callable[[str], PartTable], indexed: list[IndexedShard]
 ) -> Iterator[Problem]:
-    # Each repeated part is a problem of its shard already.
+    # Each repeated part is already a problem of its shard.
     shards = [shard._replace(repeated=None) for shard in indexed]
     try:
         check_unique(shards, open_table)

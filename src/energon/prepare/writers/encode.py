@@ -1,4 +1,4 @@
-"""Turn values into the bytes of parts, by the extension that says what they are."""
+"""Turn values into the bytes of parts, according to their extension."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon.decode.tenbin import encode_tenbin
 from energon.errors import ConfigError, needs_extra
 
 Content = bytes | Path
-"""The content of a part: bytes, or a file that is copied without being held in memory."""
+"""The content of a part: bytes, or a file that is copied without holding it in memory."""
 
 _JPEG_QUALITY = 95
 
@@ -28,11 +28,11 @@ _JPEG_QUALITY = 95
 def encode_part(part: str, value: Any) -> Content:
     """Return the content of a part.
 
-    Bytes are taken as they are, str as UTF-8, and paths stand for the content of a file. Other
-    values are encoded by the last extension of the part: json and jsn; numbers as cls, cls2,
-    index, inx, id and count; arrays as npy, npz (a dict of them), ten and tb; images (PIL,
-    or uint8 arrays) as jpg, jpeg, png, webp, ppm, pgm, pbm, bmp and tiff; mp, msg and cbor; pyd,
-    pickle and pth. With a further extension gz the content is packed.
+    Bytes are written as they are, str as UTF-8, and paths stand for the content of a file. Other
+    values are encoded by the last extension of the part: json and jsn; numbers as cls, cls2, index,
+    inx, id and count; arrays as npy, npz (a dict of them), ten and tb; images (PIL, or uint8
+    arrays) as jpg, jpeg, png, webp, ppm, pgm, pbm, bmp and tiff; mp, msg and cbor; pyd, pickle and
+    pth. With an additional extension gz, the content is compressed.
 
     Raises:
         ConfigError: If a value of this type cannot be written under this name.
@@ -54,8 +54,8 @@ def encode_part(part: str, value: Any) -> Content:
     encode = _ENCODERS.get(extension)
     if encode is None:
         raise ConfigError(
-            f"part {part!r} is a {type(value).__name__}, and {extension!r} is not an extension "
-            "that says how to write it; pass bytes, str or a path, or choose one of "
+            f"part {part!r} is a {type(value).__name__}, but the extension {extension!r} does not "
+            "say how to write it; pass bytes, str or a path, or choose one of "
             f"{', '.join(sorted(_ENCODERS))}"
         )
     try:
@@ -79,7 +79,7 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold for what tables have in their cells."""
+    """Return a value that JSON can hold for one from a table cell."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

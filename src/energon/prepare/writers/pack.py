@@ -1,4 +1,4 @@
-"""Make a prepared dataset of what is not one: files, tables, datasets of other libraries."""
+"""Make a prepared dataset from something else: files, tables, datasets of other libraries."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
 RECORD = "pack.json"
-"""What was packed: an interrupted run continues only if that is the same."""
+"""Records what is packed: an interrupted run continues only if that is the same."""
 SPLIT = "__split__"
-"""Names the split of a sample on its way into a shard."""
+"""Holds the split of a sample on its way into a shard."""
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How samples become shards, and these a dataset.
+    """How samples become shards, and shards a dataset.
 
     Args:
         maxcount: Maximum number of samples in a shard.
-        maxsize: Most bytes of a shard, see `ShardWriter`.
-        split_ratio: Ratio by name of the split, instead of the splits that the source has. Which
-            split a sample is in is drawn by its key. None keeps the splits of the source, or
-            makes all of it train.
-        stratify: What is divided by the same ratio for each of its values: "folder", or a column;
-            None for no such.
-        shuffle_seed: Which order samples have in the shards; None for that of the source.
-        overwrite: Whether to delete a dataset that exists.
-        checksum: Whether to keep a checksum of each part, for `energon verify`.
-        sample_type: What samples become, see `prepare_dataset`.
-        field_map: How parts become the fields of the sample type.
+        maxsize: Maximum size of a shard in bytes, see `ShardWriter`.
+        split_ratio: Ratio by name of the split, instead of the splits of the source. The split of a
+            sample is drawn by its key. None keeps the splits of the source, or puts all samples
+            into train.
+        stratify: Divides each value by the same ratio: "folder", or a column; None does not.
+        shuffle_seed: Determines the order of samples in the shards; None keeps that of the source.
+        overwrite: Whether to delete an existing dataset.
+        checksum: Whether to store a checksum of each part, for `energon verify`.
+        sample_type: The type of samples, see `prepare_dataset`.
+        field_map: How parts become fields of the sample type.
 
     Raises:
-        ConfigError: If there is something to stratify, and no ratio.
+        ConfigError: If samples are to be stratified without a ratio.
     """
 
     maxcount: int = MAX_COUNT
@@ -70,12 +69,12 @@ class PackOptions:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether samples are dealt to several splits by ratio."""
+        """Whether samples are divided between several splits by ratio."""
         ratios = self.split_ratio or {}
         return sum(ratio > 0 for ratio in ratios.values()) > 1
 
     def record(self) -> dict[str, Any]:
-        """Return what has to be the same for shards to be what they were."""
+        """Return what must be unchanged for existing shards to be kept."""
         drawn = {"split_ratio": dict(self.split_ratio or {}), "stratify": self.stratify}
         return {
             "maxcount": self.maxcount,
@@ -86,13 +85,13 @@ class PackOptions:
 
 
 class Target(Protocol):
-    """Where shards are packed to."""
+    """The place that shards are packed to."""
 
     folder: Path
-    """Folder of the dataset, or one that stands for it."""
+    """Folder of the dataset, or its mirror."""
 
     def begin(self, *, overwrite: bool) -> None:
-        """Called when it is clear what is packed; `overwrite` deletes existing shards."""
+        """Called when it is known what is packed; `overwrite` deletes existing shards."""
 
     def take(self, shard: str) -> None:
         """Called with the path of each shard that is complete."""
@@ -102,7 +101,7 @@ class Target(Protocol):
 
 
 class LocalOutput:
-    """A folder on this machine.
+    """A local folder.
 
     Args:
         folder: Where it is.
@@ -112,7 +111,7 @@ class LocalOutput:
         self.folder = folder
 
     def begin(self, *, overwrite: bool) -> None:
-        """Delete the shards that exist, the last ones first, if that is needed."""
+        """Delete existing shards, the last ones first, if necessary."""
         if not overwrite:
             return
         for name in (".info.json", ".info.yaml"):
@@ -122,7 +121,7 @@ class LocalOutput:
                 path.unlink(missing_ok=True)
 
     def take(self, shard: str) -> None:
-        """Do nothing: the shard is where it belongs."""
+        """Do nothing: the shard is already in place."""
 
     def finish(self) -> None:
         """Do nothing."""
@@ -139,19 +138,20 @@ def pack_dataset(
 ) -> DatasetInfo:
     """Write the samples of a source to shards, and prepare them.
 
-    A run that was interrupted is taken up where it was: complete shards stay.
+    An interrupted run is continued: complete shards are kept.
 
     Args:
-        source: What to pack.
+        source: The source.
         target: Folder for the dataset; `energon.prepare.writers.pack_remote` has those in stores.
-        options: How; None for what is usual.
-        about: What tells the source and how it is read; a run continues only if it is the same.
-        progress: Called with the number of samples that are written, now and then.
-        indexing: How the shards are indexed, of which little is left to do.
+        options: How to pack; None for the defaults.
+        about: Identifies the source and how it is read; a run continues only if it is the same.
+        progress: Called now and then with the number of written samples.
+        indexing: How to index the shards, of which little is left to do.
 
     Raises:
         ConfigError: If there is another dataset already, a sample cannot be written, or the field
-            map does not fit.
+        map
+            does not fit.
         EmptyDatasetError: If the source has no samples.
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
@@ -170,7 +170,7 @@ def pack_dataset(
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, indexing) as held:
         if not options.overwrite:
-            _check(folder, text)  # what another process has written in the meantime
+            _check(folder, text)  # what another process may have written in the meantime
         write_files([(folder / META / RECORD, text.encode())])
         place.begin(overwrite=options.overwrite)
         named = _write(source, place, options, progress)
@@ -186,12 +186,12 @@ def pack_dataset(
 
 
 def _check_has_samples(source: PackSource, about: Mapping[str, Any]) -> None:
-    """Check before anything is written that there is something to write."""
+    """Check that there is something to write before writing anything."""
     if any(True for split in source.split_names() for _ in source.samples(split)):
         return
     places, kind = about.get("source") or ["the source"], about.get("kind")
     taken_for = f", taken for {_KINDS[kind]}" if kind in _KINDS else ""
-    left_out = "".join(f"; left out: {reason}" for reason in source.skipped()[:1])
+    left_out = "".join(f"; skipped: {reason}" for reason in source.skipped()[:1])
     raise EmptyDatasetError(f"{', '.join(places)}{taken_for}: no samples to pack{left_out}")
 
 
@@ -200,11 +200,11 @@ _KINDS = {
     "imagefolder": "a folder with a metadata table",
     "shards": "tar archives",
 }
-"""What sources are taken for, by kind, for those that `--kind` may mistake."""
+"""What sources are taken for, by kind, where `--kind` may correct a mistake."""
 
 
 def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> None:
-    """Check before anything is written that the field map fits the parts, as far as they are known.
+    """Check that the field map fits the known parts before writing anything.
 
     Raises:
         ConfigError: If it maps a field to parts that no sample has.
@@ -228,8 +228,8 @@ def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> N
         field_map.check_parts(found, origin=origin)
     else:
         log.warning(
-            "field_map: none of the first %d samples has a part for %s; if none of all has one, "
-            "the dataset will be refused when all shards are written, and the same command with "
+            "field_map: none of the first %d samples has a part for %s; if no sample has one, the "
+            "dataset will be refused after all shards are written, and the same command with "
             "another field_map then keeps them",
             count,
             ", ".join(map(repr, field_map.unmapped(found))),
@@ -280,11 +280,11 @@ def _always(split: str) -> Callable[[str, Row], str]:
 
 
 class _Deal:
-    """Deals samples to the writers of splits, behind those that they have already.
+    """Distributes samples to the writers of splits, after those that they already have.
 
     Args:
         writers: A writer for each split.
-        route: Says by its key and row which split a sample is in.
+        route: Returns the split of a sample, given its key and row.
         options: How samples become shards.
         before: How many samples were written to other splits.
     """
@@ -321,7 +321,7 @@ class _Deal:
 
     @property
     def num_samples(self) -> int:
-        """Samples that are written, those of earlier runs included."""
+        """Samples written so far, including those of earlier runs."""
         return self.before + sum(writer.num_samples for writer in self.writers.values())
 
     def _new_samples(
@@ -335,7 +335,8 @@ class _Deal:
             return
         start = 0
         if len(parts) == len(self.left) == 1:
-            # The source can skip what the only writer has, but for the last, which is compared.
+            # The source can skip what the only writer has, except the last sample, which is
+            # compared.
             ((split, done),) = self.left.items()
             start, self.left[split] = max(0, done - 1), min(1, done)
         yield from self._routed(source, parts, start, self._is_new)
@@ -360,7 +361,7 @@ class _Deal:
                 yield {**sample, SPLIT: split}
 
     def _is_new(self, split: str, key: str) -> bool:
-        """Return whether a sample is behind those that its writer has."""
+        """Return whether a sample comes after those that its writer has."""
         if not self.left[split]:
             return True
         self.left[split] -= 1
@@ -378,7 +379,7 @@ class _Deal:
 
 
 def _check(folder: Path, text: str) -> None:
-    """Refuse to mix what `text` says is packed with anything else that the folder has."""
+    """Refuse to mix what is packed according to `text` with anything else in the folder."""
     path = folder / META / RECORD
     present = path.read_text() if path.exists() else None
     if folder.is_file():
@@ -389,8 +390,8 @@ def _check(folder: Path, text: str) -> None:
         )
     if present is not None and present != text and _shards(folder):
         raise ConfigError(
-            f"{folder}: was packed from something else, or in another way, see {path}; choose "
-            "a new folder, or pass --overwrite"
+            f"{folder}: was packed from something else, or differently, see {path}; choose a new "
+            "folder, or pass --overwrite"
         )
 
 
@@ -403,7 +404,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _has_files(folder: Path) -> bool:
-    """Return whether there is more than what a run leaves that was killed as it began."""
+    """Return whether there is more than what a run leaves behind when killed at its beginning."""
     if not folder.exists():
         return False
     names = {path.name for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Pack into a store: each shard is uploaded when it is complete, and takes no space here then."""
+"""Pack into a store: each shard is uploaded once complete, and then takes no local space."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def pack_remote(
 ) -> DatasetInfo:
     """Write the samples of a source to shards in a store, and prepare them, see `pack_dataset`.
 
-    A run that was interrupted is taken up where it was, on any machine: shards that were
-    uploaded stay. On this machine there are at most a shard of each split and one that is on its
-    way; shuffled, all that samples hold themselves.
+    An interrupted run is continued, on any machine: uploaded shards are kept. This machine holds at
+    most one shard per split and one being uploaded; when shuffling, all contents in samples
+    themselves.
 
-    Args:
+    source: The source.
         source: What to pack.
-        address: Folder for the dataset.
+        options: See `pack_dataset`, as for the following.
         options: How, see `pack_dataset`, as for the following.
-        about: What tells the source.
-        progress: Called with the number of samples that are written.
-        indexing: How the shards are indexed.
+        about: Identifies the source.
+        progress: Called with the number of written samples.
+        indexing: How to index the shards.
 
     Raises:
         ConfigError: If there is another dataset already, or the place cannot be listed.
@@ -83,7 +83,7 @@ def pack_remote(
 
 
 def _without_shards(address: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Delete a dataset, beginning with what says that it is one; return what is left."""
+    """Delete a dataset, beginning with the files that define it; return what is left."""
     infos = {f"{META}/{name}" for name in INFO_FILES}
     shards = [
         each.key
@@ -100,7 +100,7 @@ class _Uploads:
     """Uploads shards, one while the next is written.
 
     Args:
-        mirror: Stands for the dataset.
+        mirror: The mirror of the dataset.
     """
 
     def __init__(self, mirror: Mirror) -> None:
@@ -110,17 +110,17 @@ class _Uploads:
         self._running: Future[None] | None = None
 
     def begin(self, *, overwrite: bool) -> None:
-        """Upload the note of what is packed, which tells a later run that it may continue."""
+        """Upload the record of what is packed, which tells a later run that it may continue."""
         name = f"{META}/{RECORD}"
         write_bytes(join_address(self._mirror.address, name), self.folder / name)
 
     def take(self, shard: str) -> None:
-        """Upload a shard when the one before is there."""
+        """Upload a shard after the previous one has arrived."""
         self.finish()
         self._running = self._threads.submit(self._upload, Path(shard))
 
     def finish(self) -> None:
-        """Wait until all that was taken is uploaded."""
+        """Wait until everything accepted so far is uploaded."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -130,7 +130,7 @@ class _Uploads:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._running is not None and kind is not None and issubclass(kind, Exception):
-            # What is on its way is complete, and need not be made again.
+            # The shard being uploaded is complete, and need not be made again.
             with suppress(Exception):
                 self._running.result()
         self._threads.close()
@@ -143,7 +143,7 @@ class _Uploads:
         info = RemoteFile(address).info
         if info.size != table.shard_size:
             raise ObjectChangedError(
-                f"{redact(address)}: has {info.size} bytes and not the {table.shard_size} that "
-                "were uploaded; someone else writes to the same folder"
+                f"{redact(address)}: has {info.size} bytes, not the {table.shard_size} that were "
+                "uploaded; another program writes to the same folder"
             )
         self._mirror.save_index(info, name, replace(table, shard_mtime_ns=info.mtime_ns))

@@ -1,4 +1,4 @@
-"""Write samples to one shard, or to as many as they need, each with its index."""
+"""Write samples to one shard, or to as many as necessary, each with its index."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class EncodedSample(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in a shard."""
+        """Its size in a shard."""
         return sum(len(part.header) + part.size + -part.size % BLOCK for part in self.parts)
 
 
 def encode_sample(sample: Mapping[str, Any], encode: Encode = encode_part) -> EncodedSample:
-    """Return a sample as it is written; names that begin with `__` are not parts.
+    """Return a sample in the form in which it is written; names beginning with `__` are not parts.
 
     Raises:
-        ConfigError: If it has no key, no parts, or names that a reader would take for others.
+        ConfigError: If it has no key, no parts, or names that would be read back as others.
     """
     key = sample.get("__key__")
     if not isinstance(key, str):
@@ -66,9 +66,9 @@ def encode_sample(sample: Mapping[str, Any], encode: Encode = encode_part) -> En
     ]
     if len(parts) > 1 and len({part.name.lower() for part in parts}) < len(parts):
         raise ConfigError(
-            f"sample {key!r} has parts whose names differ only in case, of "
-            f"{', '.join(part.name for part in parts)}; parts are compared without it, so rename "
-            "one of them"
+            f"sample {key!r} has parts whose names differ only in case, among "
+            f"{', '.join(part.name for part in parts)}; parts are compared ignoring case, so "
+            "rename one of them"
         )
     if not parts:
         raise ConfigError(f"sample {key!r} has no parts, so the shard would not contain it")
@@ -80,8 +80,8 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
     if split_name(name) != (key, part) or not part or "/" in part or "\0" in name:
         raise ConfigError(
             f"sample {key!r} with part {part!r} would be read back as another: the key is the path "
-            "up to the first dot of the base name and not hidden, the part all that follows; "
-            "replace dots in keys, slashes in parts"
+            "up to the first dot of the base name and not hidden, the part is the rest; replace "
+            "dots in keys and slashes in parts"
         )
     if name.startswith("/") or ".." in name.split("/"):
         raise ConfigError(f"{name!r} leads out of the shard; keys are relative and without '..'")
@@ -92,13 +92,13 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
 class TarWriter(ClosesOrAborts):
     """Writes one shard. The same samples always produce the same bytes.
 
-    The shard gets its name when it is complete; an exception leaves nothing behind. Its
-    `.tar.idx` and `.tar.parts` are written with it, so `energon prepare` does not read it again.
+    The shard gets its name once it is complete; an exception leaves nothing behind. Its `.tar.idx`
+    and `.tar.parts` are written with it, so `energon prepare` does not read it again.
 
     Args:
-        path: The shard, a name that ends in `.tar`.
+        path: The shard; its name must end in `.tar`.
         encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
-        checksum: Whether to keep a checksum of each part, for `energon verify`.
+        checksum: Whether to store a checksum of each part, for `energon verify`.
 
     Example:
         >>> import tempfile
@@ -117,7 +117,7 @@ class TarWriter(ClosesOrAborts):
             )
         self.path = Path(local_path(path))
         if self.path.suffix != ".tar":
-            raise ConfigError(f"{path}: a shard has a name that ends in .tar")
+            raise ConfigError(f"{path}: the name of a shard must end in .tar")
         self.num_samples = 0
         self._encode = encode
         self._builder = ScanBuilder()
@@ -129,14 +129,14 @@ class TarWriter(ClosesOrAborts):
 
     @property
     def num_bytes(self) -> int:
-        """What the shard has so far, without its end marker."""
+        """Current size of the shard, without its end marker."""
         return self._archive.num_bytes
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__` and a value for each part, see `encode_sample`.
 
         Returns:
-            How many bytes the shard grew by.
+            The number of bytes by which the shard grew.
 
         Raises:
             ConfigError: If the sample cannot be written.
@@ -145,12 +145,12 @@ class TarWriter(ClosesOrAborts):
         return self.write_encoded(encode_sample(sample, self._encode))
 
     def write_encoded(self, sample: EncodedSample) -> int:
-        """Append a sample that is encoded already, see `write`."""
+        """Append an encoded sample, see `write`."""
         if self._file is None:
             raise ConfigError(f"{self.path}: the shard is closed")
         if sample.key in self._keys:
             raise DuplicateSampleKeyError(
-                f"{self.path}: a sample with the key {sample.key!r} is in it already; keys must be "
+                f"{self.path}: already has a sample with the key {sample.key!r}; keys must be "
                 "unique in a dataset"
             )
         self._keys.add(sample.key)
@@ -160,7 +160,7 @@ class TarWriter(ClosesOrAborts):
             for part in sample.parts:
                 self._write_part(key, part)
         except BaseException:
-            self.abort()  # half a sample is in it
+            self.abort()  # it contains half a sample
             raise
         self.num_samples += 1
         return self.num_bytes - before
@@ -188,10 +188,10 @@ class TarWriter(ClosesOrAborts):
         write_atomic(part_table_path(self.path), table.to_bytes())
 
     def abort(self) -> None:
-        """Leave nothing of the shard."""
+        """Delete the shard."""
         if self._file is not None:
             file, self._file = self._file, None
-            # Closing fails where the disk is full, with what was left in the buffer.
+            # Closing fails if the disk is full, because of what was left in the buffer.
             with suppress(OSError):
                 file.close()
             with suppress(_ShardAbandoned):
@@ -207,7 +207,7 @@ class TarWriter(ClosesOrAborts):
 
 
 class _ShardAbandoned(Exception):
-    """Tells `atomic_path` that the file is not wanted."""
+    """Tells `atomic_path` to discard the file."""
 
 
 MAX_COUNT = 100_000
@@ -218,28 +218,28 @@ class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
     The output depends only on the samples. An interrupted run, even by kill -9, leaves complete
-    shards; with `resume` the next run continues after them, and the result is
-    the same as without the interruption:
+    shards behind; with `resume`, the next run continues after them, and the result is the same as
+    without the interruption:
 
         with ShardWriter("coco/shards/%05d.tar", maxcount=10_000, resume=True) as writer:
             for sample in itertools.islice(samples, writer.num_samples, None):
                 writer.write(sample)
 
     Args:
-        pattern: Paths of the shards, with the number as in `%05d`. Folders are made.
+        pattern: Paths of the shards, with the number as in `%05d`. Folders are created.
         maxcount: Maximum number of samples in a shard.
-        maxsize: Maximum bytes of a shard, headers included; only a single sample that is larger
+        maxsize: Maximum size of a shard in bytes, including headers; only a single larger sample
             exceeds it.
         start_shard: Number of the first shard.
         resume: Whether to continue after the existing shards.
         overwrite: Whether to delete existing shards.
-        post: Called with the path of each shard that is complete.
+        post: Called with the path of each complete shard.
         encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
-        checksum: Whether to keep a checksum of each part, for `energon verify`.
+        checksum: Whether to store a checksum of each part, for `energon verify`.
 
     Raises:
-        ConfigError: If the arguments are invalid, or there are such shards and neither
-            `resume` nor `overwrite` says what to do.
+        ConfigError: If the arguments are invalid, or such shards exist and neither `resume` nor
+            `overwrite` says what to do.
 
     Example:
         >>> with ShardWriter("written/%03d.tar", maxcount=2) as writer:
@@ -264,11 +264,11 @@ class ShardWriter(ClosesOrAborts):
     ) -> None:
         self.pattern = os.fspath(pattern) if is_remote(pattern) else local_path(pattern)
         self.num_samples = 0
-        """Samples of all shards so far, those of earlier runs included when resuming."""
+        """Samples of all shards so far, including those of earlier runs when resuming."""
         self.shards: list[str] = []
         """Complete shards."""
         self.last_key: str | None = None
-        """Key of the last sample, that of an earlier run when resuming."""
+        """Key of the last sample, from an earlier run when resuming."""
         self._max_count = maxcount
         self._max_size = maxsize
         self._number = start_shard
@@ -295,7 +295,7 @@ class ShardWriter(ClosesOrAborts):
         """Write a sample: its `__key__` and a value for each part.
 
         Returns:
-            How many bytes it takes.
+            The number of bytes it takes.
 
         Raises:
             ConfigError: If it cannot be written.
@@ -342,7 +342,7 @@ class ShardWriter(ClosesOrAborts):
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{error.filename} was deleted while it was written: another process that writes "
-                "to the same names takes it for a leftover of a killed run; give each writer its "
+                "to the same names considers it left over from a killed run; give each writer its "
                 "own pattern"
             ) from error
         self.shards.append(str(shard.path))
@@ -384,8 +384,8 @@ class ShardWriter(ClosesOrAborts):
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self.pattern!r} has no place for the number of a shard ({error}); expected "
-                "one like shards/%05d.tar"
+                "a pattern such as shards/%05d.tar"
             ) from error
         if path == self.pattern % (number + 1):
-            raise ConfigError(f"{self.pattern!r} gives all shards the same name")
+            raise ConfigError(f"{self.pattern!r} produces the same name for all shards")
         return path

@@ -1,9 +1,9 @@
 """Tokenize the texts of JSON lines and Parquet files, and write them as token files.
 
 The files are cut into ranges: runs of lines of about 32 MiB, or of row groups. Each range is
-tokenized on its own, in any process, and its tokens go to a file of their own in
-`x.tokens-partial`, so what an interrupted run has done is not done again. At the end they are
-laid one after another, in the order of the data, whoever was done first.
+tokenized separately, in any process, and its tokens go to a separate file in `x.tokens-partial`,
+so finished ranges of an interrupted run are not repeated. At the end they are concatenated in the
+order of the data, whichever was finished first.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class TokenizeOptions:
     """How texts become tokens.
 
     Args:
-        tokenizer: `module:function`: it takes a text and returns numbers, from 0.
+        tokenizer: `module:function`; the function takes a text and returns numbers from 0 on.
         text_column: The column or field with the texts.
         end_token: Ends each document, if given.
-        vocabulary_size: Tokens are below it; below 65,500 they take two bytes, else four.
+        vocabulary_size: Exclusive upper limit of tokens; below 65,500 they take two bytes, else
+            four.
 
     Raises:
         ConfigError: If they are invalid.
@@ -72,7 +73,7 @@ class TokenizeOptions:
 
     @property
     def limit(self) -> int:
-        """Tokens are below it."""
+        """Exclusive upper limit of tokens."""
         return self.vocabulary_size or int(np.iinfo(self.dtype).max) + 1
 
 
@@ -84,7 +85,7 @@ class Written(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A part of a file that is tokenized on its own: bytes of lines, or row groups."""
+    """A part of a file that is tokenized separately: bytes of lines, or row groups."""
 
     path: str
     start: int
@@ -102,24 +103,24 @@ def pack_tokens(
 ) -> Written:
     """Write the texts of files as a pair of token files.
 
-    A run that was interrupted continues where it was when it is given the same again.
+    An interrupted run continues where it stopped when repeated with the same arguments.
 
     Args:
-        sources: JSON lines, compressed or not, or Parquet files of this machine; patterns, or a
+        sources: JSON lines, compressed or not, or Parquet files on this machine; patterns, or a
             folder of them.
-        target: The `.idx` or `.bin` file, or what the names of the two have in common.
+        target: The `.idx` or `.bin` file, or the common part of the two names.
         options: How texts become tokens.
-        engine: Where texts are tokenized; None for processes of this machine.
-        overwrite: Whether to replace the files that exist, and what an interrupted run left.
-        progress: Called with the number of documents that are tokenized.
+        engine: Where to tokenize; None for processes of this machine.
+        overwrite: Whether to replace existing files, and what an interrupted run left behind.
+        progress: Called with the number of tokenized documents.
 
     Raises:
-        ConfigError: If there are such files already, or the tokenizer is invalid.
+        ConfigError: If the files already exist, or the tokenizer is invalid.
         FormatError: If a file is damaged, or a row has no text.
     """
     prefix = Path(token_prefix(os.fspath(target)))
     partial = prefix.with_name(prefix.name + PARTIAL)
-    _tokenizer(options.tokenizer)  # a misspelled name is an error at once
+    _tokenizer(options.tokenizer)  # report a misspelled name at once
     ranges = [each for path in _files(sources) for each in _ranges(path)]
     about = {
         "options": asdict(options),
@@ -147,7 +148,7 @@ def pack_tokens(
 def tokenize_range(
     place: tuple[str, int, int], number: int, folder: str, options: TokenizeOptions
 ) -> int:
-    """Write the tokens of a part of a file; return how many documents it has.
+    """Write the tokens of a part of a file; return the number of documents.
 
     Raises:
         ConfigError: If the tokenizer is invalid.
@@ -175,7 +176,7 @@ def tokenize_range(
 
 
 def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
-    """Make sure that nothing is overwritten that is not meant to be."""
+    """Make sure that nothing is overwritten unintentionally."""
     settings = partial / "settings.json"
     files = [prefix.with_name(prefix.name + suffix) for suffix in (DATA, INDEX)]
     if overwrite and not settings.exists():
@@ -184,12 +185,12 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
     if files[1].exists():
         if not settings.exists():
             shutil.rmtree(partial)
-        raise ConfigError(f"{files[1]} exists; choose another name, or pass --overwrite")
+        raise ConfigError(f"{files[1]} already exists; choose another name, or pass --overwrite")
     if settings.exists() and settings.read_text() != about:
         done = any(part.stat().st_size for part in partial.glob("*.lengths"))
         if done and not overwrite:
             raise ConfigError(
-                f"{partial} was begun with other files or options; give the same again, or pass "
+                f"{partial} was begun with other files or options; pass the same again, or pass "
                 "--overwrite to start over"
             )
         for part in partial.glob("0*.*"):
@@ -198,7 +199,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
 
 
 def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> Written:
-    """Lay the tokens of all parts one after another, and write their index."""
+    """Concatenate the tokens of all parts, and write their index."""
     found = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
     lengths = np.concatenate(found) if found else np.zeros(0, np.int32)
     if not len(lengths):
@@ -310,7 +311,7 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
 
 
 def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any, Any]:
-    """Return the output of a tokenizer as an array, if these are tokens."""
+    """Return the output of a tokenizer as an array, if it consists of tokens."""
     tokens = np.asarray(found)
     if tokens.ndim == 1 and not len(tokens):
         return np.zeros(0, np.int64)
@@ -321,23 +322,23 @@ def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any
     if tokens.min() < 0 or tokens.max() >= options.limit:
         raise ConfigError(
             f"{where}: {options.tokenizer} returned tokens from {tokens.min()} to {tokens.max()}, "
-            f"expected 0 to {options.limit - 1}; say how many there are with --vocabulary-size"
+            f"expected 0 to {options.limit - 1}; set their number with --vocabulary-size"
         )
     return tokens
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(name: str) -> Callable[[str], Any]:
-    """Return the function that `module:function` names; a module may be in the working directory.
+    """Return the function named by `module:function`; the module may be in the working directory.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If it does not exist.
     """
     module, _, function = name.partition(":")
     if module == "__main__":
         raise ConfigError(
             f"--tokenizer {name}: the processes that tokenize cannot import the running program; "
-            "put the function into a file of its own, and name that, like my_tokens:encode"
+            "put the function into a separate file, and name that, as in my_tokens:encode"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -357,7 +358,7 @@ def _part(folder: Path, number: int, suffix: str) -> Path:
 
 
 def _num_documents(folder: Path, number: int) -> int | None:
-    """Return how many documents a part has that is complete; None if it is not."""
+    """Return how many documents a complete part has; None if it is incomplete."""
     try:
         return os.stat(_part(folder, number, ".lengths")).st_size // 4
     except FileNotFoundError:

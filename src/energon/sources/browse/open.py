@@ -1,4 +1,4 @@
-"""What lies at an address as a tree: a dataset with its samples by key, or a metadataset."""
+"""What is at an address, as a tree: a dataset with its samples by key, or a metadataset."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class SampleFolder(_KeyFolder):
     """The samples whose keys begin with `prefix`, as folders `KEY` with files `PART`."""
 
     prefix: str | None = ""
-    """None for a sample alone, without those whose keys lie below its own."""
+    """None for a sample without those whose keys are below its own."""
     place: SamplePlace | None = None
     """The sample whose parts are in this folder, if there is one."""
 
@@ -109,7 +109,7 @@ class SampleFolder(_KeyFolder):
         return None if self.place is None else self.samples.parts(self.place).get(raw)
 
     def _inner(self, name: str) -> SampleFolder | None:
-        """Return the folder of a sample, of those below it, or of both."""
+        """Return the folder of a sample, of the samples below it, or of both."""
         nested = self.samples.is_nested
         if self.prefix is None or (self.prefix and not nested):
             return None
@@ -151,7 +151,7 @@ def _folders(samples: BrowsedSamples, prefix: str) -> dict[str, None]:
 
 
 def _mark(samples: BrowsedSamples, place: SamplePlace) -> str | None:
-    """Return what tells a sample from those before it that have the same key."""
+    """Return what distinguishes a sample from earlier ones with the same key."""
     count = samples.repeated.get(place)
     return None if count is None else str(count + 1)
 
@@ -163,12 +163,12 @@ def _named(name: str, mark: str | None) -> str:
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder of this machine."""
+    """A folder on this machine."""
 
     path: Path
 
     def entries(self) -> Iterator[TreeEntry]:
-        """Yield files and folders; sockets and the like are left out."""
+        """Yield files and folders; sockets and the like are skipped."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.is_dir() or entry.is_file():
@@ -191,7 +191,7 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder of an object store, which is listed when someone looks."""
+    """A folder in an object store, listed when someone looks at it."""
 
     address: EPath
 
@@ -238,7 +238,7 @@ class _Listed:
 
 
 class TreeOpener:
-    """Makes trees of datasets, and of each dataset only one.
+    """Makes trees of datasets, only one for each dataset.
 
     Args:
         sample_folders: Whether each sample is a folder.
@@ -250,13 +250,13 @@ class TreeOpener:
         self._known: dict[str, BrowsedFolder] = {}
 
     def open(self, address: str | os.PathLike[str]) -> BrowsedFolder:
-        """Return the tree of what lies at an address.
+        """Return the tree of what is at an address.
 
-        A metadataset is a folder for each split, in which its datasets are folders, and beside
-        each, as `DATASET.aux`, a folder of its auxiliary data.
+        A metadataset is a folder for each split, containing its datasets as folders and, next to
+        each as `DATASET.aux`, a folder with its auxiliary data.
 
         Raises:
-            DatasetNotFoundError: If there is nothing.
+            DatasetNotFoundError: If there is no dataset.
             ConfigError: If a document is invalid.
         """
         address = _absolute(os.fspath(address))
@@ -308,7 +308,7 @@ def _absolute(address: str) -> str:
 
 
 class LazyFolder:
-    """A tree that is opened when someone looks."""
+    """A tree that is opened when someone looks at it."""
 
     def __init__(self, opener: TreeOpener, address: str) -> None:
         self._opener = opener
@@ -323,5 +323,5 @@ class LazyFolder:
         return self._folder.entries()
 
     def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
-        """Return what has this name, or None."""
+        """Return the entry with this name, or None."""
         return self._folder.find(name)

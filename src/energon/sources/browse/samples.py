@@ -1,4 +1,4 @@
-"""Samples of a dataset by key, and in the order of keys: what trees of datasets are made of."""
+"""Samples of a dataset by key, and in the order of keys: the basis for trees of datasets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TOGETHER = 1000
 
 
 class SamplePlace(NamedTuple):
-    """Which sample: the number of its shard in the list of the dataset, and its number there."""
+    """A sample: the number of its shard in the list of the dataset, and its number in the shard."""
 
     shard: int
     sample: int
 
 
 class Child(NamedTuple):
-    """What lies below the beginning of a key, up to the next slash."""
+    """What is below the beginning of a key, up to the next slash."""
 
     name: str
     place: SamplePlace | None
@@ -54,11 +54,11 @@ class BrowsedSamples(Protocol):
         """Return the parts of a sample by name; of two with the same name, the first."""
 
     def below(self, prefix: str) -> Iterator[Child]:
-        """Yield the rests of keys that begin with `prefix`. Folders may come several times."""
+        """Yield the rests of keys that begin with `prefix`. Folders may occur repeatedly."""
 
     @property
     def repeated(self) -> dict[SamplePlace, int]:
-        """Samples whose key others have before them, and how many."""
+        """Samples whose key an earlier one has, and how many of those there are."""
 
     @property
     def is_nested(self) -> bool:
@@ -66,7 +66,7 @@ class BrowsedSamples(Protocol):
 
 
 def open_samples(dataset: AnyPath, pool: ShardPool) -> BrowsedSamples:
-    """Return the samples of a dataset, by its part tables, or by `index.sqlite` without these.
+    """Return the samples of a dataset, from its part tables or else from `index.sqlite`.
 
     Raises:
         DatasetNotFoundError: If it is not prepared.
@@ -80,11 +80,11 @@ def open_samples(dataset: AnyPath, pool: ShardPool) -> BrowsedSamples:
 
 
 class TableSamples:
-    """Samples by the part tables of the shards. Shards that cannot be opened are left out.
+    """Samples by the part tables of the shards. Shards that cannot be opened are skipped.
 
     Args:
         dataset: Folder of the dataset.
-        pool: Where shards are opened.
+        pool: Opens the shards.
     """
 
     def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
@@ -94,7 +94,7 @@ class TableSamples:
         self.shards = [name for name, _ in self.counts]
 
     def open(self, shard: int) -> OpenShard:
-        """Return a shard, open."""
+        """Return an open shard."""
         name, count = self.counts[shard]
         path = os.fspath(self.dataset / name)
         return self.pool.open(path, num_samples=count, dataset=self.dataset)
@@ -120,7 +120,7 @@ class TableSamples:
 
     @cached_property
     def repeated(self) -> dict[SamplePlace, int]:
-        """Samples whose key others have before them, and how many."""
+        """Samples whose key an earlier one has, and how many of those there are."""
         found: dict[SamplePlace, int] = {}
         for number, sample in self._index.collisions():
             table = self.open(self._readable[number]).table
@@ -178,7 +178,7 @@ class SqliteSamples:
     """
 
     is_nested = True
-    """Always looked for: asking the index costs no more than knowing."""
+    """Always assumed: looking for them costs no more than asking the index."""
 
     def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
         self._locator = SqliteLocator(dataset, index)
@@ -190,7 +190,7 @@ class SqliteSamples:
         """Return the sample that has this key, or None."""
         try:
             found = self._readers.get().first(_FIND, (key,))
-        except UnicodeEncodeError:  # bytes that are not text, so the index cannot have them
+        except UnicodeEncodeError:  # bytes that are not text, which the index cannot contain
             return None
         return None if found is None else self._place(*found)
 
@@ -235,7 +235,7 @@ _RANGE = (
 
 
 def _behind(prefix: str) -> str:
-    """Return what comes behind all keys that begin with `prefix`, which ends in a slash."""
+    """Return what follows all keys that begin with `prefix`, which ends in a slash."""
     return prefix[:-1] + "0"
 
 

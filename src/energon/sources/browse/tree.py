@@ -1,10 +1,10 @@
-"""Datasets as trees of folders and files, to look into them like into a file system.
+"""Datasets as trees of folders and files, to explore them like a file system.
 
-What a folder holds is asked for when someone looks: nothing is listed in advance, and memory
-does not grow with the number of samples.
+The contents of a folder are determined when someone looks at it: nothing is listed in advance, and
+memory does not grow with the number of samples.
 
-Names come from tar files that anybody may have written. Each step of a path becomes a name that
-stands for itself, leads nowhere else, and is not too long for a kernel:
+Names come from tar files that anyone may have written. Each step of a path becomes a name that
+refers only to itself and is not too long for a kernel:
 
 | step | becomes | as in |
 |---|---|---|
@@ -12,10 +12,10 @@ stands for itself, leads nowhere else, and is not too long for a kernel:
 | `.` and `..` | `%2E` and `%2E%2E` | `../../a.txt` |
 | `%`, and a zero byte or a slash in a step | `%25`, `%00`, `%2F` | `100%.txt` |
 
-A mark at the end, `%~` and letters, tells things apart that would have the same name, and stands
-for the rest of names that are too long.
+A mark at the end, `%~` and letters, distinguishes entries that would have the same name, and
+replaces the rest of names that are too long.
 
-`Contents` says what lies where in a dataset, sample by sample: for people who look at it.
+`Contents` says what is where in a dataset, sample by sample: for people who explore it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 SEARCHED_TOGETHER = 64
 """This many shards are opened at a time to search their keys."""
 KEPT_BYTES = 32 << 20
-"""Of rows that were checked last, as all parts of a row are read together."""
+"""How many recently viewed rows are kept, since all parts of a row are read together."""
 MAX_BYTES = 255
-"""What file systems and programs take for the longest name."""
+"""The longest name that file systems and programs accept."""
 MARK = "%~"
 _DOTS = {"": "%", ".": "%2E", "..": "%2E%2E"}
 _NAMES = {escaped: name for name, escaped in _DOTS.items()}
@@ -64,7 +64,7 @@ _RAW = {escaped[1:]: raw for raw, escaped in _ESCAPED.items()}
 
 
 def escape_name(name: str) -> str:
-    """Return what one step of a path is called in the file system.
+    """Return the name of one step of a path in the file system.
 
     Example:
         >>> [escape_name(name) for name in ("cat", "..", "", "100%")]
@@ -82,7 +82,7 @@ def escape_name(name: str) -> str:
 
 
 def mark_name(name: str, mark: str) -> str:
-    """Return an escaped name with a mark, so that it is the name of nothing else.
+    """Return an escaped name with a mark, so that nothing else has it.
 
     Example:
         >>> mark_name("cat.jpg", "2")
@@ -96,7 +96,7 @@ def mark_name(name: str, mark: str) -> str:
 
 
 def unescape_name(name: str) -> str | None:
-    """Return the step that `escape_name` has made a name of; None if none, or if it has a mark.
+    """Return the step whose `escape_name` this is; None if there is none, or if it has a mark.
 
     Example:
         >>> [unescape_name(name) for name in ("cat", "%2E%2E", "100%25", "100%")]
@@ -117,7 +117,7 @@ def unescape_name(name: str) -> str | None:
 
 
 class TreeEntry(NamedTuple):
-    """What a folder lists."""
+    """An entry of a folder's listing."""
 
     name: str
     is_folder: bool
@@ -125,7 +125,7 @@ class TreeEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class BrowsedFile:
-    """A file: a range of another one, which is opened when someone reads.
+    """A file: a range of another one, which is opened when someone reads it.
 
     Args:
         find: Opens the other file.
@@ -140,7 +140,7 @@ class BrowsedFile:
     mtime_ns: int = 0
 
     def open(self) -> BufferedReader:
-        """Return it to be read; for one thread at a time."""
+        """Return it open for reading, by one thread at a time."""
         return open_range(self.find(), self.offset, self.size)
 
     def read(self) -> bytes:
@@ -152,15 +152,15 @@ class BrowsedFolder(Protocol):
     """A folder. May be used by many threads."""
 
     def entries(self) -> Iterator[TreeEntry]:
-        """Yield what it holds, each name once."""
+        """Yield the entries, each name once."""
 
     def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
-        """Return what has this name, or None."""
+        """Return the entry with this name, or None."""
 
 
 @dataclass(frozen=True)
 class NamedFolders:
-    """A folder of folders that are known."""
+    """A folder of known folders."""
 
     folders: Mapping[str, BrowsedFolder]
 
@@ -174,7 +174,7 @@ class NamedFolders:
 
 
 def first_file(folder: BrowsedFolder) -> BrowsedFile | None:
-    """Return a file in a folder or below it, the first that is listed; None if there is none."""
+    """Return the first file listed in a folder or below it; None if there is none."""
     for name, _ in folder.entries():
         found = folder.find(name)
         if found is not None and not isinstance(found, BrowsedFile):
@@ -185,7 +185,7 @@ def first_file(folder: BrowsedFolder) -> BrowsedFile | None:
 
 
 def find_path(root: BrowsedFolder, path: str) -> BrowsedFolder | BrowsedFile | None:
-    """Return what lies at a path below a folder, as `a/b/c`; None if nothing does."""
+    """Return the entry at a path below a folder, such as `a/b/c`; None if there is none."""
     found: BrowsedFolder | BrowsedFile | None = root
     for name in path.split("/"):
         if not name:
@@ -220,17 +220,17 @@ class Contents:
         self._lock = Lock()
 
     def read_ahead(self, ordinals: Sequence[int]) -> None:
-        """Read samples together that will be asked for one by one; a few are kept in memory."""
+        """Read samples together before they are requested one by one; a few are kept in memory."""
         if type(self).files is not Contents.files:
-            return  # a kind that knows where parts lie reads none before it is opened
+            return  # a kind that knows where parts are reads none before it is opened
         missing = [ordinal for ordinal in ordinals if ordinal not in self._kept]
-        # What cannot be read is an error where it is asked for.
+        # Read errors are reported where a sample is requested.
         with suppress(EnergonError, IndexError):
             if missing:
                 self._keep(missing)
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
-        """Return the parts of a sample as files; values that are not bytes as files that hold them.
+        """Return the parts of a sample as files; values that are not bytes become files with them.
 
         Raises:
             IndexError: If there is no such sample.
@@ -239,7 +239,7 @@ class Contents:
         return self._keep([ordinal])[0] if known is None else known
 
     def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
-        """Return samples as files, and keep them until others take their place."""
+        """Return samples as files, and keep them until others replace them."""
         found = []
         for ordinal, sample in zip(ordinals, self._any.read(np.array(ordinals)), strict=True):
             shard = str(sample.get("__shard__", ""))
@@ -257,14 +257,14 @@ class Contents:
         return found
 
     def search(self, prefix: str, limit: int) -> list[int]:
-        """Return the ordinals of samples whose key begins with `prefix`, `limit` at most.
+        """Return up to `limit` ordinals of samples whose key begins with `prefix`.
 
-        Here, of those whose key is `prefix`.
+        Here, only those whose key equals `prefix`.
         """
         return self._any.find(prefix)[:limit]
 
     def shards(self) -> list[ShardOrdinals]:
-        """Return the shards that have samples, in their order; here, there is but one."""
+        """Return the shards that contain samples, in order; here, there is only one."""
         return [ShardOrdinals(self._any.path.name, 0, len(self._any))]
 
 
@@ -306,7 +306,7 @@ class TarContents(Contents):
 
     @cached_property
     def _index(self) -> ThreadReaders | None:
-        """`index.sqlite`, where shards have no part tables, so that all would have to be read."""
+        """`index.sqlite`, for shards without part tables, which would otherwise have to be read."""
         path = self._source.path
         first = next(iter(self._source.shards), None)
         if not isinstance(path, Path) or first is None or (path / f"{first}.parts").is_file():
@@ -315,12 +315,12 @@ class TarContents(Contents):
         return ThreadReaders(index) if index.is_file() else None
 
     def _indexed(self, reader: SqliteReader, prefix: str) -> Iterator[int]:
-        """Yield samples that `index.sqlite` knows, in the order of their keys."""
+        """Yield the samples in `index.sqlite`, in the order of their keys."""
         source = self._source
         numbers = {name: number for number, name in enumerate(source.shards)}
         shards = [numbers.get(name) for name in load_info(source.path).shard_counts]
         low = prefix.encode("utf-8", "replace").decode()
-        # No character comes behind this one.
+        # No character sorts after this one.
         for found in reader.rows(_BEGIN_ALIKE, (low, low + chr(0x10FFFF))):
             file, sample = reader.numbers(*found)
             shard = shards[file] if file < len(shards) else None
@@ -328,7 +328,7 @@ class TarContents(Contents):
                 yield from self._ordinals(shard, sample)
 
     def _ordinals(self, shard: int, sample: int) -> list[int]:
-        """Return the number of a sample of a shard; nothing if it is left out."""
+        """Return the number of a sample of a shard; nothing if it is skipped."""
         source = self._source
         low, high = source.bounds[shard : shard + 2].tolist()
         place = low + sample - int(source.firsts[shard])
@@ -338,7 +338,7 @@ class TarContents(Contents):
         source = self._source
         for shard in range(len(source.shards)):
             if not shard % SEARCHED_TOGETHER:
-                # Opened one by one, shards on a busy disk would add up to seconds.
+                # Opened one by one, shards on a busy disk would take seconds.
                 source.open_shards(range(shard, min(shard + SEARCHED_TOGETHER, len(source.shards))))
             for sample in source.open_shard(shard).table.starting_with(prefix):
                 yield from self._ordinals(shard, sample)

@@ -1,6 +1,6 @@
-"""Key indexes: in memory, and on local disk where all processes map the same one.
+"""Key indexes: in memory, or on local disk, where all processes map the same one.
 
-Sixteen bytes a sample. Keys are not kept: equal hashes are candidates, and who reads from a
+Sixteen bytes per sample. Keys are not stored: equal hashes are candidates, and whoever reads from a
 shard compares the key there.
 """
 
@@ -47,16 +47,16 @@ class KeyIndex:
             places.append(np.arange(table.num_samples, dtype=np.uint64) + np.uint64(shard << 32))
         joined = np.concatenate(hashes)
         order = np.argsort(joined, kind="stable")
-        # Memory views give single numbers three times as fast as arrays do.
+        # Memory views return single numbers three times as fast as arrays do.
         self._hashes: memoryview = joined[order].data
         self._places: memoryview = np.concatenate(places)[order].data
 
     @classmethod
     def from_buffer(cls, data: Any, *, origin: str) -> KeyIndex:
-        """Return the index that `to_bytes` has made `data` of, which is not copied.
+        """Return the index that `to_bytes` turned into `data`, which is not copied.
 
         Raises:
-            FormatError: If it is something else.
+            FormatError: If it is not an index.
         """
         view = memoryview(data)
         count, rest = divmod(len(view) - len(MAGIC), 16)
@@ -75,7 +75,7 @@ class KeyIndex:
         return len(self._hashes)
 
     def find(self, key: bytes) -> Iterator[tuple[int, int]]:
-        """Yield shard and number of each sample that may have `key`; hardly ever more than one."""
+        """Yield shard and number of each sample that may have `key`; very rarely more than one."""
         wanted = hash_key(key)
         hashes: Any = self._hashes
         at = bisect_left(hashes, wanted)
@@ -117,7 +117,7 @@ def hash_keys(table: PartTable) -> NDArray[np.uint64]:
 
 
 def _hash_rows(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return the hashes of keys of one length, one in each row."""
+    """Return the hashes of keys of equal length, one in each row."""
     count, length = keys.shape
     padded = np.zeros((count, -(-length // 8) * 8), np.uint8)
     padded[:, :length] = keys
@@ -136,7 +136,7 @@ _EMPTY = np.empty(0, np.uint64)
 
 log = logging.getLogger("energon")
 SHARED_SAMPLES = 1 << 19
-"""From how many samples on: below, an index is made faster than others could be waited for."""
+"""From this many samples on, an index is stored: a smaller one is made faster than found."""
 
 
 def shared_index(
@@ -149,10 +149,10 @@ def shared_index(
     """Return the key index of a dataset.
 
     Args:
-        dataset: Where it is.
+        dataset: Address of the dataset.
         counts: Its shards, and how many samples each has.
-        make: Makes the index in memory; called if it is not on disk, or cannot be there.
-        shared_samples: From how many samples on it is kept on disk.
+        make: Makes the index in memory; called if it is not on disk, or cannot be stored there.
+        shared_samples: From this many samples on, it is kept on disk.
     """
     if sum(counts.values()) < shared_samples:
         return make()
@@ -172,7 +172,7 @@ def shared_index(
 
 
 def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:
-    """Return what differs whenever the dataset was prepared again; None if nothing tells."""
+    """Return a value that differs after the dataset was prepared again; None if there is none."""
     uuid = dataset / META / "index.uuid"
     if not uuid.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Where the files of a prepared WebDataset lie: by the part tables, or by `index.sqlite`."""
+"""Where the files of a prepared WebDataset are: from the part tables, or from `index.sqlite`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from energon.sources.shards import OpenShard, ShardPool
 
 
 class FilePlace(NamedTuple):
-    """Where the content of a file lies."""
+    """Where the content of a file is."""
 
     shard: str
-    """The shard, as the dataset lists it."""
+    """The shard, as listed by the dataset."""
     file: RangeFile
     offset: int
     size: int
@@ -43,16 +43,16 @@ class Locator(Protocol):
     """Finds the parts of samples. May be used by many threads."""
 
     def find(self, key: str, part: str) -> FilePlace | None:
-        """Return where a part of a sample lies, or None if there is no such sample or part."""
+        """Return where a part of a sample is, or None if there is no such sample or part."""
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files, in the order of the dataset."""
 
 
 def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
-    """Return what finds the files of a dataset fastest.
+    """Return the fastest locator for the files of a dataset.
 
-    Part tables come first. Datasets that were prepared by other tools have none, but the SQL
+    Part tables come first. Datasets prepared by other tools have none, but they have the SQL
     index; if that is missing, too, their shards are scanned once.
     """
     shards = list(load_info(dataset).shard_counts)
@@ -66,9 +66,9 @@ def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
 
 
 def local_copy(index: AnyPath) -> SqliteFile:
-    """Return the path of a file on this machine: itself, or a copy of this version of it.
+    """Return the local path of a file: its own, or that of a copy of this version of it.
 
-    Where no disk has room for a copy, its content is returned.
+    If no disk has room for a copy, its content is returned.
     """
     if isinstance(index, Path):
         return index
@@ -86,7 +86,7 @@ class TableLocator:
         self.paths = [os.fspath(dataset / shard) for shard, _ in self.counts]
 
     def find(self, key: str, part: str) -> FilePlace | None:
-        """Return where a part of a sample lies, or None."""
+        """Return where a part of a sample is, or None."""
         wanted = key.encode("utf-8", "surrogateescape")
         for shard, sample in self._index.find(wanted):
             table, file = self._open(shard)
@@ -162,7 +162,7 @@ ORDER BY tar_file_id, sample_index, content_byte_offset
 
 
 class SqliteLocator:
-    """Finds files by `index.sqlite`. Early ones know samples only, whose headers are then read."""
+    """Finds files through `index.sqlite`. Early ones list only samples: their headers are read."""
 
     def __init__(self, dataset: AnyPath, index: SqliteFile) -> None:
         self.dataset = dataset
@@ -179,7 +179,7 @@ class SqliteLocator:
         self.has_parts = "sample_parts" in tables
 
     def find(self, key: str, part: str) -> FilePlace | None:
-        """Return where a part of a sample lies, or None."""
+        """Return where a part of a sample is, or None."""
         found = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
         if found is None:
             places = {name: place for (_, name), place in self.members(key)}
@@ -198,7 +198,7 @@ class SqliteLocator:
             yield from (".".join(name) for name, _ in self._members(key))
 
     def members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
-        """Yield key, part and place of all parts of a sample; nothing if there is none."""
+        """Yield key, part and place of all parts of a sample; nothing if it does not exist."""
         if not self.has_parts:
             yield from self._members(key)
             return
@@ -236,7 +236,7 @@ class SqliteLocator:
         return self.shards[number]
 
     def file(self, shard: int) -> RangeFile:
-        """Return a shard, open."""
+        """Return an open shard."""
         path = os.fspath(self.dataset / self._shard(shard))
         if not is_remote(path):
             return self._pool.open(path)
@@ -244,7 +244,7 @@ class SqliteLocator:
 
 
 class LazyLocator:
-    """A locator that is opened with its first use, once for all threads. Copies begin closed."""
+    """A locator that is opened on first use, once for all threads. Copies begin closed."""
 
     def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
         self.dataset = dataset
@@ -265,7 +265,7 @@ class LazyLocator:
 
 
 class MediaLookup:
-    """The media metadata of a dataset or folder, opened with the first question.
+    """The media metadata of a dataset or folder, opened on first use.
 
     May be used by many threads, and pickled.
 
@@ -285,8 +285,8 @@ class MediaLookup:
         """Return the metadata of a file.
 
         Raises:
-            ConfigError: If there are no media metadata at all.
-            NoSuchFileError: If there are none of this file.
+            ConfigError: If there are no media metadata.
+            NoSuchFileError: If there are none for this file.
         """
         if self._table is None:
             with self._lock:
@@ -294,8 +294,8 @@ class MediaLookup:
         found = self._table.get(name)
         if found is None:
             raise NoSuchFileError(
-                f"{self.folder} has no media metadata of {name!r}: there is no such file, or it "
-                "was not a media file, or was damaged, when `energon prepare-media` looked at it"
+                f"{self.folder} has no media metadata for {name!r}: there is no such file, or it "
+                "was not a media file, or was damaged, when `energon prepare-media` read it"
             )
         return found
 

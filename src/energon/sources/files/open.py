@@ -40,7 +40,7 @@ class SystemFileStore(FileStore[bytes]):
 
     Args:
         base_dir: The folder, here or in an object store. Names that would leave it are refused.
-            None takes absolute paths and URLs as names.
+            None accepts absolute paths and URLs as names.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
@@ -61,11 +61,11 @@ class SystemFileStore(FileStore[bytes]):
         self._media = None if self.base_dir is None else MediaLookup(self.base_dir)
         if isinstance(self.base_dir, Path) and not self.base_dir.is_dir():
             raise DatasetNotFoundError(
-                f"{self.base_dir}: no such folder; expected one with the files that samples name"
+                f"{self.base_dir}: no such folder; expected the one with the files of samples"
             )
         if isinstance(self.base_dir, EPath) and not self._is_listed(self.base_dir):
             raise DatasetNotFoundError(
-                f"{self.base_dir}: there are no files; expected a folder of what samples name"
+                f"{self.base_dir}: contains no files; expected those that samples refer to"
             )
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -103,13 +103,13 @@ class SystemFileStore(FileStore[bytes]):
         return SourceInfo(self.get_path(), name, None, (name,))
 
     def _missing(self, name: str) -> NoSuchFileError:
-        return NoSuchFileError(f"{self._path(name)}: no such file, but a sample names {name!r}")
+        return NoSuchFileError(f"{self._path(name)}: no such file, but a sample refers to {name!r}")
 
     def _path(self, name: str) -> Path | EPath:
         if self.base_dir is None:
             if not os.path.isabs(name) and not is_remote(name):
                 raise NoSuchFileError(
-                    f"{name!r} is not an absolute path, and this store has no folder; give it one "
+                    f"{name!r} is not an absolute path, and this store has no folder; set one "
                     "with SystemFileStore(base_dir)"
                 )
             return any_path(name)
@@ -124,7 +124,7 @@ class SystemFileStore(FileStore[bytes]):
 
     @staticmethod
     def _is_listed(folder: EPath) -> bool:
-        """Return whether there are files; web servers cannot say."""
+        """Return whether there are files; web servers cannot tell."""
         try:
             return has_files(folder)
         except StorageError:
@@ -132,10 +132,10 @@ class SystemFileStore(FileStore[bytes]):
 
 
 def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
-    """Return how many files there are, how large they are, and what is noted about media.
+    """Return how many files there are, how large they are, and what is recorded about media.
 
     Args:
-        folder: Where they are.
+        folder: The folder.
         parts: Whether to list them.
 
     Raises:
@@ -167,7 +167,7 @@ def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
 
 
 class FolderKind(DatasetKind):
-    """Folders whose media files have been noted in an index."""
+    """Folders whose media files are recorded in an index."""
 
     name = "filesystem"
     noun = "a folder of files"
@@ -197,7 +197,7 @@ KIND = FolderKind()
 
 FOLDER_SCHEME = "filesystem://"
 REMOTE_FOLDER_SCHEME = "filesystem+"
-"""Goes before a URL: `filesystem+s3://bucket/images`."""
+"""Precedes a URL: `filesystem+s3://bucket/images`."""
 
 
 def open_file_store(
@@ -208,10 +208,10 @@ def open_file_store(
     Args:
         address: Folder of a prepared dataset, here or in an object store; `filesystem://` and any
             folder, or `filesystem+` and the URL of one.
-        pool: Where shards are opened; None makes one for this store.
+        pool: Opens shards; None makes a pool for this store.
 
     Raises:
-        DatasetNotFoundError: If there is nothing at the address.
+        DatasetNotFoundError: If there is no dataset or folder at the address.
         ConfigError: If it has no files that can be read by name.
     """
     address = os.fspath(address)
@@ -228,7 +228,7 @@ def open_file_store(
 
 
 def folder_of(address: str) -> str | None:
-    """Return the folder that an address of auxiliary data stands for; None if for a dataset."""
+    """Return the folder that an address of auxiliary data refers to; None if it is a dataset."""
     for prefix in (FOLDER_SCHEME, REMOTE_FOLDER_SCHEME):
         if address.startswith(prefix):
             return address.removeprefix(prefix)
@@ -238,11 +238,11 @@ def folder_of(address: str) -> str | None:
 def open_aux(
     aux: Mapping[str, str], *, origin: str, pool: ShardPool | None = None
 ) -> dict[str, FileStore[bytes]]:
-    """Return the stores of a leaf by the names that cookers know them by.
+    """Return the stores of a leaf by the names that cookers use.
 
     Raises:
-        EnergonError: As `open_file_store`, for all of them that cannot be opened, with the place in
-            the metadataset.
+        EnergonError: Like `open_file_store`, for all stores that cannot be opened, with their place
+            in the metadataset.
     """
     stores: dict[str, FileStore[bytes]] = {}
     problems = Problems()

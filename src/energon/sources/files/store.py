@@ -25,13 +25,13 @@ class OpensFiles(Protocol):
 
 
 class StoreFile(io.BufferedReader):
-    """A file to read parts of. Copies that were pickled open it again, at its beginning.
+    """A file to read parts of. Pickled copies open it again, at its beginning.
 
     Args:
-        file: The file, open; it is taken over.
+        file: The open file; ownership passes to this object.
         store: Opens it again elsewhere.
-        name: As which the store knows it.
-        is_remote: Whether much is to be fetched at a time.
+        name: Its name in the store.
+        is_remote: Whether to fetch much at a time.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class FileStoreDecoder(Protocol):
 
 
 class FileStore(Generic[T_co]):
-    """Yields files by name. Cookers get one for each `aux` entry of a metadataset.
+    """Yields files by name. Cookers receive one for each `aux` entry of a metadataset.
 
     Thread-safe, and can be pickled: copies reopen their files.
 
-    A store of your own needs `__getitem__`, which returns the content of a file and where it came
-    from; `get_raw` returns these, too, unless it is there as well.
+    Your own store needs `__getitem__`, which returns the content of a file and its origin;
+    `get_raw` returns these, too, unless it is defined as well.
 
     Example:
-        image = images.get("cats/17.jpg", sample)   # notes in the sample where it came from
+        image = images.get("cats/17.jpg", sample)   # records its origin in the sample
     """
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """Return the bytes of a file, and where they came from.
+        """Return the bytes of a file, and its origin.
 
         Raises:
             NoSuchFileError: If there is no file of that name.
         """
         if type(self).__getitem__ is FileStore.__getitem__:
-            raise NotImplementedError(f"{type(self).__name__} has no __getitem__ and no get_raw")
+            raise NotImplementedError(f"{type(self).__name__} has neither __getitem__ nor get_raw")
         return self[name]  # type: ignore[return-value]
 
     def get_path(self) -> str:
@@ -95,7 +95,7 @@ class FileStore(Generic[T_co]):
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Return the same as `get_raw` for each of `names`, reading neighbors together."""
+        """Return the result of `get_raw` for each of `names`, reading neighbors together."""
         return [self.get_raw(name) for name in names]
 
     def open(self, name: str) -> IO[bytes]:
@@ -107,11 +107,11 @@ class FileStore(Generic[T_co]):
         return io.BytesIO(self.get_raw(name)[0])
 
     def decode(self, name: str, data: bytes) -> T_co:
-        """Return what `data`, the bytes of file `name`, become in this store."""
+        """Return the decoded value of `data`, the bytes of file `name`."""
         return data  # type: ignore[return-value]
 
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
-        """Return a file and where it came from."""
+        """Return a file and its origin."""
         data, source = self.get_raw(key)
         return self.decode(key, data), source
 
@@ -120,7 +120,7 @@ class FileStore(Generic[T_co]):
 
         Args:
             key: Its name.
-            sample: Gets the file added to its `__sources__`; None notes it nowhere.
+            sample: The file is added to its `__sources__`; None records it nowhere.
 
         Raises:
             NoSuchFileError: If there is no file of that name.
@@ -133,7 +133,7 @@ class FileStore(Generic[T_co]):
     def get_many(self, names: Sequence[str], sample: Any = None) -> list[T_co]:
         """Return several files, in the order of `names`; see `get`.
 
-        Cheaper than one after another: files that lie close together are read at once.
+        Cheaper than one after another: files that are close together are read at once.
         """
         found = self.get_many_raw(names)
         values = [self.decode(name, data) for name, (data, _) in zip(names, found, strict=True)]
@@ -151,11 +151,11 @@ class FileStore(Generic[T_co]):
             return file.seek(0, io.SEEK_END)
 
     def get_media_metadata(self, key: str) -> MediaMetadata:
-        """Return size, duration and the like of an image, audio or video file, without reading it.
+        """Return size, duration and such of an image, audio or video file without reading it.
 
         Raises:
             ConfigError: If the dataset has no media metadata.
-            NoSuchFileError: If it has none of that file.
+            NoSuchFileError: If it has none for this file.
         """
         raise ConfigError(
             f"{self.get_path()}: this kind of store has no media metadata; they come with prepared "
@@ -163,7 +163,7 @@ class FileStore(Generic[T_co]):
         )
 
     def full_name(self, name: str) -> str:
-        """Return the name of the file that does not depend on the requesting sample."""
+        """Return the name of the file without reference to the requesting sample."""
         return name
 
     @property
@@ -224,7 +224,7 @@ class DecodeFileStore(_Wrapper[Any]):
 
     Args:
         inner: The store.
-        decoder: What decodes, for instance a `SampleDecoder`.
+        decoder: Decodes the files, for instance a `SampleDecoder`.
 
     Example:
         >>> from pathlib import Path
@@ -250,12 +250,12 @@ class DecodeFileStore(_Wrapper[Any]):
 
 
 def _content_of(decoder: FileStoreDecoder) -> Hashable:
-    """Return what only decoders that do the same have in common, in other processes, too."""
+    """Return a value that equivalent decoders have in common, also in other processes."""
     import cloudpickle
 
     try:
         content = cloudpickle.dumps(decoder)
-    except Exception:  # what cannot be pickled is like nothing else
+    except Exception:  # what cannot be pickled is equal to nothing else
         content = f"{os.getpid()} {id(decoder)} {time.time_ns()}".encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -263,7 +263,7 @@ def _content_of(decoder: FileStoreDecoder) -> Hashable:
 class PrimaryFileStore(_Wrapper[T_co]):
     """The files of the dataset that a sample comes from, as seen from that sample.
 
-    Names that begin with a dot are parts of the sample itself: of sample `0001`, ".jpg" is
+    Names that begin with a dot are parts of the sample itself: for sample `0001`, ".jpg" is
     "0001.jpg".
 
     Args:

@@ -22,7 +22,7 @@ from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool
 
 MAX_PARALLEL = 32
-"""Shards that are asked at a time; each may be asked for several ranges."""
+"""Shards read at the same time; several ranges may be requested from each."""
 
 
 def read_places(places: Sequence[FilePlace]) -> list[bytes]:
@@ -62,7 +62,7 @@ def _together(
 
 def _read_file(file: RangeFile, places: Sequence[FilePlace]) -> Iterable[bytes]:
     """Return the contents of `places`, which are in one file."""
-    if len(places) == 1:  # as for names at random, where planning costs more than reading
+    if len(places) == 1:  # as for random names, where planning costs more than reading
         return [file.pread(places[0].offset, places[0].size)]
     order = sorted(range(len(places)), key=lambda number: places[number].offset)
     low = np.array([places[number].offset for number in order], np.int64)
@@ -78,11 +78,11 @@ def _read_file(file: RangeFile, places: Sequence[FilePlace]) -> Iterable[bytes]:
 class WebdatasetFileStore(FileStore[bytes]):
     """The files of a prepared dataset of tar shards, by their names in the shards.
 
-    Files of all splits are found, those of excluded samples, too.
+    Files of all splits are found, including those of excluded samples.
 
     Args:
         dataset_path: Folder of the dataset.
-        pool: Where shards are opened; None makes one.
+        pool: Opens shards; None makes a pool.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         place = self._find(name)
         if place is None:
             raise NoSuchFileError(
-                f"{name!r} is not in dataset {self.path}; files have the names that they have in "
+                f"{name!r} is not in dataset {self.path}; files have the same names as in "
                 "the shards, as `energon mount` shows them"
             )
         return place

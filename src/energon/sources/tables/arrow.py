@@ -118,7 +118,7 @@ class ArrowBatches:
             import pyarrow as pa
         path = os.path.join(self.folder, name)
         if not os.path.isfile(path):
-            raise DatasetNotFoundError(f"{path} does not exist, but {STATE} beside it lists it")
+            raise DatasetNotFoundError(f"{path} does not exist, but {STATE} in its folder lists it")
         try:
             reader = pa.ipc.open_stream(pa.memory_map(path))
             batches = list(reader)
@@ -126,7 +126,7 @@ class ArrowBatches:
                 batch.validate()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise TruncatedError(
-                f"{path}: is not a whole stream of Arrow: {error}; copy it again"
+                f"{path}: is not a complete Arrow stream: {error}; copy it again"
             ) from error
         return reader.schema, batches
 
@@ -190,8 +190,8 @@ def split_folders(folder: str) -> dict[str, str]:
     """
     if is_remote(folder):
         raise ConfigError(
-            f"{redact(folder)}: what save_to_disk wrote is mapped into memory, and has to be on "
-            "this machine; copy it, or train on the Parquet files of the dataset"
+            f"{redact(folder)}: what save_to_disk writes is mapped into memory, so it must "
+            "be on this machine; copy it, or train on the Parquet files of the dataset"
         )
     path = os.path.join(folder, SPLITS)
     if not is_file(path):
@@ -217,19 +217,19 @@ def data_files(folder: str) -> list[str]:
         raise FormatError(f"{path}: expected a list of files, found {files!r:.100}")
     if about.get("_indices_data_files"):
         raise FormatError(
-            f"{path}: has indices, which say another order than that of the files; call "
+            f"{path}: has indices that define another order than that of the files; call "
             "flatten_indices() and save the dataset again"
         )
     return [str(name) for name in names]
 
 
 def _is_name(name: Any) -> bool:
-    """Return whether a name is that of something directly in a folder."""
+    """Return whether a name refers to something directly in a folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and os.path.basename(name) == name
 
 
 def _split_files(folder: str, options: RowOptions, split_part: str) -> tuple[list[str], bool]:
-    """Return the files that a split is in, and whether a ratio says which of their rows."""
+    """Return the files of a split, and whether a ratio selects some of their rows."""
     splits = split_folders(folder)
     if "" in splits:
         return data_files(folder), True

@@ -1,4 +1,4 @@
-"""Values of columns of Arrow tables, as parts of samples have them."""
+"""Values of Arrow columns, as the parts of samples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEW_ROWS = 16
-"""Rows of a group whose values are taken one by one, without making an array of them first."""
+"""Rows of a group up to which values are taken one by one, without making an array first."""
 _FILE_FIELDS = frozenset({"bytes", "path"})
 
 
 def column_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
     """Return the values of some rows of a column, in the order of `rows`.
 
-    Bytes are views, which are not copied: what needs them later makes bytes of them.
+    Bytes are views, which are not copied: later code makes bytes of them if necessary.
     """
     import pyarrow as pa
 
@@ -66,7 +66,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """Return the names of classes by column, where Hugging Face `datasets` has noted them."""
+    """Return the names of classes by column, if Hugging Face `datasets` has recorded them."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         return {
@@ -79,7 +79,7 @@ def class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
 
 
 def class_name(names: Sequence[str], label: Any) -> str | None:
-    """Return the name of a class; None for a number that is none."""
+    """Return the name of a class; None for a number without one."""
     return names[label] if isinstance(label, int) and 0 <= label < len(names) else None
 
 
@@ -88,7 +88,7 @@ def _python_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
 
     if len(rows) <= FEW_ROWS:
         return [column[row].as_py() for row in rows.tolist()]
-    # To make an array of numbers in the usual way imports pandas, which takes a second.
+    # Making an array of numbers in the usual way imports pandas, which takes a second.
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
     places = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
     return list(column.take(places).to_pylist())

@@ -48,7 +48,7 @@ class JsonlSource(NumberedSource):
         path: The file.
         split_part: The split to read.
         subsets: Ranges that narrow the split, see `energon.plan.subset`.
-        exclude: Keys to exclude in addition to those of the splits; `x.jsonl/17` will do, too.
+        exclude: Keys to exclude in addition to those of the splits; `x.jsonl/17` is accepted, too.
 
     Raises:
         DatasetNotFoundError: If the file is missing or not indexed.

@@ -34,9 +34,8 @@ MAX_SLICES = 16
 class ParquetOptions(RowOptions):
     """The options under `read` in a document for Parquet files.
 
-    Args:
-        config: Which of the configurations that the card of a dataset of Hugging Face lists;
-            None for its default, or the only one.
+    config: One of the configurations listed on the card of a Hugging Face dataset; None for its
+        default, or the only one.
     """
 
     config: str | None = field(default=None, kw_only=True)
@@ -93,14 +92,14 @@ class ParquetSource(RowSource):
     def preferred_slices(self) -> tuple[int, int]:
         """Rows that are best read together, and how many such slices may be open at a time.
 
-        A row group is decoded as a whole, so a slice is as long as one, and as many are open as
-        there is memory for.
+        A row group is decoded as a whole, so a slice is as long as one, and as many are open as fit
+        into memory.
         """
         rows = int(np.median(np.diff(self.groups.ends)))
         number = int(np.argmax(np.diff(self.groups.ends)))
         file = int(self.groups.file[number])
         group = self.groups.metadata(file).row_group(number - int(self.groups.first[file]))
-        # A slice that is not laid out with row groups is in two of them.
+        # A slice that is not aligned with row groups is in two of them.
         most = HELD_BYTES // max(1, 2 * group.total_byte_size)
         return max(1, rows), max(1, min(MAX_SLICES, most))
 
@@ -108,7 +107,7 @@ class ParquetSource(RowSource):
 def _split_files(
     files: ParquetFiles, options: ParquetOptions, split_part: str
 ) -> tuple[list[str], bool]:
-    """Return the files that a split is in, and whether a ratio says which of their rows."""
+    """Return the files of a split, and whether a ratio selects some of their rows."""
     splits = _splits(files, options)
     if options.split is not None:
         return [name for names in splits.values() for name in names], True
@@ -119,16 +118,16 @@ def _split_files(
         by = "its card" if files.card() else "the names of its files"
         raise ConfigError(
             f"{redact(files.address)}: there is no split {split_part!r}, only {', '.join(splits)}, "
-            f"by {by}"
+            f"according to {by}"
         )
     return splits[found], False
 
 
 def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]]:
-    """Return the files of each split; one without a name if nothing says which they are in.
+    """Return the files of each split; a single unnamed one if nothing assigns them to splits.
 
     Raises:
-        ConfigError: If the dataset has several configurations, and nobody says which.
+        ConfigError: If the dataset has several configurations and none is chosen.
     """
     configs = {config.name: config for config in files.card()}
     names = [found.key for found in files.found]
@@ -138,7 +137,7 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
         if not given and len(configs) > 1:
             raise ConfigError(
                 f"{options.origin or redact(files.address)}: has the configurations "
-                f"{', '.join(configs)}; say which to read, as in `read: {{config: {min(configs)}}}`"
+                f"{', '.join(configs)}; choose one, as in `read: {{config: {min(configs)}}}`"
             )
         chosen = given[0] if given else min(configs)
     if chosen is None:
@@ -222,7 +221,7 @@ class ParquetKind(RowKind):
 
     @staticmethod
     def _configs(files: ParquetFiles) -> list[tuple[str, str | None]]:
-        """Return the configurations whose splits are shown, and what goes before their names."""
+        """Return the configurations whose splits are shown, and the prefix of their names."""
         configs = files.card()
         if len(configs) < 2 or any(config.is_default for config in configs):
             return [("", None)]

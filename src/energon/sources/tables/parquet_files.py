@@ -1,4 +1,4 @@
-"""Find the Parquet files of an address, and read what stands at their ends."""
+"""Find the Parquet files of an address, and read their footers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ log = logging.getLogger("energon")
 
 SUFFIX = ".parquet"
 MANY_FILES = 256
-"""Files whose footers take long to read one by one, so that they are worth a notice and a copy."""
+"""From this many files on, reading footers one by one is worth a log message and a copy."""
 GUESSED_BYTES = 64 << 10
-"""Bytes that are read of the end of a remote file at first; most footers are shorter."""
+"""How many bytes to read first at the end of a remote file; most footers are shorter."""
 
 
 class ParquetFiles:
@@ -70,7 +70,7 @@ class ParquetFiles:
         return RemoteFile(address, info=found._replace(key=key))
 
     def footers(self) -> list[ParquetFooter]:
-        """Return the ends of all files: as they were noted, or read now.
+        """Return the footers of all files, recorded earlier or read now.
 
         Raises:
             FormatError: If a file is not a Parquet file.
@@ -80,8 +80,8 @@ class ParquetFiles:
         if missing and (is_remote(self.address) or len(missing) > MANY_FILES):
             if len(missing) > MANY_FILES:
                 log.warning(
-                    "%s: reads the footers of %d files, which takes a while; `energon prepare` "
-                    "notes them",
+                    "%s: reading the footers of %d files, which takes a while; `energon prepare` "
+                    "records them",
                     redact(self.address),
                     len(missing),
                 )
@@ -91,7 +91,7 @@ class ParquetFiles:
         return [noted[each.key] for each in self.found]
 
     def card(self) -> list[CardConfig]:
-        """Return the configurations that the card of a dataset lists, if there is one.
+        """Return the configurations listed on the dataset's card, if it has one.
 
         Raises:
             FormatError: If it is invalid.
@@ -103,7 +103,7 @@ class ParquetFiles:
         return parse_card(decode_utf8(read_bytes(path), origin=redact(path)), origin=redact(path))
 
     def matching(self, patterns: Sequence[str]) -> list[str]:
-        """Return the names of files that match one of some patterns, or are in a folder of it."""
+        """Return the names of files that match any of the patterns, or are in a matching folder."""
         steps = [pattern.strip("/").split("/") for pattern in patterns]
         names = [found.key for found in self.found]
         return [
@@ -116,7 +116,7 @@ class ParquetFiles:
         ]
 
     def prepare(self) -> list[ParquetFooter]:
-        """Note the ends of all files beside them, or else in the cache of the user."""
+        """Record the footers of all files next to them, or else in the user's cache."""
         noted = self._noted()
         missing = [each for each in self.found if _is_new(each, noted)]
         noted |= {footer.name: footer for footer in self._read(missing)}
@@ -126,12 +126,12 @@ class ParquetFiles:
                 write_bytes(self._table, dump_footers(footers))
                 self._is_noted = True
             except OSError as error:
-                log.warning("%s: %s; they are kept in the cache of the user", self._table, error)
+                log.warning("%s: %s; they are kept in the user's cache", self._table, error)
                 self._kept(self.found)
         return footers
 
     def read_footer(self, found: ObjectInfo) -> ParquetFooter:
-        """Return the end of a file.
+        """Return the footer of a file.
 
         Raises:
             FormatError: If it is not a Parquet file.
@@ -151,7 +151,7 @@ class ParquetFiles:
         return store.together(self.read_footer, [(each,) for each in found])
 
     def _noted(self) -> dict[str, ParquetFooter]:
-        """Return what `energon prepare` has noted, by file."""
+        """Return the footers that `energon prepare` recorded, by file."""
         if not self._is_noted:
             return {}
         try:
@@ -164,7 +164,7 @@ class ParquetFiles:
         return {footer.name: footer for footer in noted}
 
     def _kept(self, found: Sequence[ObjectInfo]) -> dict[str, ParquetFooter]:
-        """Return the ends of files, which are kept in the cache of the user."""
+        """Return the footers of files, which are kept in the user's cache."""
         listed = repr([(each.key, each.size, version_of(each)) for each in found])
         version = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
         footers = disk_cache().load(
@@ -181,16 +181,16 @@ class ParquetFiles:
 
 
 def is_pattern(address: str) -> bool:
-    """Return whether an address stands for all files that match it."""
+    """Return whether an address is a pattern."""
     if is_remote(address):
         return "*" in address or "[" in address  # a question mark begins a query
     return has_magic(address) and not os.path.exists(address)
 
 
 def version_of(found: ObjectInfo) -> str:
-    """Return what differs when the content of a file does."""
+    """Return a value that changes with the content of a file."""
     mtime, version = str(found.mtime_ns), found.version
-    # The version of a local file has the number of its inode, which a copy of the folder has not.
+    # The version of a local file contains its inode number, which differs in a copy of the folder.
     is_local = version is None or (found.mtime_ns and version.endswith(mtime))
     return mtime if is_local else str(version)
 
@@ -201,7 +201,7 @@ def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
 
 
 def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
-    """Return a folder, the files in it that an address stands for, and whether they are noted."""
+    """Return a folder, the files in it that match an address, and whether they are recorded."""
     if not is_pattern(address):
         about = file_info(address) if address.endswith(SUFFIX) else None
         if about is not None:
@@ -224,7 +224,7 @@ def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
 
 
 def _is_wanted(name: str) -> bool:
-    """Return whether a file below a folder has rows: no hidden one, and none of other tools."""
+    """Return whether a file below a folder has rows: it is neither hidden nor another tool's."""
     steps = name.split("/")
     return steps[-1].endswith(SUFFIX) and not any(step.startswith((".", "_")) for step in steps)
 

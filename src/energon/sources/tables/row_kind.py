@@ -1,4 +1,4 @@
-"""What kinds of datasets with rows have in common, and what documents say of how these are read.
+"""What kinds of datasets with rows have in common, and how documents configure reading them.
 
 `ItemSource` is for samples that are read one by one from files.
 """
@@ -36,13 +36,13 @@ class RowOptions:
     """The options under `read` in a document for files with rows.
 
     Args:
-        columns: The columns to read; None for those that the field map names, or else all.
-        sample_type: The sample type that rows become, like "CaptioningSample"; None leaves them
-            to cookers.
-        field_map: For each field of it, the column that it is taken from.
-        split: The shares of train, val and test in the rows, like "99,1,0"; None if the names of
-            the files say which split they are in, or else all are "train".
-        origin: Where they were written.
+        columns: The columns to read; None for those in the field map, or else all.
+        sample_type: The sample type of rows, such as "CaptioningSample"; None leaves them to
+            cookers.
+        field_map: For each field of the sample type, the column that it is taken from.
+        split: The shares of train, val and test in the rows, such as "99,1,0"; None if file names
+            tell the split, or else all rows are "train".
+        origin: Where the options were written.
 
     Raises:
         ConfigError: If they are invalid.
@@ -60,7 +60,7 @@ class RowOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return what may be said."""
+        """Return the names of the options."""
         return tuple(field.name for field in fields(cls) if field.name != "origin")
 
     def _problems(self) -> Iterator[str]:
@@ -74,11 +74,11 @@ class RowOptions:
         if (self.sample_type is None) != (self.field_map is None):
             yield "sample_type and field_map belong together, one is missing"
         if self.sample_type is not None and not isinstance(self.sample_type, str):
-            yield f"sample_type is {self.sample_type!r}; expected a name like CaptioningSample"
+            yield f"sample_type is {self.sample_type!r}; expected a name such as CaptioningSample"
         if self.field_map is not None and not isinstance(self.field_map, Mapping):
             yield f"field_map is {self.field_map!r}; expected a column for each field"
         if self.columns is not None and self.field_map is not None:
-            yield "field_map says which columns to read; drop columns"
+            yield "field_map already lists the columns to read; drop columns"
         if self.split is not None:
             parse_shares(self.split, origin=self.origin)
 
@@ -89,9 +89,9 @@ def row_config(
     """Return what happens to the rows that a leaf refers to.
 
     Args:
-        leaf: What a document says.
+        leaf: The entry in the document.
         has_folder: Whether the dataset is a folder, which may describe itself.
-        options: What a document may say.
+        options: The options in the document.
     """
     said = options(**leaf.read, origin=leaf.origin)
     if said.sample_type is not None:
@@ -112,7 +112,7 @@ class RowKind(DatasetKind):
 
     Attributes:
         source: Reads its samples, as `RowSource` does.
-        options_type: What a document may say under `read`.
+        options_type: The options under `read` in a document.
     """
 
     source: Callable[..., Source]
@@ -120,7 +120,7 @@ class RowKind(DatasetKind):
     options = RowOptions.names()
 
     def splits_of(self, address: str) -> Collection[str]:
-        """Return the splits that its files say they are, or "" where they say nothing."""
+        """Return the splits according to its files; "" if they do not tell."""
         raise NotImplementedError
 
     def split_names(
@@ -156,14 +156,14 @@ class RowKind(DatasetKind):
 
 
 class ItemSource(NumberedSource):
-    """The items of a split of files, each read on its own.
+    """The items of a split of files, each read separately.
 
     Args:
         path: Path or address of the dataset.
         split_part: The split to read.
-        bounds: The numbers of the first item of the split, and of the one after its last.
-        columns: Which parts are read, as a document says it; None leaves it to `parts`.
-        parts: The same, as the caller says it; None for all.
+        bounds: The number of the first item of the split, and the one after its last.
+        columns: Which parts to read, according to the document; None leaves it to `parts`.
+        parts: Which parts to read, according to the caller; None for all.
         subsets: Ranges that narrow the split, see `energon.plan.subset`.
         exclude: Keys of excluded samples.
 
@@ -200,7 +200,7 @@ class ItemSource(NumberedSource):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What two sources have in common whose items have the same numbers."""
+        """What two sources whose items have the same numbers have in common."""
         return ("items", str(self.path))
 
     def key_of(self, number: int) -> str:
@@ -216,11 +216,11 @@ class ItemSource(NumberedSource):
 
     @abstractmethod
     def content(self) -> Any:
-        """Return what a saved state must find unchanged, beside the range of the split."""
+        """Return what must be unchanged in a saved state, besides the range of the split."""
 
     @abstractmethod
     def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
-        """Return the parts of items, and which files those are whose names do not say it."""
+        """Return the parts of items, and their file names where part names do not tell."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what identifies the samples and their order, which a saved state must match."""
@@ -259,17 +259,17 @@ class ItemSource(NumberedSource):
         return samples
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie; here, nothing is read ahead."""
+        """Yield where the samples are; here, nothing is read ahead."""
         return iter(())
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies."""
+        """Return where a sample is."""
         number = int(self.numbers(np.array([ordinal]))[0])
         shard, sample, offset = self.position(number)
         return Location(self.key_of(number), shard, sample, offset, tuple(self.part_names))
 
     def position(self, number: int) -> tuple[str, int, int]:
-        """Return the file of an item, its number there, and where it begins."""
+        """Return the file of an item, its number there, and its offset."""
         return self.shard_of(number), number, 0
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
@@ -302,7 +302,7 @@ class ItemSource(NumberedSource):
 
 
 def file_of_part(name: str, value: Any) -> str | None:
-    """Return which file a part is whose name does not say it; None if it does, or nobody knows."""
+    """Return the file name of a part whose name does not tell it; None if it does or is unknown."""
     if not isinstance(value, bytes) or is_decoded(name):
         return None
     extension = guess_extension(value)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_HELD_BYTES = 256 << 20
-"""Row groups that samples keep in memory that were read and not made yet."""
+"""Row groups kept in memory by samples that were read but not made yet."""
 
 
 class RowGroups(Protocol):
-    """Rows of files, in groups that are read as a whole, numbered through."""
+    """Rows of files, in groups that are read as a whole, numbered consecutively."""
 
     @property
     def folder(self) -> str:
@@ -47,11 +47,11 @@ class RowGroups(Protocol):
 
     @property
     def suffix(self) -> str:
-        """What the names of files end with."""
+        """The suffix of the file names."""
 
     @property
     def footers(self) -> list[ParquetFooter]:
-        """The files, with the rows of each of their groups."""
+        """The files, with the number of rows of each of their groups."""
 
     @property
     def file(self) -> Ints:
@@ -59,11 +59,11 @@ class RowGroups(Protocol):
 
     @property
     def ends(self) -> Ints:
-        """Where each group begins among all rows, and the end."""
+        """Where each group begins among all rows, and the end of the last one."""
 
     @property
     def file_ends(self) -> Ints:
-        """The same of files."""
+        """Where each file begins among all rows, and the end of the last one."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -95,7 +95,7 @@ class RowSource(LateSource):
         path: Path or address of the dataset.
         groups: The rows of the files that the split is in.
         split_part: The split to read.
-        by_ratio: Whether a ratio says which of the rows belong to it, or else all do.
+        by_ratio: Whether a ratio selects some of the rows; otherwise the split has all of them.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
         subsets: Ranges that narrow the split, see `energon.plan.subset`.
@@ -143,7 +143,7 @@ class RowSource(LateSource):
 
     @cached_property
     def mean_sample_bytes(self) -> float:
-        """Bytes of a row in the columns that are read, on average over the first group."""
+        """Average size of a row in the columns to read, in bytes, over the first group."""
         groups = np.flatnonzero(np.diff(self.groups.ends))[:1]
         size = sum(b - a for a, b in self.groups.chunks(int(groups[0]), self.columns))
         return size / float(np.diff(self.groups.ends)[groups[0]])
@@ -194,13 +194,13 @@ class RowSource(LateSource):
                 paths[place] = {column: own[at] for column, own in own_paths.items()}
             held += table.nbytes
             if held > MAX_HELD_BYTES:
-                # A view keeps all of its row group in memory.
+                # A view would keep its whole row group in memory.
                 for place in places.tolist():
                     _copy_bytes(samples[place])
         return _LateRows(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the row groups of samples lie, as far as their columns are read."""
+        """Yield where the row groups of samples are, as far as their columns are read."""
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
         low, high = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
@@ -219,7 +219,7 @@ class RowSource(LateSource):
             yield Extents(self.groups.range_file(each), order, low[order], high[order])
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies; the offset is that of its row group."""
+        """Return where a sample is; the offset is that of its row group."""
         row = int(self.numbers(np.array([ordinal]))[0])
         group = int(self._groups_of(np.array([row]))[0])
         number = int(self.groups.file[group])
@@ -261,7 +261,7 @@ class RowSource(LateSource):
 
     @cached_property
     def class_names(self) -> dict[str, list[str]]:
-        """The names of classes by column, where Hugging Face `datasets` has noted them."""
+        """The names of classes by column, if Hugging Face `datasets` has recorded them."""
         return class_names(self.groups.schema.metadata or {})
 
     @cached_property
@@ -275,11 +275,11 @@ class RowSource(LateSource):
         return self.chosen_parts is None or name in self.chosen_parts
 
     def _columns(self, chosen: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
-        """Return the columns to read, and the parts to give; None for all."""
+        """Return the columns to read, and the parts to yield; None for all."""
         schema = self.groups.schema
         if chosen is None:
             given = None
-            # Names like __index_level_0__ are those of no data.
+            # Names such as __index_level_0__ are not data.
             names = [name for name in schema.names if not name.startswith("__")]
         else:
             given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
@@ -297,7 +297,7 @@ class RowSource(LateSource):
         return tuple(names), given
 
     def _check_schemas(self, names: Sequence[str]) -> None:
-        """Make sure that all files have the same columns, as far as they are read."""
+        """Make sure that the columns to read are the same in all files."""
         first = {name: plain_type(self.groups.schema.field(name).type) for name in names}
         for number in range(1, len(self.groups.footers)):
             schema = self.groups.schema_of(number)
@@ -314,7 +314,7 @@ class RowSource(LateSource):
     def _values(
         self, table: pa.Table, rows: Ints
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Return what some rows of a row group have in each column, and the paths of files."""
+        """Return the values of some rows of a row group by column, and the paths of files."""
         values, paths = {}, {}
         for name in self.columns:
             column = table.column(name)
@@ -334,7 +334,7 @@ class RowSource(LateSource):
         count, total = self.last - self.first, int(self.groups.ends[-1])
         return (
             f"split {self.split_part!r} has {count} of {total} rows in {len(self.names)} files, "
-            "of which none is left"
+            "and none is left"
         )
 
     def _groups_of(self, rows: Ints) -> Ints:
@@ -355,19 +355,19 @@ class _LateRows:
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
-        # Each is let go of when it is passed on, and so is its row group with the last of it.
+        # Each is released when it is passed on, and the row group with the last one.
         samples, paths = self.samples[start:stop][::-1], self.paths[start:stop][::-1]
         self.samples[start:stop] = [None] * len(samples)  # type: ignore[list-item]
         return (_made(samples.pop(), paths.pop()) for _ in range(len(samples)))
 
     def noting_sources(self, dataset_path: str) -> _LateRows:
-        """Note in the samples where they come from."""
+        """Record in the samples where they come from."""
         note_sources(dataset_path, self.samples)
         return self
 
 
 def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
-    """Return a sample with bytes of its own, and a note of which files these are."""
+    """Return a sample with copied bytes, and record which files they are."""
     if names := _copy_bytes(sample):
         files = {name: _file_of(name, sample[name], paths.get(name)) for name in names}
         if found := {name: file for name, file in files.items() if file is not None}:
@@ -376,7 +376,7 @@ def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
 
 
 def _copy_bytes(sample: CrudeSample) -> list[str]:
-    """Make bytes of the views in a sample, and return the names of parts of bytes."""
+    """Copy the views in a sample to bytes, and return the names of these parts."""
     names = []
     for name, value in sample.items():
         if type(value) is memoryview:
@@ -388,7 +388,7 @@ def _copy_bytes(sample: CrudeSample) -> list[str]:
 
 
 def _file_of(name: str, content: bytes, path: str | None) -> str | None:
-    """Return which file a part is whose name does not say it."""
+    """Return the file name of a part whose name does not tell it."""
     suffix = _decoded_suffix(path[path.rfind(".") :]) if path else None
     return f"{name}{suffix}" if suffix else file_of_part(name, content)
 
@@ -399,7 +399,7 @@ def _decoded_suffix(suffix: str) -> str | None:
 
 
 def partitions(name: str) -> dict[str, str | None]:
-    """Return the values that the folders of a file name stand for, as in `year=2024/lang=en/`.
+    """Return the values encoded in the folders of a file name, as in `year=2024/lang=en/`.
 
     Example:
         >>> partitions("year=2024/lang=en/0.parquet")
@@ -413,7 +413,7 @@ def partitions(name: str) -> dict[str, str | None]:
 
 
 def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, list[Any]]:
-    """Return the values of all files by key, as whole numbers if they all are."""
+    """Return the values of all files by key, as whole numbers if all of them are."""
     found: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for file in files for key in file):
         values = [file.get(key) for file in files]

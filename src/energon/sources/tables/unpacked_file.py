@@ -1,4 +1,4 @@
-"""Read ranges of what is in a compressed file, by points from which it can be unpacked."""
+"""Read ranges of the content of a compressed file, through points from which to decompress it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon.formats.seek_points import SeekPoints
 from energon.io.range_file import RangeFile
 
 HELD_BYTES = 256 << 20
-"""Content that is kept: what is between two points is unpacked once for the slices in it."""
+"""Content kept in memory: the content between two points is unpacked once for its slices."""
 MAX_SLICES = 16
 
 
@@ -77,7 +77,7 @@ class UnpackedFile:
     def preferred_slices(self) -> tuple[float, int]:
         """Bytes that are best read together, and how many such slices may be open at a time."""
         content = self.points.unpacked_size / len(self.points)
-        # A slice is not laid out with points, so it is between three of them.
+        # A slice is not aligned with points, so it spans up to three intervals.
         return content, int(max(1, min(MAX_SLICES, HELD_BYTES // (2 * content + 1))))
 
     def _unpack(self, numbers: set[int]) -> None:

@@ -68,7 +68,7 @@ class Batched(Stage):
     Args:
         batchsize: How many items make a batch.
         collation_fn: Makes one value of a list of items; None leaves it a list.
-        partial: Whether the last batch may be smaller; else it is left out.
+        partial: Whether the last batch may be smaller; else it is skipped.
 
     Raises:
         ConfigError: If `batchsize` is not positive.

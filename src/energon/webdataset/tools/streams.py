@@ -92,7 +92,7 @@ class SkipDamaged:
         self.count += 1
         if self.count > self.limit:
             raise exn
-        logger.warning("left out the rest of a shard: %s", exn)
+        logger.warning("skipped the rest of a shard: %s", exn)
         return True
 
 

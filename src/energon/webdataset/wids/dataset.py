@@ -354,7 +354,7 @@ class DistributedChunkedSampler(ChunkedSampler):
         shuffle: Whether there is any shuffling.
         shufflefirst: Whether the first epoch is shuffled, too.
         seed: What the order depends on, beside the epoch.
-        drop_last: Whether samples that cannot be dealt evenly are left out; else some ranks get
+        drop_last: Whether samples that cannot be dealt evenly are skipped; else some ranks get
             one that others have, too.
         chunksize: Samples of a chunk.
     """

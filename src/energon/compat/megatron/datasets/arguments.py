@@ -147,7 +147,7 @@ class WebdatasetSplits:
 
     Args:
         split_parts: The shards of each split.
-        exclude: Shards, and samples as `SHARD/KEY`, that are left out.
+        exclude: Shards, and samples as `SHARD/KEY`, that are skipped.
     """
 
     split_parts: dict[str, list[str]]

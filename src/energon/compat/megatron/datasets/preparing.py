@@ -344,7 +344,7 @@ class WebdatasetMeta:
     """The shards of a split.
 
     Args:
-        sample_excludes: Samples that are left out, as `SHARD/KEY`.
+        sample_excludes: Samples that are skipped, as `SHARD/KEY`.
         shards: The shards that are not left out.
         split_part_files: Their names, as the split has them.
         info_shard_files: The names of all shards of the dataset.

@@ -26,7 +26,7 @@ class BatchDataset(WrapperDataset):
         batcher_stateless: Accepted; functions are expected to depend on nothing but the items.
         batcher_config: What decides what the function does, as plain data or a function that
             returns it.
-        drop_last: Whether a last, smaller batch is left out.
+        drop_last: Whether a last, smaller batch is skipped.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
         worker_config: Rank and workers.
 
@@ -74,7 +74,7 @@ class GroupBatchDataset(WrapperDataset):
         batcher: Makes a batch of a list of items; may yield several.
         batcher_stateless: Accepted, see `BatchDataset`.
         batcher_config: See `BatchDataset`.
-        drop_last: Whether what waits when the data end is left out.
+        drop_last: Whether what waits when the data end is skipped.
         failure_tolerance: How many failures in a row end the run; 0 never ends it.
         worker_config: Rank and workers.
 

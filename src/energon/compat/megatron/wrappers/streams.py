@@ -232,7 +232,7 @@ class FilterDataset(WrapperDataset):
 
     Args:
         dataset: The items.
-        filter_fn: Returns whether an item stays. What it fails on is left out, logged and
+        filter_fn: Returns whether an item stays. What it fails on is skipped, logged and
             counted.
         filter_fn_config: What decides what the function does, see `MapDataset`.
         worker_config: Rank and workers.
