@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.resize import Box, Resize, cut, reduced, resize_image, resize_pixels
 from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import warn_once
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from energon.decode.resize import Resize
 
 logger = logging.getLogger("energon")
 
@@ -114,16 +114,11 @@ def decode_image(
     if is_jpeg:
         _check_scans(data)
     max_pixels = IMAGE_PIXELS.value
-
-    def box(width: int, height: int) -> Box:
-        whole = Box(0, 0, width, height)
-        return whole if resize is None else resize.box(width, height, seed, name)
-
     if is_jpeg and spec.library != "pil":
-        pixels = _jpeg_pixels(data, spec, resize, box, max_pixels=max_pixels)
+        pixels = _jpeg_pixels(data, spec, resize, max_pixels, seed=seed, name=name)
         if pixels is not None:
             return _converted(pixels, spec)
-    image = _open(data, spec.mode, resize, box, is_jpeg=is_jpeg, max_pixels=max_pixels)
+    image = _open(data, spec.mode, resize, max_pixels, is_jpeg=is_jpeg, seed=seed, name=name)
     return image if spec.library == "pil" else _converted(np.asarray(image), spec)
 
 
@@ -151,10 +146,11 @@ def _open(
     data: bytes,
     mode: str,
     resize: Resize | None,
-    find_box: Callable[[int, int], Box],
+    max_pixels: int,
     *,
     is_jpeg: bool,
-    max_pixels: int,
+    seed: int,
+    name: str,
 ) -> Image:
     from PIL import Image
 
@@ -164,20 +160,21 @@ def _open(
         width, height = image.size
         if width * height > max_pixels:
             raise _too_large(width, height)
-        box = find_box(width, height)
-        factor = 1 if resize is None else resize.factor(box)
+        if resize is None:
+            image.load()
+            return _in_8_bits(image).convert(mode)
+        box = resize.box(width, height, seed, name)
+        factor = resize.factor(box)
         if is_jpeg and factor > 1:
             image.draft(None, (width // factor, height // factor))
         image.load()
         converted = _in_8_bits(image).convert(mode)
-        if resize is None:
-            return converted
         if factor > 1 and converted.size == (width, height):
             if resize.size is None:
                 converted = converted.reduce(factor)
             else:
                 factor = 1
-        return resize_image(converted, resize.size, reduced(box, factor, *converted.size))
+        return resize.scaled_image(converted, box, factor)
     except DecodeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -222,9 +219,10 @@ def _jpeg_pixels(
     data: bytes,
     spec: ImageSpec,
     resize: Resize | None,
-    find_box: Callable[[int, int], Box],
-    *,
     max_pixels: int,
+    *,
+    seed: int,
+    name: str,
 ) -> NDArray[np.uint8] | None:
     """Decode with simplejpeg if it yields the same pixels as Pillow, else return None."""
     if spec.mode == "RGBA":
@@ -243,7 +241,7 @@ def _jpeg_pixels(
         if resize is None:
             whole: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace=space)
             return whole[:, :, 0] if space == "Gray" else whole
-        box = find_box(width, height)
+        box = resize.box(width, height, seed, name)
         factor = resize.factor(box)
         least = {}
         if factor > 1:
@@ -256,10 +254,7 @@ def _jpeg_pixels(
         return None
     if space == "Gray":
         pixels = pixels[:, :, 0]
-    pixels = cut(pixels, reduced(box, factor, *pixels.shape[1::-1]))
-    if resize.size is None:
-        return pixels
-    return resize_pixels(pixels, resize.size, library=spec.library)
+    return resize.scaled_pixels(pixels, box, factor, library=spec.library)
 
 
 def _too_large(width: int, height: int) -> DecodeError:

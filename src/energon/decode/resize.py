@@ -124,6 +124,25 @@ class Resize:
         )
         return next(fitting, 1)
 
+    def scaled_pixels(
+        self, pixels: NDArray[np.uint8], box: Box, factor: int, *, library: str
+    ) -> NDArray[np.uint8]:
+        """Return `box` of an image at its final size.
+
+        Args:
+            pixels: The image, reduced by `factor`.
+            box: The part, in the coordinates of the whole image.
+            factor: The factor.
+            library: See `resize_pixels`.
+        """
+        part = reduced(box, factor, *pixels.shape[1::-1])
+        pixels = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
+        return pixels if self.size is None else resize_pixels(pixels, self.size, library=library)
+
+    def scaled_image(self, image: Image, box: Box, factor: int) -> Image:
+        """Do the same for an image of Pillow."""
+        return resize_image(image, self.size, reduced(box, factor, *image.size))
+
 
 def check_size(value: Any) -> tuple[int, int]:
     """Return height and width: two numbers, or one for a square.
@@ -162,11 +181,6 @@ def reduced(box: Box, factor: int, width: int, height: int) -> Box:
         min(width - left, math.ceil(box.width / factor)),
         min(height - top, math.ceil(box.height / factor)),
     )
-
-
-def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    """Return a view of the pixels in `box`."""
-    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def resize_pixels(
