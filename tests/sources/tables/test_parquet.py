@@ -300,6 +300,30 @@ def test_many_files_are_noticed(folder, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "energon"):
         ParquetSource(folder)
     assert "reading the footers of 3 files" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "energon"):
+        ParquetSource(folder)
+    assert not caplog.text  # the user's cache has them now
+
+
+def test_footers_of_a_read_only_folder_are_read_once_and_kept(folder, monkeypatch, caplog):
+    (folder / ".nv-meta").write_text("a file where the folder of the footers would be")
+    read = []
+    real = parquet_files.ParquetFiles.read_footer
+    monkeypatch.setattr(parquet_files, "MANY_FILES", 2)
+    monkeypatch.setattr(
+        parquet_files.ParquetFiles,
+        "read_footer",
+        lambda self, found: read.append(found.key) or real(self, found),
+    )
+    with caplog.at_level(logging.WARNING, "energon"):
+        assert run("prepare", folder).output.endswith("Done. Found 60 samples.\n")
+    assert "the footers are kept in the user's cache" in caplog.text
+    assert len(read) == 3
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "energon"):
+        assert len(ParquetSource(folder)) == N
+    assert (len(read), caplog.text) == (3, "")
 
 
 def test_the_commands_tell_about_them(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 
@@ -78,13 +78,6 @@ class ParquetFiles:
         noted = self._noted()
         missing = [each for each in self.found if _is_new(each, noted)]
         if missing and (is_remote(self.address) or len(missing) > MANY_FILES):
-            if len(missing) > MANY_FILES:
-                log.warning(
-                    "%s: reading the footers of %d files, which takes a while; `energon prepare` "
-                    "records them",
-                    redact(self.address),
-                    len(missing),
-                )
             noted |= self._kept(missing)
         elif missing:
             noted |= {each.key: self.read_footer(each) for each in missing}
@@ -126,8 +119,8 @@ class ParquetFiles:
                 write_bytes(self._table, dump_footers(footers))
                 self._is_noted = True
             except OSError as error:
-                log.warning("%s: %s; they are kept in the user's cache", self._table, error)
-                self._kept(self.found)
+                log.warning("%s; the footers are kept in the user's cache", error)
+                self._kept(self.found, read=lambda: footers)
         return footers
 
     def read_footer(self, found: ObjectInfo) -> ParquetFooter:
@@ -163,17 +156,36 @@ class ParquetFiles:
             return {}
         return {footer.name: footer for footer in noted}
 
-    def _kept(self, found: Sequence[ObjectInfo]) -> dict[str, ParquetFooter]:
-        """Return the footers of files, which are kept in the user's cache."""
+    def _kept(
+        self,
+        found: Sequence[ObjectInfo],
+        read: Callable[[], Sequence[ParquetFooter]] | None = None,
+    ) -> dict[str, ParquetFooter]:
+        """Return the footers of files from the user's cache, and store them there if missing.
+
+        Args:
+            found: The files.
+            read: Returns footers that are not in the cache; None reads the files.
+        """
         listed = repr([(each.key, each.size, version_of(each)) for each in found])
         version = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
         footers = disk_cache().load(
             f"{redact(self.address)}/{FOOTERS}",
             version,
-            lambda: dump_footers(self._read(found)),
+            lambda: dump_footers(self._read_many(found) if read is None else read()),
             lambda data: load_footers(data, origin=redact(self.address)),
         )
         return {footer.name: footer for footer in footers}
+
+    def _read_many(self, found: Sequence[ObjectInfo]) -> list[ParquetFooter]:
+        if len(found) > MANY_FILES:
+            log.warning(
+                "%s: reading the footers of %d files, which takes a while; `energon prepare` "
+                "records them",
+                redact(self.address),
+                len(found),
+            )
+        return self._read(found)
 
     @property
     def _table(self) -> str:
