@@ -7,6 +7,7 @@ import pytest
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
+from energon.prepare.importers.detect import find_source
 from tests.metadataset.folders import write
 from tests.servers.web import web_server
 
@@ -141,3 +142,11 @@ def test_a_bucket_is_no_file(s3):
 def test_an_address_with_one_slash_is_corrected():
     with pytest.raises(DatasetNotFoundError, match="two slashes: s3://photos/sets$"):
         dataset_kind("s3:/photos/sets")
+
+
+def test_a_state_of_a_loader_makes_no_dataset_of_a_folder(tmp_path):
+    for number in range(3):
+        write_bytes(f"{tmp_path}/photos/{number}.jpg", b"x")
+    write_bytes(f"{tmp_path}/photos/state.json", b'{"format": "energon loader state"}')
+    assert dataset_kind(f"{tmp_path}/photos") == "folder"
+    assert find_source([f"{tmp_path}/photos"]).kind == "folder"

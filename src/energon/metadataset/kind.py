@@ -41,7 +41,7 @@ class KindEntry(NamedTuple):
         upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are not
             folders of shards.
         holds: A folder that contains one of these files is of this kind.
-        says: Requires this key in the JSON object in that file.
+        says: Requires this key, or one of several, in the JSON object in that file.
         below: A folder is of this kind if most files below it have this suffix; so is a pattern
             such as `data/*.parquet`.
         media: A folder of no other kind is of this kind if most groups of files below it that
@@ -58,7 +58,7 @@ class KindEntry(NamedTuple):
     below: str = ""
     holds: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
-    says: str = ""
+    says: str | tuple[str, ...] = ""
 
 
 _INDEXES = ("index.json", "train/index.json")
@@ -68,6 +68,9 @@ MEDIA = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg"),
 )
 """Suffixes of the files in a folder of media."""
+
+ARROW_KEYS = ("_data_files", "splits")
+"""Keys in the files of a saved Hugging Face dataset; other programs write files of these names."""
 
 KINDS = (
     KindEntry("metadataset", suffixes=(".yaml", ".yml")),
@@ -92,7 +95,10 @@ KINDS = (
         "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
     ),
     KindEntry(
-        "arrow", "energon.sources.tables.arrow:KIND", holds=("state.json", "dataset_dict.json")
+        "arrow",
+        "energon.sources.tables.arrow:KIND",
+        holds=("state.json", "dataset_dict.json"),
+        says=ARROW_KEYS,
     ),
     KindEntry(
         "parquet", "energon.sources.tables.parquet:KIND", suffixes=(".parquet",), below=".parquet"
@@ -221,16 +227,20 @@ class _Folder:
         return [name for name in names if not name.rpartition("/")[2].startswith(hidden)]
 
 
-def _holds(folder: _Folder, name: str, says: str) -> bool:
+def _holds(folder: _Folder, name: str, says: str | tuple[str, ...]) -> bool:
     """Return whether there is a file, and an object in it with a key; "" asks for no key."""
     if not folder.has(name) or not says:
         return folder.has(name)
-    file = join_address(folder.path, name)
+    return has_key(join_address(folder.path, name), *([says] if isinstance(says, str) else says))
+
+
+def has_key(file: str, *keys: str) -> bool:
+    """Return whether a file holds a JSON object with one of some keys."""
     try:
         content = parse_json(read_document(file), origin=redact(file))
     except FormatError:
         return False
-    return isinstance(content, dict) and says in content
+    return isinstance(content, dict) and any(key in content for key in keys)
 
 
 def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
+from energon.metadataset.kind import ARROW_KEYS, has_key
 from energon.prepare.importers import table
 from energon.prepare.importers.archive import ArchiveSource, is_archive
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
@@ -209,7 +210,10 @@ def _kind_of_library(address: str) -> SourceKind | None:
     if (path / "index.json").is_file():
         return _kind_of_index(path / "index.json")
     saved = ("dataset_dict.json", "state.json")
-    return "huggingface" if any((path / name).is_file() for name in saved) else None
+    is_saved = any(
+        (path / name).is_file() and has_key(str(path / name), *ARROW_KEYS) for name in saved
+    )
+    return "huggingface" if is_saved else None
 
 
 def _kind_of_index(path: AnyPath) -> SourceKind | None:
