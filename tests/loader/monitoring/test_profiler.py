@@ -1,4 +1,7 @@
-"""Looking at frames while garbage is collected: what CPython 3.11 does not survive on its own."""
+"""Shares of stages are right, and looks survive what CPython 3.11 does not on its own.
+
+That is to look at frames while garbage is collected.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,20 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from energon.loader.monitoring.profiler import COLLECTS_WITHIN_CALLS, thread_frames
+from energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader
+from energon import get_train_dataset as train
+from energon.loader.monitoring.profiler import (
+    COLLECTS_WITHIN_CALLS,
+    SWITCH_SECONDS,
+    profiler,
+    prompt_looks,
+    thread_frames,
+)
+from tests.datasets import make_crude
 from tests.effort import IN_CI
 
 PROGRAM = """
@@ -139,3 +152,146 @@ def test_a_process_that_is_forked_during_a_look_collects_garbage(thresholds):
         if not pid:
             os._exit(gc.get_threshold() != thresholds)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+PERIOD_SECONDS = 0.012
+"""Looks come more often than usual, so that a few seconds are enough."""
+LOOKS = 200
+ENOUGH = 0.4
+"""How much of a share has to be found. Looks that waited for the GIL found a tenth of it. On a
+machine whose CPUs are taken by others, looks wait for one, so the whole is not always found."""
+TRIES = 3
+
+
+def compute(sample):
+    """Run Python code, and note for how long."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.003:
+        sum(range(50))
+    sample["computed"] = time.perf_counter() - began
+
+
+def wait(sample):
+    """Wait without the GIL, and note for how long."""
+    began = time.perf_counter()
+    time.sleep(0.003)
+    sample["waited"] = time.perf_counter() - began
+
+
+def cook(sample):
+    compute(sample)
+    return sample
+
+
+class Encoder(DefaultTaskEncoder):
+    """Computes and waits in turn, and says how long that took."""
+
+    decoder = None
+    cookers = (Cooker(cook),)
+
+    def encode_sample(self, sample):
+        profiler().period_seconds = PERIOD_SECONDS
+        wait(sample)
+        return sample
+
+    def batch(self, samples):
+        return [{name: s.get(name, 0.0) for name in ("computed", "waited")} for s in samples]
+
+
+class Choosing(Encoder):
+    """Computes with the samples of one dataset, and waits with those of another."""
+
+    cookers = (Cooker(dict),)
+
+    def encode_sample(self, sample):
+        profiler().period_seconds = PERIOD_SECONDS
+        (compute if "quiet" not in sample["__sources__"][0].dataset_path else wait)(sample)
+        return sample
+
+
+def run(data, encoder, workers, kind):
+    """Return statistics after many looks, and for how long the hooks computed and waited."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = train(
+        data, worker_config=config, batch_size=4, task_encoder=encoder, virtual_epoch_length=10**6
+    )
+    computed = waited = 0.0
+    with get_savable_loader(dataset, workers=kind) as loader:
+        for batch in loader:
+            computed += sum(sample["computed"] for sample in batch)
+            waited += sum(sample["waited"] for sample in batch)
+            if computed + waited > LOOKS * PERIOD_SECONDS:
+                return loader.stats()["run"], computed / (computed + waited)
+
+
+@pytest.fixture
+def period():
+    before = profiler().period_seconds
+    yield
+    profiler().period_seconds = before
+
+
+def finds_enough(share_of, data, encoder, workers, kind):
+    """Return whether the share of computing that looks find comes close to the measured one."""
+    for _ in range(TRIES):
+        figures, expected = run(data, encoder, workers, kind)
+        if ENOUGH * expected < share_of(figures["stages"]) < 1 - ENOUGH * (1 - expected):
+            return True
+    return False
+
+
+@pytest.mark.usefixtures("period")
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "process"), (1, "thread")])
+def test_a_hook_that_waits_does_not_hide_one_that_computes_before_it(tmp_path, workers, kind):
+    def share(stages):
+        computed = stages.get("cook_crude_sample", {"seconds": 0.0})["seconds"]
+        return computed / (computed + stages["encode_sample"]["seconds"])
+
+    assert finds_enough(share, make_crude(tmp_path / "data", [60]), Encoder(), workers, kind)
+
+
+@pytest.mark.usefixtures("period")
+def test_a_dataset_that_waits_does_not_hide_one_that_computes(tmp_path):
+    for name in ("busy", "quiet"):
+        make_crude(tmp_path / name, [60])
+    blend = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {
+            "train": {"blend": [{"path": str(tmp_path / each)} for each in ("busy", "quiet")]}
+        },
+    }
+
+    def share(stages):
+        datasets = stages["encode_sample"]["datasets"]
+        seconds = {name.split("/")[0]: about["seconds"] for name, about in datasets.items()}
+        return seconds.get("busy", 0.0) / sum(seconds.values())
+
+    assert finds_enough(share, blend, Choosing(), 1, "process")
+
+
+def test_the_switch_interval_is_short_only_while_a_look_is_about_to_come():
+    usual = sys.getswitchinterval()
+    with prompt_looks(), prompt_looks():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    assert sys.getswitchinterval() == usual
+
+
+def test_a_switch_interval_that_the_program_sets_meanwhile_stays():
+    usual = sys.getswitchinterval()
+    try:
+        with prompt_looks():
+            sys.setswitchinterval(0.002)
+        assert sys.getswitchinterval() == pytest.approx(0.002)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_forked_before_a_look_has_the_usual_interval():
+    usual = sys.getswitchinterval()
+    with prompt_looks():
+        child = os.fork()
+        if not child:
+            os._exit(sys.getswitchinterval() != usual)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

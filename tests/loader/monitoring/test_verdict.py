@@ -419,7 +419,7 @@ def test_the_quota_of_a_container(tmp_path, limited_group, workers, who):
     verdict = run_script(LIMITED, tmp_path / "ds", limited_group, str(workers))
     assert who in verdict
     assert "of the time, and the quota of its control group" in verdict
-    assert "allows 0.5: give it more" in verdict
+    assert "allows only 0.5: give it more" in verdict
     assert ("or use fewer workers" in verdict) is (workers > 1)
 
 

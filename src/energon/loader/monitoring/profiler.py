@@ -4,6 +4,11 @@ Nothing is measured where samples are made: a thread looks many times a second w
 host is in, and puts the time since its last look to the account of that stage. So a sample costs
 nothing, and what a stage takes is known to a few percent after a minute.
 
+A look needs the GIL. Python code releases it after the switch interval of 5 ms, or earlier when it
+calls something that releases it; a look that waited for that would find the call instead of the
+code before it. So the time of each look is set in advance, independently of what hosts do, and the
+switch interval is shortened just before. A machine that has no CPU for the look delays it, too.
+
 Shares travel with the statistics of lanes, as microseconds under names made by `account`.
 """
 
@@ -27,6 +32,10 @@ from energon.samples.crude import flat
 from energon.stages.lane import Present
 
 PERIOD_SECONDS = 0.05
+ARM_SECONDS = 0.006
+"""How long before a look the switch interval is shortened: the usual one, and some more."""
+SWITCH_SECONDS = 0.000097
+"""The short switch interval; nobody else sets just this one."""
 LOOK_SECONDS = 10.0
 """A thread that looks for nobody any more ends after so long."""
 
@@ -118,10 +127,10 @@ class Profiler:
         self.period_seconds = period_seconds
         self._hosts: WeakSet[Profiled] = WeakSet()
         self._kinds: dict[CodeType, str] = {}
-        self._looked_at = 0.0
         # Batches may take as long as a period each; looks are not to find them at the same point.
         self._random = random.Random()
-        self._look_seconds = period_seconds
+        self._looked_at = self._due = 0.0
+        self._is_armed = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_driven = False
@@ -132,20 +141,27 @@ class Profiler:
             self._hosts.add(host)
             if self._is_driven or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._looked_at = time.perf_counter()
+            self._begin()
             self._thread = threading.Thread(target=self._run, name="energon profiler", daemon=True)
             self._thread.start()
 
     def drive(self) -> None:
-        """Take over: whoever calls this looks as well, so that no thread is needed."""
+        """Take over: the caller looks, with `look_if_due`, so that no thread is needed."""
         self._is_driven = True
-        self._looked_at = time.perf_counter()
+        self._begin()
 
-    def look_if_due(self) -> None:
-        """Look if the last time is long enough ago."""
-        if time.perf_counter() - self._looked_at >= self._look_seconds:
-            self._draw_period()
+    def look_if_due(self) -> float:
+        """Look, or prepare to, if that is due; return the seconds until the next call."""
+        now = time.perf_counter()
+        if now >= self._due:
+            self._disarm()
+            self._due = max(now, self._due) + self._draw_period()
             self.look()
+        elif now >= self._due - ARM_SECONDS and not self._is_armed:
+            self._is_armed = True
+            _switching.shorten()
+        before = 0.0 if self._is_armed else ARM_SECONDS
+        return max(0.0, self._due - before - time.perf_counter())
 
     def look(self) -> None:
         """Record what each host does, and that it has done so since the last look."""
@@ -165,22 +181,30 @@ class Profiler:
             frame = frames.get(host.thread)
             return None if frame is None else self._spent_in(frame, host.present)
 
+    def _begin(self) -> None:
+        self._looked_at = time.perf_counter()
+        self._due = self._looked_at + self._draw_period()
+
     def _run(self) -> None:
         needed_at = time.monotonic()
         while True:
-            self._draw_period()
-            time.sleep(self._look_seconds)
-            self.look()
+            time.sleep(self.look_if_due())
             with self._lock:
                 now = time.monotonic()
                 if len(self._hosts):
                     needed_at = now
                 elif now - needed_at > LOOK_SECONDS:
+                    self._disarm()
                     self._thread = None
                     return
 
-    def _draw_period(self) -> None:
-        self._look_seconds = self.period_seconds * self._random.uniform(0.5, 1.5)
+    def _disarm(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            _switching.restore()
+
+    def _draw_period(self) -> float:
+        return self.period_seconds * self._random.uniform(0.5, 1.5)
 
     def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""
@@ -219,6 +243,49 @@ def _in_hook(work: str, present: Present | None) -> Spent:
     numbers = flat(address)
     leaf = numbers[0] if numbers and isinstance(numbers[0], int) else -1
     return Spent(work or name or OTHER, leaf)
+
+
+class _Switching:
+    """The switch interval of this process, short for as long as anyone is about to look."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual = 0.0
+
+    def shorten(self) -> None:
+        """Shorten the interval until `restore` has been called as many times."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and sys.getswitchinterval() > SWITCH_SECONDS:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH_SECONDS)
+
+    def restore(self) -> None:
+        """Return to the program's interval, unless it has set another one in the meantime."""
+        with self._lock:
+            self._users -= 1
+            if not self._users and abs(sys.getswitchinterval() - SWITCH_SECONDS) < 1e-9:
+                sys.setswitchinterval(self._usual)
+
+    def begin_in_child(self) -> None:
+        """Restore the interval in a fork, which has none of the threads that were about to look."""
+        self._lock = threading.Lock()
+        self._users = 1
+        self.restore()
+
+
+_switching = _Switching()
+
+
+@contextmanager
+def prompt_looks() -> Iterator[None]:
+    """Let looks in the block come at the moment at which they are due, see above."""
+    _switching.shorten()
+    try:
+        yield
+    finally:
+        _switching.restore()
 
 
 _profiler = Profiler()
@@ -282,6 +349,7 @@ def _start_afresh() -> None:
     global _profiler, _frames_lock
     _profiler = Profiler()
     _frames_lock = threading.Lock()
+    _switching.begin_in_child()
     _resume_collection()
 
 

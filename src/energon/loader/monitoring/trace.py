@@ -30,6 +30,7 @@ from energon.loader.monitoring.profiler import (
     Profiled,
     Spent,
     profiler,
+    prompt_looks,
 )
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
@@ -266,17 +267,18 @@ class HostTrace:
 
     def _look(self) -> None:
         """Look at the host while it makes batches of the window."""
-        while (watched := self._host) is not None and (host := watched()) is not None:
-            spent = profiler().spent_by(host)
-            if spent is not None:
-                now, looks = time.perf_counter(), self._looks
-                # The last of equal looks tells as much as all of them, and a pause may be long.
-                if looks and looks[-1][1] == spent:
-                    looks[-1] = now, spent
-                else:
-                    looks.append((now, spent))
-            del host
-            time.sleep(PERIOD_SECONDS)
+        with prompt_looks():
+            while (watched := self._host) is not None and (host := watched()) is not None:
+                spent = profiler().spent_by(host)
+                if spent is not None:
+                    now, looks = time.perf_counter(), self._looks
+                    # The last of equal looks tells as much as all of them, and a pause may be long.
+                    if looks and looks[-1][1] == spent:
+                        looks[-1] = now, spent
+                    else:
+                        looks.append((now, spent))
+                del host
+                time.sleep(PERIOD_SECONDS)
 
 
 def _dataset_names(pipeline: Pipeline) -> Sequence[str]:

@@ -236,8 +236,7 @@ class _Companion(threading.Thread):
 
     def run(self) -> None:
         profiler().drive()
-        while not is_readable(self._lifeline, _TICK_SECONDS):
-            profiler().look_if_due()
+        while not is_readable(self._lifeline, min(_TICK_SECONDS, profiler().look_if_due())):
             if os.getppid() != self._parent:
                 break
             if self.outbox is not None:
