@@ -549,3 +549,28 @@ def test_a_key_may_be_there_twice_where_people_append_to_files(root, tmp_path, c
         )
     assert len(found) == 8
     assert "the last one is used" in caplog.text
+
+
+def test_smaller_batches_continue_with_the_samples_of_each_global_batch(root):
+    def ranks(size):
+        placed = [WorkerConfig(rank=n, world_size=2, num_workers=0, lanes=4) for n in range(2)]
+        return [
+            get_savable_loader(train(root, worker_config=place, batch_size=size))
+            for place in placed
+        ]
+
+    def global_batches(loaders, size):
+        steps = 8 // size // 2  # of each rank for a global batch of 8
+        return [
+            sorted(key for each in loaders for keys in islice(each, steps) for key in keys)
+            for _ in range(3)
+        ]
+
+    first = ranks(2)
+    for each in first:
+        list(islice(each, 2))
+    states = [each.save_state_rank() for each in first]
+    smaller = ranks(1)
+    for each, state in zip(smaller, states, strict=True):
+        each.restore_state_rank(state)
+    assert global_batches(smaller, 1) == global_batches(first, 2)
