@@ -170,6 +170,17 @@ def test_files_of_one_name_are_a_sample(tmp_path, caplog):
     assert [text.startswith("spoken") for text in batch["txt"]] == [True, True]
 
 
+def test_a_table_that_is_not_read_is_said(tmp_path, caplog):
+    for name in ("photos/a.jpg", "photos/a.csv"):
+        put(tmp_path, name)
+    MediaFolderSource(tmp_path / "photos")
+    assert "is not read" not in caplog.text
+    put(tmp_path, "photos/captions.csv", b"file,caption\n")
+    MediaFolderSource(tmp_path / "photos")
+    said = f"captions.csv is not read; `energon pack {tmp_path}/photos {tmp_path}/photos_packed`"
+    assert said in caplog.text
+
+
 def test_what_cannot_be_samples_is_reported(tmp_path):
     put(tmp_path, "a.jpg")
     put(tmp_path, "a.JPG")

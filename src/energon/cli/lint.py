@@ -118,7 +118,9 @@ def command(
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         _show(report)
-    sys.exit(0 if report.ok else 1)
+    if report.ok:
+        return
+    sys.exit(1 if any(report.num_samples.values()) else NotCheckedError.exit_code)
 
 
 def _show(report: LintReport) -> None:

@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from energon.decode.sample_decoder import is_media
@@ -37,6 +37,7 @@ log = logging.getLogger("energon")
 FILE_NAME = "file_name"
 """The column that names the file of a row; other columns with this suffix name further files."""
 TABLES = ("metadata.csv", "metadata.jsonl")
+_OTHER_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _FRESH_NS = 2_000_000_000
 """A folder modified this recently may change again without a new modification time."""
 
@@ -192,7 +193,35 @@ class MediaFiles:
                 len(lone),
                 lone[0],
             )
+        self._warn_of_other_tables({name for own in samples.values() for name in own.values()})
         return samples
+
+    def _warn_of_other_tables(self, parts: Collection[str]) -> None:
+        """Say which table is not read, though it may describe the files.
+
+        Args:
+            parts: The files of samples.
+        """
+        others = [
+            name
+            for name in self.sizes
+            if name.lower().endswith(_OTHER_TABLES)
+            and name.rpartition("/")[2] not in TABLES
+            and name not in parts
+        ]
+        if others:
+            shown = redact(self.address).rstrip("/")
+            warn_once(
+                log,
+                f"{self.address}: other tables",
+                "%s: %s is not read; `energon pack %s %s_packed` makes a sample of each of its "
+                "rows, and a table called metadata.csv with a column file_name is read without "
+                "packing",
+                shown,
+                others[0],
+                shown,
+                shown,
+            )
 
     def _joined(
         self, groups: Mapping[str, dict[str, str]], tables: Sequence[str]
