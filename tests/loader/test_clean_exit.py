@@ -271,5 +271,5 @@ def test_a_closed_loader_says_so():
     next(batches)
     worker = loader._workers[0]
     loader.close()
-    with pytest.raises(WorkerError, match="was closed"):
+    with pytest.raises(WorkerError, match="this loader is closed"):
         worker.take()

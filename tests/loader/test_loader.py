@@ -107,6 +107,15 @@ def test_an_interrupt_ends_the_workers_and_loses_nothing():
     assert list(islice(loader, 2)) == in_order(2, 2)[2:]
 
 
+def test_a_loader_without_a_state_names_the_one_with(loader_of):
+    loader = loader_of(lanes=3)
+    assert not hasattr(loader, "state_dict")
+    with pytest.raises(AttributeError, match="get_savable_loader returns a loader with a state"):
+        loader.save_state_global()
+    with pytest.raises(AttributeError, match=r"no attribute 'lenght'$"):
+        _ = loader.lenght
+
+
 def test_counts_what_was_delivered(loader_of):
     loader = loader_of(lanes=2)
     list(islice(loader, 5))

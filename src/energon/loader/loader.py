@@ -117,6 +117,9 @@ class RankStream:
         raise StopIteration
 
 
+_SAVING = ("state_dict", "load_state_dict", "save_state_rank", "save_state_global")
+
+
 class BasicDataLoader:
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
@@ -177,6 +180,16 @@ class BasicDataLoader:
         # known.
         self._began_together = True
         self._close = weakref.finalize(self, _close_all, self._workers, self._trace)
+
+    if not TYPE_CHECKING:  # to which all names would be known then
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "; get_savable_loader returns a loader with a state" if name in _SAVING else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}",
+                name=name,
+                obj=self,
+            )
 
     def __iter__(self) -> Iterator[Any]:
         again = self.dataset.restart and self._stream is not None and self._stream.delivered
