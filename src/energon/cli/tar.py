@@ -37,7 +37,7 @@ class _TarGroup(LazyGroup):
         try:
             return super().invoke(ctx)
         except OSError as error:
-            # Ours are told about elsewhere, and who reads no more (`| head`) knows.
+            # Our errors are reported elsewhere, and a reader that has stopped (`| head`) knows.
             if isinstance(error, EnergonError) or error.errno == errno.EPIPE:
                 raise
             where = "" if error.filename is None else f"{error.filename}: "

@@ -223,7 +223,7 @@ class SpanBuffer:
             object_: The object.
             start: First byte.
             stop: The byte after the last.
-            most: How many bytes may be kept in all; return False if that is not enough.
+            most: How many bytes may be kept in total; return False if that is not enough.
         """
         identity, size = object_.identity, object_.info.size
         first, last = start // KEPT_BLOCK_BYTES, -(-min(stop, size) // KEPT_BLOCK_BYTES)

@@ -420,7 +420,7 @@ class BasicDataLoader:
         return list(make_process_workers(self.dataset, options, names=names, rebuilt=rebuilt))
 
     def _host_options(self, workers: int) -> LoaderOptions:
-        """Return the options for each of so many workers."""
+        """Return the options for each of this many workers."""
         options, trace = self.options, self._trace
         if trace is not None:
             return replace(options, trace=trace.path, trace_batches=trace.window(workers))

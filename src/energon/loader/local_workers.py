@@ -208,7 +208,7 @@ class InlineWorker:
     def take(self) -> Event:
         """Make the next event."""
         if self._host is None:
-            raise WorkerError("this loader was closed; build a new one")
+            raise WorkerError("this loader is closed; build a new one")
         with self._watchdog:
             event = next(self._host)
         self._watchdog.seconds = self._options.watchdog_timeout_seconds

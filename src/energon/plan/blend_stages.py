@@ -316,7 +316,7 @@ class BlendStages:
             number += 1
 
     def limit(self, source: int, epochs: float) -> int:
-        """Return how many draws of a source so many epochs are."""
+        """Return how many draws of a source make up this many epochs."""
         return max(1, round(epochs * self.lines[source].length))
 
     def _of(self, lane: int) -> tuple[list[MixStage], Iterator[MixStage]]:

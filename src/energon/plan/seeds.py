@@ -1,6 +1,6 @@
 """Seeds and random numbers that are functions of an address.
 
-Nothing in the product consumes a stream of random numbers: who asks for the number at an
+Nothing in the product consumes a stream of random numbers: whoever asks for the number at an
 address gets the same one in any process, at any time, in any order.
 """
 

@@ -205,7 +205,7 @@ def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
     """Yield as many outputs as were given before a state was saved; fewer if no more come.
 
     Raises:
-        StateError: If nobody can have waited for so many.
+        StateError: If this many cannot have been waiting.
     """
     if count > RESUMED_OUTPUTS.value:
         raise StateError(
@@ -264,7 +264,7 @@ def apply_again(
             stamp(output, key)
         if output is SKIPPED:
             raise StateError(
-                f"{hook.name} skips {key}, or does not yield so many, so it cannot be restored"
+                f"{hook.name} skips {key}, or does not yield this many, so it cannot be restored"
             )
         argument = output
     return argument, subs

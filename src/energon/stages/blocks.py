@@ -178,7 +178,7 @@ class RowsOfLane:
         self._ended = len(rows.leaf) < wanted
 
     def has_planned(self, count: int) -> bool:
-        """Return whether so many of the next rows are planned, or all that there are."""
+        """Return whether this many of the next rows are planned, or all that exist."""
         return self._ended or count <= self.num_planned
 
     @property

@@ -104,9 +104,9 @@ class ShardSelection(Node):
     name: str | None = None
     buckets: Names | None = None
     resample: Count | None = None
-    """Draw so many, with replacement."""
+    """Draw this many, with replacement."""
     choose: Count | None = None
-    """Draw so many, without replacement."""
+    """Draw this many, without replacement."""
 
 
 class SelectionSpec(Node):

@@ -113,7 +113,7 @@ class repeatedly(TorchLookalike):
     Args:
         source: The dataset.
         nepochs: How many loops; None means without end.
-        nbatches: How many items in all; None means all.
+        nbatches: How many items in total; None means all.
         length: Accepted for compatibility.
     """
 

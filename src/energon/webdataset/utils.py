@@ -143,8 +143,8 @@ def repeatedly(
     Args:
         source: What to loop over.
         nepochs: How many loops.
-        nbatches: How many batches in all.
-        nsamples: How many samples in all; the batch that reaches it is the last.
+        nbatches: How many batches in total.
+        nsamples: How many samples in total; the batch that reaches it is the last.
         batchsize: Counts the samples of a batch.
 
     Example:

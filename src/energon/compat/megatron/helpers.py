@@ -141,7 +141,7 @@ def format_sample_compact(
 
 
 def format_sample_detailed(sample: Any, indent: int = 2) -> str:
-    """Return a sample as lines, one for each field, indented by so many spaces."""
+    """Return a sample as lines, one for each field, indented by this many spaces."""
     fields = _fields_of(sample)
     if fields is None:
         return " " * indent + format_sample_compact(sample)

@@ -63,7 +63,7 @@ class _Budget:
         self.characters = self.names * MEAN_CHARACTERS
 
     def count(self, pattern: str, names: int, characters: int = 0) -> None:
-        """Raise ConfigError if so many names are too many, or so many more characters."""
+        """Raise ConfigError if this many names, or more characters, exceed the limit."""
         self.characters -= characters
         if names > self.names or self.characters < 0:
             raise ConfigError(

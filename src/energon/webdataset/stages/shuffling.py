@@ -78,7 +78,7 @@ class Draws:
         return {"drawn": self._blocks * BLOCK_DRAWS - length_hint(self._block)}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue after so many numbers."""
+        """Continue after this many numbers."""
         self._blocks, taken = divmod(state["drawn"], BLOCK_DRAWS)
         for _ in range(taken):
             self.fraction()

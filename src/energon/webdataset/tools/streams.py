@@ -243,7 +243,7 @@ def shuffled_list(items: Sequence[Any], seed: int) -> list[Any]:
 
 
 def interleaved(sources: Sequence[Iterator[StreamSample]], parallel: int) -> Iterator[StreamSample]:
-    """Yield samples of some sources in turn, so many of which are open at a time."""
+    """Yield samples of some sources in turn, with this many of them open at a time."""
     waiting = iter(sources)
     turn = deque(islice(waiting, max(1, parallel)))
     while turn:
