@@ -199,7 +199,7 @@ def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):
     options = TokenizeOptions(WORDS)
     pack_tokens([str(lines)], tmp_path / "x", options)
     with pytest.raises(
-        ConfigError, match=r"x\.idx exists; choose another name, or pass --overwrite"
+        ConfigError, match=r"x\.idx already exists; choose another name, or pass --overwrite"
     ):
         pack_tokens([str(lines)], tmp_path / "x", options)
     assert documents(tmp_path / "x") == DOCUMENTS
@@ -254,7 +254,7 @@ def test_a_line_without_a_text_is_named(lines, tmp_path, line, problem):
         ("tests.prepare.test_pack_tokens:TEXTS", ConfigError, "is a list, not a function"),
         ("tests.prepare.test_pack_tokens:failing", FormatError, "failed on .*: KeyError"),
         ("tests.prepare.test_pack_tokens:of_text", ConfigError, "expected whole numbers"),
-        ("tests.prepare.test_pack_tokens:large", ConfigError, "expected 0 to 99; say how many"),
+        ("tests.prepare.test_pack_tokens:large", ConfigError, "expected 0 to 99; set their number"),
     ],
 )
 def test_a_tokenizer_that_makes_no_sense_is_reported(lines, tmp_path, tokenizer, error, problem):
