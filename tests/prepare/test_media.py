@@ -351,7 +351,7 @@ def test_the_command_wants_one_filter(folder):
     )
     assert "cannot be combined" in result.output
     assert (
-        "no such folder" in run("prepare-media", folder / "x", "--media-metadata-by-header").output
+        "does not exist" in run("prepare-media", folder / "x", "--media-metadata-by-header").output
     )
 
 

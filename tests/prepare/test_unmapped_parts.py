@@ -133,7 +133,7 @@ def test_loaders_refuse_it_when_they_open_the_dataset(tmp_path, tables):
         with pytest.raises(ConfigError, match="did you mean 'txt'"):
             read(root, worker_config=INLINE, batch_size=2)
     done = run("lint", root, "--num-workers", 1)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "did you mean 'txt'?" in done.output
 
 
