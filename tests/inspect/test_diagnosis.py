@@ -29,6 +29,7 @@ def test_no_settings_are_said_to_be_faster_than_reading():
     assert "the best settings reach 9% of what reading alone does from the page cache" in advice(
         50, 90
     )
+    assert "the best settings reach less than 1% of what" in "\n".join(advice(0.5, 0.9))
     assert not any("%" in each for each in advice(900.0, 1200.0)[1:])
     assert "the best settings are as fast as reading alone from the page cache" in advice(
         900.0, 1200.0

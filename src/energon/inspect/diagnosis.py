@@ -131,8 +131,9 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
         )
     if cached:
         share = best.samples_per_second / cached
+        reached = f"{share:.0%}" if share >= 0.01 else "less than 1%"
         yield (
-            f"the best settings reach {share:.0%} of what reading alone does from the page cache"
+            f"the best settings reach {reached} of what reading alone does from the page cache"
             if share < 1
             else "the best settings are as fast as reading alone from the page cache"
         )
