@@ -226,7 +226,7 @@ REASONS = {
     "energon/sources/shard_samples.py": {
         "eval(source, dict(_OF_ROWS))": "names of parts are literals in it",
     },
-    "energon/sources/tokens.py": {
+    "energon/sources/tokens/kind.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/task_encoder/cooker.py": {

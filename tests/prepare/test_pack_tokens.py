@@ -21,7 +21,7 @@ from energon.io.file_lock import hold_lock
 from energon.prepare.engines import Engine
 from energon.prepare.writers import tokens as writer
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
-from energon.sources.tokens import TokenSource
+from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
 from tests.token_files import write_tokens
 

@@ -45,7 +45,7 @@ from energon.formats.seek_points import SPACING_BYTES
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
-from energon.sources.tokens import TokenSource
+from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind, plain

@@ -28,7 +28,7 @@ from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
-from energon.sources.tokens import TokenOptions, TokenSource
+from energon.sources.tokens.kind import TokenOptions, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind
@@ -473,7 +473,7 @@ def test_fingerprints_tell_contents_apart(path):
 
 MEASURE = """
 import sys
-from energon.sources.tokens import TokenOptions, TokenSource
+from energon.sources.tokens.kind import TokenOptions, TokenSource
 
 
 def resident():

@@ -92,7 +92,10 @@ KINDS = (
         has_samples=False,
     ),
     KindEntry(
-        "tokens", "energon.sources.tokens:KIND", suffixes=(".idx", ".bin"), pair=(".idx", ".bin")
+        "tokens",
+        "energon.sources.tokens.kind:KIND",
+        suffixes=(".idx", ".bin"),
+        pair=(".idx", ".bin"),
     ),
     KindEntry(
         "arrow",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.samples.collate import batch_pad_stack
 from energon.samples.crude import CrudeSample, known_sources
-from energon.sources.token_files import TokenCorpus, TokenRuns
+from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
 
 
 class TokenRows:

@@ -26,8 +26,8 @@ from energon.sources.kinds import DatasetKind, Location, content_fingerprint
 from energon.sources.numbered import LateSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
-from energon.sources.token_files import TokenCorpus, TokenRuns
-from energon.sources.token_rows import TokenRows
+from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
+from energon.sources.tokens.rows import TokenRows
 
 Unit = Literal["document", "sequence"]
 

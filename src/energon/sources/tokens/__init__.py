@@ -1,0 +1,1 @@
+"""Token files, which Megatron-LM calls indexed datasets: documents, or windows over them."""
