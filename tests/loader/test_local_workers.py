@@ -89,7 +89,7 @@ def test_a_thread_that_hangs_raises_if_asked_to():
 def test_a_closed_worker_says_so():
     worker = InlineWorker(fake(), LoaderOptions())
     worker.close()
-    with pytest.raises(WorkerError, match="was closed"):
+    with pytest.raises(WorkerError, match="is closed"):
         worker.take()
 
 
