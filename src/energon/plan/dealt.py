@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, divided
 from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 
 
@@ -46,7 +46,7 @@ class DealtPlan:
 
     def stream_rows(self, lane: int, rows: Ints) -> Ints:
         """Return which rows of its stream some rows of a lane are."""
-        turn, within = np.divmod(rows, self.stripe)
+        turn, within = divided(rows, self.stripe)
         number = lane // self.plan.lanes
         return (turn * self.lanes_of_stream + number) * self.stripe + within
 
@@ -127,7 +127,7 @@ def plan_together(plan: Plan, wanted: Sequence[tuple[int, int, int]]) -> list[Ro
     edges = np.cumsum([0, *counts])
     rows = np.arange(edges[-1]) + np.repeat([start for _, start, _ in wanted] - edges[:-1], counts)
     number = np.repeat([lane // plan.plan.lanes for lane, _, _ in wanted], counts)
-    turn, within = np.divmod(rows, plan.stripe)
+    turn, within = divided(rows, plan.stripe)
     rows = (turn * plan.lanes_of_stream + number) * plan.stripe + within
     found = plan.plan.at(plan.stream_of(wanted[0][0]), rows, gaps=True)
     return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

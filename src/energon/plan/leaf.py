@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, divided, picked, shared
 from energon.errors import ConfigError
 from energon.plan.permutation import permute, unpermuted
 from energon.plan.seeds import U64, combine, derive_seed
@@ -154,12 +154,14 @@ class LeafOrder:
 
     def at(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         """Return epoch and ordinal of draws from leaves by their numbers, elementwise."""
-        kind = self.table.kind[leaf]
-        if (kind == SHUFFLED).all():
-            return self._shuffled(leaf, numbers)
+        methods = self._shuffled, self._replaced, self._in_order
+        leaf = shared(leaf)
+        kind = shared(self.table.kind[leaf])
+        if len(kind) == 1:
+            return methods[kind[0]](leaf, numbers)
         epoch = np.empty(len(leaf), np.int64)
         ordinal = np.empty(len(leaf), np.int64)
-        for number, method in enumerate((self._shuffled, self._replaced, self._in_order)):
+        for number, method in enumerate(methods):
             chosen = np.flatnonzero(kind == number)
             if len(chosen):
                 epoch[chosen], ordinal[chosen] = method(leaf[chosen], numbers[chosen])
@@ -182,35 +184,67 @@ class LeafOrder:
     def _shuffled(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         table = self.table
         size = table.size[leaf]
-        pass_, position = np.divmod(numbers, size)
-        keys = combine(table.key[leaf], pass_)
+        pass_, position = divided(numbers, size)
+        keys = combine(table.key[leaf], shared(pass_))
         if not self.eras or (pass_ * size >= table.before[leaf]).all():
             place = self._place(table, leaf, position, keys)
         else:
             place = self._place_by_era(leaf, pass_ * size, position, keys)
         # One pass over m copies is m epochs.
-        copy, ordinal = np.divmod(place, table.num_samples[leaf])
+        copy, ordinal = divided(place, table.num_samples[leaf])
         return pass_ * table.copies[leaf] + copy, ordinal
 
     def _place_by_era(
         self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
     ) -> Ints:
         """Return what `_place` does, by the lanes that there were when each pass began."""
-        place = np.empty(len(leaf), np.int64)
-        left = np.ones(len(leaf), np.bool_)
+        place = np.empty(len(position), np.int64)
+        left = np.ones(len(position), np.bool_)
         for era in (*self.eras, None):
             begun = left if era is None else left & (begin < np.array(era.draws)[leaf])
             chosen = np.flatnonzero(begun)
             if len(chosen):
                 table = self.table if era is None else self._table_of(era.lanes)
-                place[chosen] = self._place(table, leaf[chosen], position[chosen], keys[chosen])
+                some = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+                place[chosen] = self._place(table, *some)
                 left &= ~begun
         return place
 
     def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
         """Return where on the line of samples each position of a pass lies."""
         lanes, size = table.lanes, table.size[leaf]
-        row, column = np.divmod(position, lanes)
+        row, column = divided(position, lanes)
+        length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
+        if (row >= sliced).any():
+            leaf, keys = np.broadcast_to(leaf, row.shape), np.broadcast_to(keys, row.shape)
+            return self._place_with_rest(table, leaf, row, column, keys)
+        window_rows = length * table.parallel[leaf]
+        window = row // window_rows
+        begin = window * window_rows
+        span = np.minimum(window_rows, sliced - begin)
+        column, mixed, inner = shared(column), length > 1, row - begin
+        if mixed.any():
+            places = slice(None) if mixed.all() else np.flatnonzero(mixed)
+            numbers = WINDOW, picked(column, places), shared(picked(window, places))
+            inner[places] = permute(
+                inner[places], picked(span, places), combine(picked(keys, places), *numbers)
+            )
+        slice_row, within = divided(begin + inner, length)
+        slice_ = permute(slice_row * lanes + column, sliced // length * lanes, combine(keys, SLICE))
+        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
+        place = slice_ * length + within + rotation
+        return place - np.where(place < size, 0, size)
+
+    def _place_with_rest(
+        self,
+        table: LeafTable,
+        leaf: NDArray[np.int32],
+        row: Ints,
+        column: Ints,
+        keys: U64,
+    ) -> Ints:
+        """Return what `_place` does, also for rows that fill no slice in every column."""
+        lanes, size = table.lanes, table.size[leaf]
         length, parallel = table.slice_samples[leaf], table.parallel[leaf]
         sliced = table.sliced_rows[leaf]
         window_rows = length * parallel

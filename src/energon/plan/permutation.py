@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import picked, shared
 from energon.plan.seeds import U64, mix
 
 ROUNDS = 6
@@ -31,18 +32,21 @@ def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> 
         keys: Elements with equal size and key belong to the same permutation.
     """
     indices, sizes, keys = np.broadcast_arrays(indices, sizes, keys)
-    limits = sizes.astype(np.uint64)
+    sizes, keys = shared(sizes), shared(keys)
     tiny = np.flatnonzero(sizes <= MAX_RANKED)
     if len(tiny) == len(sizes):
         return _rank(indices, sizes, keys)
+    limits = sizes.astype(np.uint64)
     result = _feistel(indices.astype(np.uint64), limits, keys)
     outside = np.flatnonzero(result >= limits)
     while len(outside):
-        walked = _feistel(result[outside], limits[outside], keys[outside])
+        reach = picked(limits, outside)
+        walked = _feistel(result[outside], reach, picked(keys, outside))
         result[outside] = walked
-        outside = outside[walked >= limits[outside]]
+        outside = outside[walked >= reach]
     images = result.astype(np.int64)
     if len(tiny):
+        keys = np.broadcast_to(keys, sizes.shape)
         images[tiny] = _rank(indices[tiny], sizes[tiny], keys[tiny])
     return images
 
@@ -95,9 +99,13 @@ def _feistel(values: U64, sizes: U64, keys: U64, *, back: bool = False) -> U64:
     for number in reversed(rounds) if back else rounds:
         key = keys + np.uint64((number * 0xD1342543DE82EF95) & 0xFFFFFFFFFFFFFFFF)
         if number % 2:
-            low = low ^ (mix(high ^ key) & low_mask)
+            mixed = mix(high ^ key)
+            mixed &= low_mask
+            low ^= mixed
         else:
-            high = high ^ (mix(low ^ key) & high_mask)
+            mixed = mix(low ^ key)
+            mixed &= high_mask
+            high ^= mixed
     permuted: U64 = (high << low_bits) | low
     return permuted
 

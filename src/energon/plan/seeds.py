@@ -33,10 +33,17 @@ def derive_seed(*address: int | str) -> int:
 
 def mix(values: U64) -> U64:
     """Return 64 well-mixed bits for each value (the finaliser of SplitMix64)."""
-    values = values + _GOLDEN
-    values = (values ^ (values >> _30)) * _MIX_1
-    values = (values ^ (values >> _27)) * _MIX_2
-    return values ^ (values >> _31)
+    # In place: to allocate a new array takes longer than to compute one of a few thousand bits.
+    mixed = values + _GOLDEN
+    shifted = mixed >> _30
+    mixed ^= shifted
+    mixed *= _MIX_1
+    np.right_shift(mixed, _27, out=shifted)
+    mixed ^= shifted
+    mixed *= _MIX_2
+    np.right_shift(mixed, _31, out=shifted)
+    mixed ^= shifted
+    return mixed
 
 
 def combine(keys: U64, *numbers: NDArray[np.int64] | int) -> U64:
