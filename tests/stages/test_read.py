@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StateError
+from energon.plan.dealt import DealtPlan
 from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
-from energon.stages.lane import Lane
+from energon.stages.lane import Host, Lane
+from energon.stages.read import ReadDataset
 from energon.testing import check_resume
-from tests.stages.numbers import numbers
+from tests.stages.numbers import NumberPlan, NumberReader, numbers
 
 
 def test_resumes_at_every_position():
@@ -54,3 +56,60 @@ def test_blocks_are_bounded_by_bytes():
 def test_refuses_the_state_of_another_stage():
     with pytest.raises(StateError, match="another pipeline"):
         numbers(5).open(Lane(0, 1), {"place": 3})
+
+
+class MadeLate:
+    """Samples that are made when they are taken, and which of them were asked for together."""
+
+    def __init__(self, samples, asked):
+        self.samples, self.asked = samples, asked
+
+    def between(self, start, stop):
+        self.asked.append((start, stop))
+        return (dict(sample) for sample in self.samples[start:stop])
+
+
+class LateReader(NumberReader):
+    asked = ()
+
+    def read_late(self, rows):
+        return MadeLate(self.read(rows), self.asked)
+
+
+LANES, BATCH = 6, 4
+
+
+def lanes_of_a_stream():
+    """Lanes that share a stream of numbers, with what was asked for by their reader."""
+    reader = LateReader()
+    object.__setattr__(reader, "asked", [])
+    plan = DealtPlan(NumberPlan(1, None), LANES, BATCH)
+    host = Host()
+    lanes = [Lane(number, LANES, host=host) for number in range(LANES)]
+    for lane in lanes:
+        lane.reading.plan = plan
+    stage = ReadDataset(lambda _: plan, reader)
+    return lanes, [stage.open(lane) for lane in lanes], reader
+
+
+def test_lanes_of_a_stream_that_take_turns_use_what_was_read_in_its_order():
+    lanes, iterators, reader = lanes_of_a_stream()
+    for batch in range(3000):
+        lane, iterator = lanes[batch % LANES], iterators[batch % LANES]
+        found = [sample["n"] for sample in iterator.take(BATCH)]
+        assert found == list(range(batch * BATCH, (batch + 1) * BATCH))
+        lane.present.count_batch()
+    # One run of samples for each read: to cut it for each batch takes longer than to make it.
+    assert [stop - start for start, stop in reader.asked] == reader.reads
+
+
+@given(st.lists(st.integers(0, LANES - 1), min_size=300, max_size=300), st.integers(1, 2 * BATCH))
+def test_lanes_of_a_stream_that_do_not_take_turns_get_their_own_samples(order, count):
+    lanes, iterators, _ = lanes_of_a_stream()
+    rows = [0] * LANES
+    for number in order:
+        found = [sample["n"] for sample in iterators[number].take(count)]
+        turns = [divmod(row, BATCH) for row in range(rows[number], rows[number] + count)]
+        assert found == [(turn * LANES + number) * BATCH + within for turn, within in turns]
+        rows[number] += count
+        lanes[number].present.count_batch()

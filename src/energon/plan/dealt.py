@@ -17,7 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints, divided
+from energon.arrays import Ints
+from energon.plan.permutation import divided
 from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 
 

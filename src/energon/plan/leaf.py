@@ -31,9 +31,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints, divided, picked, shared
+from energon.arrays import Ints
 from energon.errors import ConfigError
-from energon.plan.permutation import permute, unpermuted
+from energon.plan.permutation import divided, permute, picked, shared, unpermuted
 from energon.plan.seeds import U64, combine, derive_seed
 
 SLICE_BYTES = 4 << 20

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
+from energon.plan.permutation import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, note_sources
 from energon.sources.ahead import LookAhead
@@ -87,7 +88,7 @@ class LeafReader:
 
         Their `__restore_key__` is (leaf, epoch, ordinal).
         """
-        leaves = sorted(set(rows.leaf.tolist()))
+        leaves = _leaves_of(rows)
         if len(leaves) == 1:
             return self._read_leaf(leaves[0], rows)
         samples: list[Any] = [None] * len(rows.leaf)
@@ -100,7 +101,7 @@ class LeafReader:
 
     def read_late(self, rows: Rows) -> LateRows:
         """Do the same, but make samples only when their turn comes, if possible."""
-        leaves = sorted(set(rows.leaf.tolist()))
+        leaves = _leaves_of(rows)
         if len(leaves) == 1:
             return self._read_leaf_late(leaves[0], rows)
         late = {leaf: self._read_leaf_late(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
@@ -139,6 +140,11 @@ class LeafReader:
 
     def _noted(self, leaf: int) -> str | None:
         return self.noted[leaf] if self.noted else None
+
+
+def _leaves_of(rows: Rows) -> list[int]:
+    """Return the leaves that rows are from, ascending; mostly it is a single one."""
+    return sorted(set(shared(rows.leaf).tolist()))
 
 
 def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
@@ -203,10 +209,13 @@ class _LateMix:
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`."""
         leaf = self.leaf[start:stop]
-        own = {}
-        for number, late in self.late.items():
-            before = int(np.count_nonzero(self.leaf[:start] == number))
-            own[number] = late.between(before, before + int(np.count_nonzero(leaf == number)))
+        before = np.bincount(self.leaf[:start], minlength=max(self.late) + 1).tolist()
+        counts = np.bincount(leaf).tolist()
+        own = {
+            number: self.late[number].between(before[number], before[number] + count)
+            for number, count in enumerate(counts)
+            if count
+        }
         return map(next, map(own.__getitem__, leaf.tolist()))
 
 

@@ -33,6 +33,9 @@ MAX_BLOCK_BYTES = 8 << 20
 """Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
 
 
+LaneShare = tuple[int, int]
+"""Which of some lanes, and a number of its next rows."""
+
 PlanRows = Callable[[int, int], Rows]
 """`rows(start, count)` of a lane."""
 
@@ -98,6 +101,39 @@ class RowsAtOnce:
         return self
 
 
+class InTurn:
+    """The samples of a block, made one after another by lanes that take turns.
+
+    Args:
+        late: The samples.
+        stop: How many there are.
+    """
+
+    __slots__ = ("late", "row", "samples")
+
+    def __init__(self, late: LateRows, stop: int) -> None:
+        self.late = late
+        self.samples = late.between(0, stop)
+        self.row = 0
+
+
+@dataclass(slots=True, eq=False)
+class ReadSamples:
+    """Samples of a lane that lie one after another in a block, and are made when they are taken.
+
+    Args:
+        start: Where in the block the next one is.
+        stop: Where they end.
+        block: What makes those of all lanes, as long as these take turns; None if it does not.
+        own: Makes those of this run; None until they are made apart.
+    """
+
+    start: int
+    stop: int
+    block: InTurn | None
+    own: Iterator[Any] | None = None
+
+
 class NextRows(NamedTuple):
     """What is read next of a lane."""
 
@@ -134,7 +170,7 @@ class RowsOfLane:
     Attributes:
         row: The next row that is passed on.
         stop: The row after the last one that was read.
-        late: Yield the samples that are read, block by block.
+        late: The samples that are read.
         has_gaps: Whether datasets are gone that some samples came from.
         used_of_turn: How many rows were used for the batch that is made, when that was noted.
     """
@@ -142,7 +178,7 @@ class RowsOfLane:
     def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
         self.lane = lane
         self.row = self.stop = 0
-        self.late: deque[Iterator[Any]] = deque()
+        self.late: deque[ReadSamples] = deque()
         self.has_gaps = False
         self.used_of_turn = 0
         self._noted_row = 0
@@ -211,10 +247,10 @@ class RowsOfLane:
         self.used_of_turn = used_of_turn
         self._noted_row, self._noted_batch = self.row, self.num_batches
 
-    def extend(self, late: Iterator[Any], number: int, *, gaps: bool) -> None:
-        """Append a number of samples that were read, with or without gaps."""
-        self.late.append(late)
-        self.stop += number
+    def extend(self, run: ReadSamples, *, gaps: bool) -> None:
+        """Append samples that were read, with or without gaps."""
+        self.late.append(run)
+        self.stop += run.stop - run.start
         self.has_gaps |= gaps
 
 
@@ -251,11 +287,13 @@ class BlocksOfLanes:
         if self._lanes.get(first.lane.number) is not first:
             self.add(first)
         lanes = self._in_order(first)
-        shares = self._share(lanes, count, wanted)
+        pieces = self._share(lanes, count, wanted)
+        shares = [0] * len(lanes)
+        for place, number in pieces:
+            shares[place] += number
         if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
             self._plan(lanes, shares)
-        reading = [(lane, share) for lane, share in zip(lanes, shares, strict=True) if share]
-        rows = [lane.next_rows(share) for lane, share in reading]
+        rows = [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
         counts = [len(each.leaf) for each in rows]
         if not sum(counts):
             return
@@ -263,9 +301,6 @@ class BlocksOfLanes:
             self._has_begun = True
             self._ahead = self._reader.look_ahead(self._lanes_of_stream)
         if self._ahead is not None:
-            due = dict.fromkeys(lanes, 0) | {
-                lane: number for (lane, _), number in zip(reading, counts, strict=True)
-            }
             self._ahead.move_to(
                 [
                     NextRows(
@@ -274,32 +309,40 @@ class BlocksOfLanes:
                         lane.stop,
                         number,
                     )
-                    for lane, number in due.items()
+                    for lane, number in zip(lanes, counts, strict=True)
                 ]
             )
-        together = (
-            rows[0] if len(rows) == 1 else Rows(*map(np.concatenate, zip(*rows, strict=True)))
-        )
+        pieces = _of_counts(pieces, counts)
+        # Lanes that do not use equally many rows soon take other turns than planned.
+        in_step = len({number for _, number in pieces[1:-1]}) < 2
+        if not in_step:
+            pieces = [(place, number) for place, number in enumerate(counts) if number]
+        together = _together(rows, pieces)
         gaps = bool((together.leaf < 0).any())
         with _uncollected():
             late: LateRows = (
-                RowsAtOnce(self._read_between_gaps(together, reading))
+                RowsAtOnce(self._read_between_gaps(together, counts, lanes))
                 if gaps
                 else self._reader.read_late(together)
             )
         if self._ahead is not None:
             first.lane.counts.update(self._ahead.take_counts())
+        # To hold what is made already until its block ends would push it out of the cache.
+        in_turn = in_step and not isinstance(late, RowsAtOnce)
+        block = InTurn(late, len(together.leaf)) if in_turn else None
         start = 0
-        for (lane, _), number in zip(reading, counts, strict=True):
-            lane.extend(late.between(start, start + number), number, gaps=gaps)
-            start += number
+        for place, number in pieces:
+            stop = start + number
+            own = late.between(start, stop) if block is None else None
+            lanes[place].extend(ReadSamples(start, stop, block=block, own=own), gaps=gaps)
+            start = stop
 
     def _read_between_gaps(
-        self, rows: Rows, reading: Sequence[tuple[RowsOfLane, int]]
+        self, rows: Rows, counts: Sequence[int], lanes: Sequence[RowsOfLane]
     ) -> list[Any]:
         """Return the samples of `rows`, with gaps where the dataset is gone."""
-        for lane, share in reading:
-            again = np.arange(lane.stop, min(lane.stop + share, lane.lane.reading.known))
+        for lane, count in zip(lanes, counts, strict=True):
+            again = np.arange(lane.stop, min(lane.stop + count, lane.lane.reading.known))
             # Whoever has read these rows before needs them again.
             lane.plan.at(lane.lane.number, again)
         samples: list[Any] = [GAP] * len(rows.leaf)
@@ -336,29 +379,29 @@ class BlocksOfLanes:
         others.sort(key=lambda each: (each.num_batches, each.lane.number))
         return [first, *others]
 
-    def _share(self, lanes: Sequence[RowsOfLane], count: int, wanted: int) -> list[int]:
-        """Return how many rows of each lane to read: those that are needed first, `count` in all.
+    def _share(self, lanes: Sequence[RowsOfLane], count: int, wanted: int) -> list[LaneShare]:
+        """Return which rows to read: those that are needed first, in that order, `count` in all.
 
         What was read and not passed on counts, too; the first lane gets a row in any case.
         """
         if len(lanes) == 1:
-            return [count]
+            return [(0, count)]
         turn = max(wanted, ceil(self._rows_of_turn(lanes)))
         missing = [turn - (lane.stop - lane.row) for lane in lanes]
         missing[0] = max(wanted, turn - lanes[0].used_of_turn)
         room = count - sum(lane.stop - lane.row for lane in lanes)
-        shares = [0] * len(lanes)
-        shares[0] = min(missing[0], max(room, min(wanted, count)))
-        room -= shares[0]
-        missing[0] -= shares[0]
+        pieces = [(0, min(missing[0], max(room, min(wanted, count))))]
+        room -= pieces[0][1]
+        missing[0] -= pieces[0][1]
         places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
         while room > 0 and places:
             for place in places:
                 share = max(0, min(missing[place], room))
-                shares[place] += share
+                if share:
+                    pieces.append((place, share))
                 missing[place] -= share - turn
                 room -= share
-        return shares
+        return pieces
 
     def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
         """Return how many rows a batch took lately, on average."""
@@ -371,6 +414,35 @@ class BlocksOfLanes:
             lane.note(0)
         first.note(max(0, round(first.used_rows - first.new_batches * self._turn_rows)))
         return self._turn_rows
+
+
+def _of_counts(pieces: Sequence[LaneShare], counts: Sequence[int]) -> list[LaneShare]:
+    """Return pieces of lanes, of which some may have ended within theirs."""
+    left, found = list(counts), []
+    for place, number in pieces:
+        there = min(number, left[place])
+        left[place] -= there
+        if there:
+            found.append((place, there))
+    return found
+
+
+def _together(rows: Sequence[Rows], pieces: Sequence[LaneShare]) -> Rows:
+    """Return the rows of lanes in the order of the pieces.
+
+    What is made of them is then used in the order in which memory holds it.
+    """
+    if len(pieces) == 1:
+        return rows[pieces[0][0]]
+    starts = np.cumsum([0, *(len(each.leaf) for each in rows)]).tolist()
+    begins = []
+    for place, number in pieces:
+        begins.append(starts[place])
+        starts[place] += number
+    counts = np.array([number for _, number in pieces])
+    ends = np.cumsum(counts)
+    order = np.arange(ends[-1]) + np.repeat(np.array(begins) - (ends - counts), counts)
+    return Rows(*(np.concatenate(columns)[order] for columns in zip(*rows, strict=True)))
 
 
 def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:

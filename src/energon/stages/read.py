@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import length_hint
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.blocks import GAP, Reader, RowsOfLane, blocks_of
+from energon.stages.blocks import GAP, Reader, ReadSamples, RowsOfLane, blocks_of
 from energon.stages.lane import Lane
 
 
@@ -126,7 +125,7 @@ class _ReadIterator(DatasetIterator[Any]):
 
     def __next__(self) -> Any:
         while True:
-            if not (self._waiting or self._next_samples(1)):
+            if not (self._waiting or self.peek(1) or self._waiting):
                 raise StopIteration
             sample = self._waiting.pop(0)
             self.rows.row += 1
@@ -138,7 +137,7 @@ class _ReadIterator(DatasetIterator[Any]):
     def take(self, count: int) -> list[Any]:
         samples: list[Any] = []
         while len(samples) < count:
-            found = self._next_samples(count - len(samples))
+            found = self.peek(count - len(samples)) or self._waiting[: count - len(samples)]
             if not found:
                 break
             start = self.rows.row
@@ -168,30 +167,19 @@ class _ReadIterator(DatasetIterator[Any]):
         late = self.rows.late
         if self._waiting or self.rows.has_gaps or self.lane.skip_rows:
             return None
-        while late and not length_hint(late[0], 1):
-            late.popleft()
         if not late:
             try:
                 self._read(count)
             except StopIteration:
                 return None
-        columns = getattr(late[0], "columns", None)
-        found = None if columns is None else columns(count)
+        found = _take_columns(late[0], count)
         if found is not None:
+            if late[0].start == late[0].stop:
+                late.popleft()
             self.advance(count)
         return found
 
     def peek(self, count: int) -> list[Any]:
-        samples = self._next_samples(count)
-        return [] if self.rows.has_gaps else samples
-
-    def advance(self, count: int) -> None:
-        del self._waiting[:count]
-        self.rows.row += count
-        self.reading.row = max(self.reading.row, self.rows.row)
-
-    def _next_samples(self, count: int) -> list[Any]:
-        """Return up to `count` of the next samples, none at the end."""
         waiting, late = self._waiting, self.rows.late
         if not (waiting or late):
             try:
@@ -199,14 +187,18 @@ class _ReadIterator(DatasetIterator[Any]):
             except StopIteration:
                 return []
         while late and len(waiting) < count:
-            wanted = count - len(waiting)
-            made = list(islice(late[0], wanted))
-            waiting += made
-            if len(made) < wanted:
+            run = late[0]
+            waiting += _take(run, count - len(waiting))
+            if run.start == run.stop:
                 late.popleft()
         if not waiting:  # what was read has just come to its end
-            return self._next_samples(count)
-        return waiting[:count]
+            return self.peek(count)
+        return [] if self.rows.has_gaps else waiting[:count]
+
+    def advance(self, count: int) -> None:
+        del self._waiting[:count]
+        self.rows.row += count
+        self.reading.row = max(self.reading.row, self.rows.row)
 
     def state_dict(self) -> State:
         return {"row": self.rows.row}
@@ -220,6 +212,32 @@ class _ReadIterator(DatasetIterator[Any]):
         self._blocks.read(self.rows, wanted)
         if self.rows.row == self.rows.stop:
             raise StopIteration
+
+
+def _take(run: ReadSamples, count: int) -> list[Any]:
+    """Return up to `count` of the next samples of a run."""
+    start, block = run.start, run.block
+    count = min(count, run.stop - start)
+    run.start += count
+    if run.own is None and block is not None:
+        if block.row == start:
+            block.row += count
+            return list(islice(block.samples, count))
+        run.own = block.late.between(start, run.stop)
+    return [] if run.own is None else list(islice(run.own, count))
+
+
+def _take_columns(run: ReadSamples, count: int) -> Any:
+    """Return the next samples of a run as one, or None; see `LateRows.between`."""
+    start, block = run.start, run.block
+    in_turn = block if run.own is None and block is not None and block.row == start else None
+    columns = getattr(run.own if in_turn is None else in_turn.samples, "columns", None)
+    if columns is None or start + count > run.stop:
+        return None
+    run.start += count
+    if in_turn is not None:
+        in_turn.row += count
+    return columns(count)
 
 
 @dataclass(frozen=True)
