@@ -76,6 +76,15 @@ def test_shows_the_shares_of_datasets_over_the_run(blend):
     assert re.search(r"b/train</td><td class=\"right\">40</td>", text)
 
 
+def test_steps_beyond_those_of_a_page_are_announced(blend):
+    client = browse(blend)
+    text = client.get("/run?step=5&last=99").text
+    assert "Steps 5 to 24</h1>" in text
+    assert "A page shows 20 steps." in text
+    assert "?step=25&amp;last=44" in text
+    assert "A page shows" not in client.get("/run?step=5&last=24").text
+
+
 def test_settings_that_make_no_sense_are_said(blend):
     client = browse(blend)
     for query, said in [

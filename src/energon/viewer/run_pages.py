@@ -57,12 +57,13 @@ class RunPages:
         """Return the page of some steps."""
         here = 0 if self.saved is None else self.saved.step or 0
         first, last = number_of(request, "step", here), number_of(request, "last")
-        steps = number_of(request, "steps", max(1, last - first + 1))
-        steps = max(1, min(steps, MAX_STEPS))
+        asked = number_of(request, "steps", max(1, last - first + 1))
+        steps = max(1, min(asked, MAX_STEPS))
         params = request.query_params
         values: dict[str, Any] = {
             "first": first,
             "steps": steps,
+            "is_cut": asked > steps,
             "saved": self.saved,
             "encoder": self.encoder is not None,
             "fields": self._fields(request),

@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from energon.errors import EnergonError
 from energon.inspect.part_facts import extension_of, part_kind
+from energon.messages import counted
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer import images
 from energon.viewer.guard import PART_POLICY
@@ -177,7 +178,9 @@ _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
 def _part(request: Request, sample: ShownSample) -> ShownPart:
     number: int = request.path_params["part"]
     if number >= len(sample.parts):
-        raise HTTPException(404, f"there is no part {number}, only {len(sample.parts)} parts")
+        raise HTTPException(
+            404, f"there is no part {number}, only {counted(len(sample.parts), 'part')}"
+        )
     return sample.parts[number]
 
 
