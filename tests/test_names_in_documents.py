@@ -411,7 +411,7 @@ def test_attacks_that_worked_have_no_effect_unless_code_is_allowed(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--allow code" in done.stdout
     with pytest.raises(SecurityError):
         load_config({**description["sample_type"], **values}, default_type=dict)
