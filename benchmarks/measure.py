@@ -88,6 +88,7 @@ def main() -> None:
     warm_until = time.perf_counter() + arguments.warm
     while time.perf_counter() < warm_until:
         next(batches)
+    load = os.getloadavg()[0]
     rates, costs = [], []
     for _ in range(arguments.windows):
         done, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
@@ -103,6 +104,7 @@ def main() -> None:
         "first_batch_seconds": first,
         "import_seconds": imported,
         "pss_mb": tree_pss_bytes() / 1e6,
+        "load_before": load,
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""Run all benchmarks side by side with the installed peers, and write docs/benchmarks.md.
+"""Run the same programs on energon and the installed peers, and write docs/benchmarks.md.
 
     benchmarks/peers.sh
-    python benchmarks/run.py [--rounds 3] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
+    python benchmarks/run.py [--rounds 5] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
+    python benchmarks/run.py --page    # from the results in docs/benchmarks.json
 
 Every library runs the same programs, which are written once (`adapters/programs.py` and what it
 names). Every figure comes from a fresh process. The libraries take turns within a round, so that
@@ -16,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -73,41 +75,80 @@ PROGRAMS = (
 )
 WORKERS = (0, 2)
 DECODERS = LIBRARIES | {"bare": "the decoder alone"}
-Results = dict[tuple[Program, int, str], list[dict[str, Any]]]
+Rounds = list[dict[str, Any]]
+"""What each process found that ran one program on one library."""
+Results = dict[tuple[Program, int, str], Rounds]
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "docs" / "benchmarks.json"
 MARK = "<!-- made by benchmarks/run.py -->"
 
 
 def main() -> None:
-    """Measure, and write the page."""
+    """Measure, and write the results and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a window of measuring")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a window of measuring")
     parser.add_argument("--windows", type=int, default=3, help="in each process")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made")
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
+    parser.add_argument("--page", action="store_true", help="only write the page again")
     arguments = parser.parse_args()
+    if not arguments.page:
+        RESULTS.write_text(json.dumps(measure(arguments), indent=1) + "\n")
+    write_page(json.loads(RESULTS.read_text()))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return every measured figure, for the page, for plots and for scripts of readers."""
     pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
     make_data(arguments.data, arguments.scale, arguments.peers)
     found = measure_programs(arguments, pythons)
-    decoded = measure_decoded(arguments.data / "image", pythons, arguments.rounds)
-    restores = {workers: restore(arguments.data / "text", workers) for workers in WORKERS}
-    shards = {
-        library: run(pythons[library], library, arguments.data / "shards10k", 0, 1.0)
-        for library in LIBRARIES
-        if library != "lit_data"
+    versions = {name: found[PROGRAMS[0], 0, name][0]["version"] for name in LIBRARIES}
+    return {
+        "measured_on": {
+            "date": str(date.today()),
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "versions": versions,
+            "seconds": arguments.seconds,
+            "windows": arguments.windows,
+        },
+        "programs": [
+            {"program": program.name, "data": program.kind, "title": program.title}
+            | {"workers": workers, "library": library, "rounds": rounds}
+            for (program, workers, library), rounds in found.items()
+        ],
+        "decoded": measure_decoded(arguments.data / "image", pythons, arguments.rounds),
+        "restores": {
+            str(workers): restore(arguments.data / "text", workers) for workers in WORKERS
+        },
+        "first_batch_of_10000_shards": {
+            library: run(pythons[library], library, arguments.data / "shards10k", 0, 1.0)
+            for library in LIBRARIES
+            if library != "lit_data"
+        },
     }
-    page = ROOT / "docs" / "benchmarks.md"
-    head = page.read_text().partition(MARK)[0] if page.exists() else "# Benchmarks\n\n"
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Write the tables of `results` below the words that the page begins with."""
+    found: Results = {}
+    for each in results["programs"]:
+        program = next(p for p in PROGRAMS if (p.name, p.kind) == (each["program"], each["data"]))
+        found[program, each["workers"], each["library"]] = each["rounds"]
+    head = PAGE.read_text().partition(MARK)[0]
     tables = [
-        machine(found),
-        program_table(found),
+        machine(results["measured_on"], found),
+        speed_table(found),
+        cpu_table(found),
         memory_table(found),
-        decoded_table(decoded),
-        restore_table(restores),
-        start_table(shards, found),
+        decoded_table(results["decoded"]),
+        restore_table(results["restores"]),
+        start_table(results["first_batch_of_10000_shards"], found),
     ]
-    page.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
+    PAGE.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
 
 
 def make_data(folder: Path, scale: float, peers: str) -> None:
@@ -162,11 +203,9 @@ def measure_programs(arguments: argparse.Namespace, pythons: dict[str, str]) -> 
     return results
 
 
-def measure_decoded(
-    path: Path, pythons: dict[str, str], rounds: int
-) -> dict[str, list[dict[str, Any]]]:
+def measure_decoded(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, Rounds]:
     """Return the results by library."""
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, Rounds] = {}
     for number in range(rounds):
         for library in DECODERS:
             found = run(pythons[library], library, path, 2, 5.0, "thumbnail")
@@ -216,57 +255,91 @@ def restore(path: Path, workers: int) -> dict[str, Any]:
     return result
 
 
-def machine(found: Results) -> str:
+def machine(measured_on: dict[str, Any], found: Results) -> str:
     """Return what was measured where."""
-    rounds = {library: found[PROGRAMS[0], 0, library] for library in LIBRARIES}
-    listed = ", ".join(f"{LIBRARIES[name]} {each[0]['version']}" for name, each in rounds.items())
+    versions = measured_on["versions"]
+    listed = ", ".join(f"{LIBRARIES[name]} {version}" for name, version in versions.items())
+    load = max(each["load_before"] for rounds in found.values() for each in rounds)
+    counts = sorted({len(rounds) for rounds in found.values()})
+    processes = " or ".join(map(str, counts))
     return (
-        f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), Python "
-        f"{platform.python_version()}: {listed}. Rounds: {len(rounds['ours'])}; every figure from "
-        "a fresh process, the median of windows of a second; data in the page cache."
+        f"Measured on {measured_on['date']} with {measured_on['cores']} cores "
+        f"({measured_on['machine']}), Python {measured_on['python']}: {listed}. The load of the "
+        f"machine was at most {load:.1f}, the benchmark included; the data were in the page cache. "
+        f"Every figure of the programs is the median of {processes} fresh processes, and in each "
+        f"of these of {measured_on['windows']} windows of {measured_on['seconds']:g} s. "
+        "`docs/benchmarks.json` has the results of each process."
     )
 
 
-def program_table(found: Results) -> str:
-    """Return the table of samples per second and CPU time."""
-    rows = [
+def speed_table(found: Results) -> str:
+    """Return the table of samples per second."""
+    return _program_table(
+        found,
         "## The same program on every loader",
+        "Samples per second, with half of the range between the processes. Samples are shuffled "
+        "and come undecoded in batches of 32 (4 for large), unless it says otherwise. LitData "
+        "reads a format of its own, into which the data were converted. The last column compares "
+        "energon with Megatron-Energon. The programs without a hook stand apart: real programs "
+        "have hooks, and Megatron-Energon cannot do without.",
+        _speed,
+        lambda ours, theirs: _rate(ours) / _rate(theirs),
+    )
+
+
+def cpu_table(found: Results) -> str:
+    """Return the table of CPU time."""
+    return _program_table(
+        found,
+        "## CPU time of the same program",
+        "CPU milliseconds for a thousand samples, all processes together: what the loader takes "
+        "from the cores that hooks and decoding need.",
+        lambda rounds: f"{_cpu(rounds):,.3g}" if _cpu(rounds) < 1000 else f"{_cpu(rounds):,.0f}",
+        lambda ours, theirs: _cpu(theirs) / _cpu(ours),
+    )
+
+
+def _program_table(
+    found: Results,
+    title: str,
+    about: str,
+    cell: Callable[[Rounds], str],
+    ratio: Callable[[Rounds, Rounds], float],
+) -> str:
+    names = " | ".join(LIBRARIES.values())
+    rows = [
+        title,
         "",
-        "In each cell samples per second, and CPU milliseconds for a thousand samples, all "
-        "processes together; behind it the spread of samples per second. Samples "
-        "are shuffled and come in batches of 32 (4 for large). The last column is energon (this) "
-        "against Megatron-Energon: samples per second, and CPU time. The lines without a hook "
-        "stand apart: programs have hooks, and Megatron-Energon cannot do without.",
+        about,
         "",
-        "| program | workers | " + " | ".join(LIBRARIES.values()) + " | ratio |",
+        f"| program | workers | {names} | ratio |",
         "|---|---|" + "---|" * (len(LIBRARIES) + 1),
     ]
     for program, workers in product(PROGRAMS, WORKERS):
         cells = [
-            _cell(found[program, workers, library]) if library in program.libraries else "-"
+            cell(found[program, workers, library]) if library in program.libraries else "-"
             for library in LIBRARIES
         ]
-        ratio = "-"
         if "megatron_energon" in program.libraries:
             ours, theirs = (found[program, workers, name] for name in WITH_ENCODER)
-            speed = _rate(ours) / _rate(theirs)
-            ratio = f"**{speed:.1f} x**, CPU {_cpu(theirs) / _cpu(ours):.1f} x"
-        rows.append(f"| {program.title} | {workers} | {' | '.join(cells)} | {ratio} |")
+            cells.append(f"**{ratio(ours, theirs):.1f} x**")
+        else:
+            cells.append("-")
+        rows.append(f"| {program.title} | {workers} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _cell(found: list[dict[str, Any]]) -> str:
+def _speed(found: Rounds) -> str:
     rates = [each["samples_per_second"] for each in found]
-    between = (max(rates) - min(rates)) / 2 / median(rates)
-    spread = max(between, _median(found, "spread"))
-    return f"{_rate(found):,.0f}, {_cpu(found):.3g} ms (±{spread:.0%})"
+    spread = (max(rates) - min(rates)) / 2 / median(rates)
+    return f"{_rate(found):,.0f} (±{spread:.0%})"
 
 
-def _rate(found: list[dict[str, Any]]) -> float:
+def _rate(found: Rounds) -> float:
     return _median(found, "samples_per_second")
 
 
-def _cpu(found: list[dict[str, Any]]) -> float:
+def _cpu(found: Rounds) -> float:
     return 1000 * _median(found, "cpu_seconds_per_1000")
 
 
@@ -288,15 +361,16 @@ def memory_table(found: Results) -> str:
     return "\n".join(rows)
 
 
-def decoded_table(decoded: dict[str, list[dict[str, Any]]]) -> str:
+def decoded_table(decoded: dict[str, Rounds]) -> str:
     """Return the table of images per second."""
     base = _median(decoded["megatron_energon"], "samples_per_second")
     rows = [
         "## Decoded images per second",
         "",
         "JPEG of about 70 kB to arrays of 224 x 224, by the same function (simplejpeg, Pillow) in "
-        "a hook of each library, with 2 workers. The last column is the function in 2 processes "
-        "that neither load nor send anything.",
+        "a hook of each library, with 2 workers: medians of "
+        f"{len(decoded['ours'])} rounds. The last column is the function in 2 processes that "
+        "neither load nor send anything.",
         "",
         "| " + " | ".join(DECODERS.values()) + " |",
         "|" + "---|" * len(DECODERS),
@@ -306,14 +380,14 @@ def decoded_table(decoded: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
-def restore_table(restores: dict[int, dict[str, Any]]) -> str:
+def restore_table(restores: dict[str, dict[str, Any]]) -> str:
     """Return the table of restores."""
-    names = list(restores[0]["seconds"])
+    names = list(restores["0"]["seconds"])
     rows = [
         "## Time to the first batch after a restore, in seconds",
         "",
-        f"Text dataset; the state has {restores[0]['bytes']} bytes in-line. With workers, the time "
-        "includes starting them.",
+        f"Text dataset; the state has {restores['0']['bytes']:,} bytes in-line. With workers, the "
+        "time includes starting them.",
         "",
         "| workers | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -340,7 +414,7 @@ def start_table(shards: dict[str, dict[str, Any]], programs: Results) -> str:
     return "\n".join(rows)
 
 
-def _median(results: list[dict[str, Any]], name: str) -> float:
+def _median(results: Rounds, name: str) -> float:
     return median(result[name] for result in results)
 
 

@@ -1,17 +1,18 @@
 """Draw the diagrams of the pages as SVG: `python -m docs.site.diagrams` (`make diagrams`).
 
 What can be computed is computed: lanes of ranks, rows of a plan and layers of the package come
-from the code, the bars from the tables of benchmarks. Colors follow the reader's theme.
+from the code, the chart from the results of the benchmarks. Colors follow the reader's theme.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from statistics import median
 
 from energon import WorkerConfig
 from energon.plan.build import blend_plan
@@ -19,6 +20,12 @@ from energon.plan.leaf import PlanLeaf
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/images"
+LIBRARIES = {
+    "ours": "energon",
+    "megatron_energon": "Megatron-Energon",
+    "web_dataset": "webdataset",
+    "lit_data": "LitData",
+}
 WIDTH = 760
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328; }
@@ -290,43 +297,41 @@ def house() -> Drawing:
 
 
 def cpu() -> Drawing:
-    """Draw the CPU time of the same program on each library, as benchmarks.md has it.
+    """Draw the CPU time of the same program on each library, as measured by benchmarks/run.py.
 
     Dots on a logarithmic axis: the length of a bar would say nothing there.
     """
     drawing = Drawing("CPU time of the same program on each library")
-    heading, *rows = _table("| program | workers |")
-    names = [name.removesuffix(" (this)") for name in heading[2:6]]
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for found in json.loads((ROOT / "docs/benchmarks.json").read_text())["programs"]:
+        cost = median(each["cpu_seconds_per_1000"] for each in found["rounds"])
+        times.setdefault((found["title"], found["workers"]), {})[found["library"]] = cost
+    rows = {row: costs for row, costs in times.items() if "megatron_energon" in costs}
     left, right, top = 340.0, WIDTH - 24.0, 76.0
     bottom = top + 30 * len(rows)
     drawing.text(16, 28, "CPU time of the same program, energon = 1", kind="title")
-    for place, name in enumerate(names):
+    for place, name in enumerate(LIBRARIES.values()):
         drawing.dot(16 + 8 + 130 * place, 52, place)
         drawing.text(16 + 20 + 130 * place, 56, name, kind="small")
+    ratios = [cost / costs["ours"] for costs in rows.values() for cost in costs.values()]
+    least, most = min(ratios) / 1.3, max(ratios) * 1.3
 
     def x(ratio: float) -> float:
-        return left + (right - left) * math.log(ratio / 0.38) / math.log(60 / 0.38)
+        return left + (right - left) * math.log(ratio / least) / math.log(most / least)
 
     for tick in (0.5, 1, 2, 5, 10, 20, 50):
-        drawing.rule(x(tick), top, bottom, strong=tick == 1)
-        drawing.text(x(tick), bottom + 16, f"{tick:g}x", kind="small middle")
-    for number, (program, workers, *values) in enumerate(rows):
+        if least < tick < most:
+            drawing.rule(x(tick), top, bottom, strong=tick == 1)
+            drawing.text(x(tick), bottom + 16, f"{tick:g}x", kind="small middle")
+    for number, ((program, workers), costs) in enumerate(rows.items()):
         y = top + 30 * number + 15
-        suffix = f", {workers} workers" if int(workers) else ""
+        suffix = f", {workers} workers" if workers else ""
         drawing.text(16, y + 4, program.replace("cooker that passes samples on", "cooker") + suffix)
-        times = [float(v.replace(",", "")) if v.strip("- ") else 0.0 for v in values[:4]]
-        for place, time in enumerate(times):
-            if time:
-                drawing.dot(x(time / times[0]), y, place, f"{names[place]}: {time:g} ms")
+        for place, (library, name) in enumerate(LIBRARIES.items()):
+            if library in costs:
+                about = f"{name}: {1000 * costs[library]:.3g} ms for 1,000 samples"
+                drawing.dot(x(costs[library] / costs["ours"]), y, place, about)
     return drawing
-
-
-def _table(start: str) -> Iterator[Sequence[str]]:
-    """Yield the cells of a table of benchmarks.md, its heading first."""
-    text = (ROOT / "docs/benchmarks.md").read_text()
-    for line in text[text.index(start) :].split("\n\n")[0].splitlines():
-        if not re.match(r"\|[-|: ]+\|$", line):
-            yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
 DIAGRAMS: dict[str, Callable[[], Drawing]] = {
