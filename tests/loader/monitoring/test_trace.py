@@ -92,7 +92,8 @@ def test_all_workers_and_the_waits_of_the_trainer_are_in_it(root, tmp_path, num_
     # What is seen within batches is sampled, but begins and ends with them at most.
     assert seconds(spans, "make a batch") >= HOOK_SECONDS * 4 * BATCHES
     assert seconds(spans, "encode_sample") <= seconds(spans, "make a batch")
-    assert seconds(spans, "encode_sample") > 0.5 * seconds(spans, "make a batch")
+    # Most of it on a quiet machine; on a busy one, looks come late.
+    assert seconds(spans, "encode_sample") > 0.25 * seconds(spans, "make a batch")
     hooks = [each for each in spans if each["name"] == "encode_sample"]
     assert {each["args"]["dataset"] for each in hooks} == {"coco/train"}
     assert bool(num_workers) == ("transfer" in {each["name"] for each in spans})

@@ -93,7 +93,9 @@ def test_a_slow_hook(root, workers, kind):
     assert "trainer waits" in verdict
     assert f"{who[workers]} " in verdict
     assert "in encode_sample of 'coco/train'" in verdict
-    assert "would keep up" in verdict or "wait for a CPU" in verdict  # if others use them
+    # The second where others keep the machine busy, and for threads the third.
+    advice = ["would keep up", "wait for a CPU", "workers='process'"]
+    assert any(each in verdict for each in advice[: 3 if kind == "thread" else 2])
     run = stats["run"]
     assert next(iter(run["stages"])) == "encode_sample"
     per_sample = run["stages"]["encode_sample"]["datasets"]["coco/train"]["seconds_per_sample"]
