@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 
 import pytest
@@ -30,15 +31,17 @@ def _note(event, arguments):
         opened.append(os.fspath(arguments[0]))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _hook():
-    # Hooks stay for the life of a process, so there is one, and it is quiet most of the time.
+@cache
+def _add_hook():
+    # Hooks stay for the life of a process, so there is one, and it is quiet most of the time. A
+    # fixture of the module would add another when a process gets more of its tests later.
     sys.addaudithook(_note)
 
 
 @contextmanager
 def watched():
     """Collect the paths of all files that are opened."""
+    _add_hook()
     opened.clear()
     _watching.append(True)
     try:
