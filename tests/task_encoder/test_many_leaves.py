@@ -6,6 +6,7 @@ import os
 import sys
 import tracemalloc
 from collections import Counter
+from functools import cache
 from itertools import islice
 
 import pytest
@@ -26,10 +27,15 @@ def _note(event, arguments):
         opened[os.fspath(arguments[0])] += 1
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+@cache
+def _add_hook():
     # Hooks stay for the life of a process, so there is one, and it is quiet most of the time.
     sys.addaudithook(_note)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    _add_hook()
     root = tmp_path_factory.mktemp("many")
     make_crude(root / "d000", [6])
     for number in range(1, LEAVES):
