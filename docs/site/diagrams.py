@@ -326,7 +326,9 @@ def cpu() -> Drawing:
     for number, ((program, workers), costs) in enumerate(rows.items()):
         y = top + 30 * number + 15
         suffix = f", {workers} workers" if workers else ""
-        drawing.text(16, y + 4, program.replace("cooker that passes samples on", "cooker") + suffix)
+        for long, short in (("cooker that passes samples on", "cooker"), (", default batches", "")):
+            program = program.replace(long, short)
+        drawing.text(16, y + 4, program + suffix)
         for place, (library, name) in enumerate(LIBRARIES.items()):
             if library in costs:
                 about = f"{name}: {1000 * costs[library]:.3g} ms for 1,000 samples"
