@@ -94,7 +94,7 @@ def start_one():
         process = multiprocessing.get_context(method).Process(target=own)
         process.start()
         process.join()
-        print(method, process.exitcode)
+        print(method, process.exitcode, flush=True)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def test_people_find_their_way_by_links_and_by_keys(page):
     page.get_by_role("link", name="views").first.click()
     page.get_by_role("link", name="view_0007").click()
     assert page.locator("h1").inner_text().strip() == "view_0007"
+    page.wait_for_load_state()  # Keys work once the script of the page has run.
     page.keyboard.press("ArrowRight")
     page.wait_for_url("**/s/0/0/8")
     page.keyboard.press("h")
