@@ -4,51 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from energon.cli.command_group import echo, echo_json
+from energon.cli.options import option, options_object
 from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.messages import counted
 
 
+@dataclass(frozen=True)
+class AnalyzeOptions:
+    """The options of the command, see its help."""
+
+    include_modality: str = option(default="train", show_default=True, help="train, val or both.")
+    most: int = option(
+        type=click.IntRange(1), default=10, show_default=True, help="Number of keys to show."
+    )
+    skip: int = option(type=click.IntRange(0), default=0, help="Batches of each rank to skip.")
+    heatmap_path: Path | None = option(
+        type=click.Path(path_type=Path),
+        help="Draw which samples were seen when into this .png file: steps to the right, "
+        "samples in the order of their keys downwards.",
+    )
+    heatmap_steps: int = option(type=click.IntRange(1), default=1000, help="Columns, at most.")
+    heatmap_samples: int = option(type=click.IntRange(1), default=1000, help="Rows, at most.")
+    heatmap_gain: float = option(
+        type=click.FloatRange(0), default=10, help="How bright a sample is, in %."
+    )
+    force_loading_order: bool = option(is_flag=True, hidden=True)
+    no_colors: bool = option(is_flag=True, hidden=True)
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
+
+
 @click.command("analyze-debug")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--include-modality", default="train", show_default=True, help="train, val or both.")
-@click.option(
-    "--most", type=click.IntRange(1), default=10, show_default=True, help="Number of keys to show."
-)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Batches of each rank to skip.")
-@click.option(
-    "--heatmap-path",
-    type=click.Path(path_type=Path),
-    help="Draw which samples were seen when into this .png file: steps to the right, samples in "
-    "the order of their keys downwards.",
-)
-@click.option("--heatmap-steps", type=click.IntRange(1), default=1000, help="Columns, at most.")
-@click.option("--heatmap-samples", type=click.IntRange(1), default=1000, help="Rows, at most.")
-@click.option(
-    "--heatmap-gain", type=click.FloatRange(0), default=10, help="How bright a sample is, in %."
-)
-@click.option("--force-loading-order", is_flag=True, hidden=True)
-@click.option("--no-colors", is_flag=True, hidden=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    logs: tuple[Path, ...],
-    include_modality: str,
-    most: int,
-    skip: int,
-    heatmap_path: Path | None,
-    heatmap_steps: int,
-    heatmap_samples: int,
-    heatmap_gain: float,
-    force_loading_order: bool,
-    no_colors: bool,
-    as_json: bool,
-) -> None:
+@options_object(AnalyzeOptions)
+def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
     """Count the samples in LOGS that LogSampleDataset wrote: how often each was seen.
 
     LOGS are files, or folders of .jsonl files.
@@ -58,36 +54,44 @@ def command(
       energon analyze-debug logs/*.jsonl
       energon analyze-debug logs --heatmap-path seen.png
     """
-    modes = set(include_modality.split(","))
+    modes = set(options.include_modality.split(","))
     files = [
         file for log in logs for file in (sorted(log.glob("*.jsonl")) if log.is_dir() else [log])
     ]
     if not files:
         raise ConfigError(f"{', '.join(map(str, logs))}: there are no .jsonl files")
-    if not as_json:
+    if not options.as_json:
         echo(f"Analyzing {counted(len(files), 'log')}")
     found = (line for log in files for line in _read(log) if line.get("m") in modes)
-    lines = [line for line in found if (line.get("idx") or 0) >= skip]
+    lines = [line for line in found if (line.get("idx") or 0) >= options.skip]
     if not lines:
         raise click.ClickException(
             f"no line of the modes {', '.join(sorted(modes))} in {counted(len(files), 'file')}"
         )
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
-    if heatmap_path is not None:
-        _draw(lines, heatmap_path, heatmap_steps, heatmap_samples, heatmap_gain)
-    if as_json:
+    if options.heatmap_path is not None:
+        _draw(
+            lines,
+            options.heatmap_path,
+            options.heatmap_steps,
+            options.heatmap_samples,
+            options.heatmap_gain,
+        )
+    if options.as_json:
         about = {
             "batches": len(lines),
             "samples": keys.total(),
             "different": len(keys),
             "ranks": {str(rank): number for rank, number in sorted(ranks.items())},
             "seen": {str(number): seen for number, seen in sorted(Counter(keys.values()).items())},
-            "most": [{"key": key, "times": number} for key, number in keys.most_common(most)],
+            "most": [
+                {"key": key, "times": number} for key, number in keys.most_common(options.most)
+            ],
         }
         echo_json(about)
         return
-    _show(lines, keys, ranks, most)
+    _show(lines, keys, ranks, options.most)
 
 
 def _show(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from energon.cli.command_group import echo, echo_lines
-from energon.cli.options import ADDRESS
+from energon.cli.options import ADDRESS, option, options_object
 from energon.io.epath import AnyPath
 from energon.messages import counted
 
@@ -126,56 +127,51 @@ class _Named(click.ParamType):  # type: ignore[type-arg]
         return name, parsed
 
 
+@dataclass(frozen=True)
+class EditOptions:
+    """The options of the command, see its help."""
+
+    skip_steps: int | None = option(type=click.IntRange(1), help="Number of steps to skip.")
+    weights: tuple[tuple[str, float], ...] = option(
+        "--weight",
+        metavar="NAME=WEIGHT",
+        multiple=True,
+        type=_Named(float),
+        help="New weight of a dataset of the blend; may be repeated.",
+    )
+    positions: tuple[tuple[str, int], ...] = option(
+        "--position",
+        metavar="NAME=SAMPLES",
+        multiple=True,
+        type=_Named(int),
+        help="Continue a dataset of the blend after this many samples, counted over all epochs; "
+        "may be repeated.",
+    )
+    keys: tuple[str, ...] = option(
+        "--leave-out",
+        metavar="KEY",
+        multiple=True,
+        help="Skip the samples with this key; may be repeated.",
+    )
+    epochs: int = option(
+        type=click.IntRange(1),
+        default=100,
+        show_default=True,
+        help="Number of epochs to which --leave-out applies.",
+    )
+    path: str | None = option(
+        metavar="PATH", help="With --leave-out: the current location of the data."
+    )
+    world_size: int | None = option(
+        type=click.IntRange(1), help="Number of ranks, if it is not in the state."
+    )
+
+
 @command.command("edit")
 @_FILES
 @click.argument("folder", type=ADDRESS)
-@click.option("--skip-steps", type=click.IntRange(1), help="Number of steps to skip.")
-@click.option(
-    "--weight",
-    "weights",
-    metavar="NAME=WEIGHT",
-    multiple=True,
-    type=_Named(float),
-    help="New weight of a dataset of the blend; may be repeated.",
-)
-@click.option(
-    "--position",
-    "positions",
-    metavar="NAME=SAMPLES",
-    multiple=True,
-    type=_Named(int),
-    help="Continue a dataset of the blend after this many samples, counted over all epochs; may be "
-    "repeated.",
-)
-@click.option(
-    "--leave-out",
-    "keys",
-    metavar="KEY",
-    multiple=True,
-    help="Skip the samples with this key; may be repeated.",
-)
-@click.option(
-    "--epochs",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Number of epochs to which --leave-out applies.",
-)
-@click.option("--path", metavar="PATH", help="With --leave-out: the current location of the data.")
-@click.option(
-    "--world-size", type=click.IntRange(1), help="Number of ranks, if it is not in the state."
-)
-def edit(
-    files: tuple[AnyPath, ...],
-    folder: AnyPath,
-    skip_steps: int | None,
-    weights: tuple[tuple[str, float], ...],
-    positions: tuple[tuple[str, int], ...],
-    keys: tuple[str, ...],
-    epochs: int,
-    path: str | None,
-    world_size: int | None,
-) -> None:
+@options_object(EditOptions)
+def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> None:
     """Write edited copies of the states in FILES to FOLDER.
 
     Skips steps first, then changes weights and positions, then leaves out samples. Prints what
@@ -192,22 +188,24 @@ def edit(
     from energon.inspect.planned_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
-    if not (skip_steps or weights or positions or keys):
+    if not (options.skip_steps or options.weights or options.positions or options.keys):
         raise click.UsageError("pass --skip-steps, --weight, --position or --leave-out")
     state = read_states(files)
-    ranks = num_ranks(state, world_size)
+    ranks = num_ranks(state, options.world_size)
     about: list[str] = []
-    if skip_steps:
-        state, lines = saved_state.skip_steps(state, skip_steps, world_size=ranks)
+    if options.skip_steps:
+        state, lines = saved_state.skip_steps(state, options.skip_steps, world_size=ranks)
         about += lines
-    if weights or positions:
+    if options.weights or options.positions:
         state, lines = saved_state.change_mix(
-            state, weights=dict(weights), positions=dict(positions)
+            state, weights=dict(options.weights), positions=dict(options.positions)
         )
         about += lines
-    if keys:
-        run = open_saved_run(ReadFrom.of(state, path=path), state, world_size=ranks, may_pack=True)
-        state, lines = saved_state.leave_out(state, run, keys, epochs=epochs)
+    if options.keys:
+        run = open_saved_run(
+            ReadFrom.of(state, path=options.path), state, world_size=ranks, may_pack=True
+        )
+        state, lines = saved_state.leave_out(state, run, options.keys, epochs=options.epochs)
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     echo_lines(about)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
-from energon.cli.options import allow_option, open_indexing, reading_options
+from energon.cli.options import allow_option, open_indexing, option, options_object, reading_options
 from energon.errors import ConfigError, EnergonError
 from energon.io.epath import any_path
 from energon.messages import counted
@@ -21,63 +22,51 @@ if TYPE_CHECKING:
 MAX_SHOWN = 50
 
 
+@dataclass(frozen=True)
+class LintOptions:
+    """The options of the command, see its help."""
+
+    splits: tuple[str, ...] = option(
+        "--split",
+        "--split-part",
+        metavar="NAME",
+        multiple=True,
+        show_default="all",
+        help="Only this split; may be repeated, or several separated by commas.",
+    )
+    split_parts: str | None = option(hidden=True, help="Splits, separated by commas.")
+    parallel: int | None = option(type=click.IntRange(1), hidden=True, help="Another --workers.")
+    max_samples: int | None = option(
+        metavar="N",
+        type=click.IntRange(1),
+        help="Check N samples of each dataset, spread over all of its splits.",
+        show_default="all",
+    )
+    dataset_config: str | None = option(
+        metavar="NAME",
+        help="File below .nv-meta that describes samples.",
+        show_default="dataset.yaml",
+    )
+    split_config: str | None = option(
+        metavar="NAME", help="File below .nv-meta that lists the splits.", show_default="split.yaml"
+    )
+    exclude_from: str | None = option(
+        metavar="PLACE",
+        help="Exclude what quarantine files list: a folder of them, or the file of a single "
+        "dataset.",
+    )
+    quarantine: str | None = option(
+        metavar="FILE", help="List what fails in FILE, for `energon prepare --exclude-from`."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
+
+
 @click.command("lint")
 @click.argument("path")
-@click.option(
-    *("--split", "--split-part", "splits"),
-    metavar="NAME",
-    multiple=True,
-    show_default="all",
-    help="Only this split; may be repeated, or several separated by commas.",
-)
-@click.option("--split-parts", hidden=True, help="Splits, separated by commas.")
-@click.option("--parallel", type=click.IntRange(1), hidden=True, help="Another --workers.")
-@click.option(
-    "--max-samples",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Check N samples of each dataset, spread over all of its splits.",
-    show_default="all",
-)
-@click.option(
-    "--dataset-config",
-    metavar="NAME",
-    help="File below .nv-meta that describes samples.",
-    show_default="dataset.yaml",
-)
-@click.option(
-    "--split-config",
-    metavar="NAME",
-    help="File below .nv-meta that lists the splits.",
-    show_default="split.yaml",
-)
+@options_object(LintOptions)
 @partial(allow_option, expose_value=True)
-@click.option(
-    "--exclude-from",
-    metavar="PLACE",
-    help="Exclude what quarantine files list: a folder of them, or the file of a single dataset.",
-)
-@click.option(
-    "--quarantine",
-    metavar="FILE",
-    help="List what fails in FILE, for `energon prepare --exclude-from`.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @reading_options
-def command(
-    path: str,
-    splits: tuple[str, ...],
-    split_parts: str | None,
-    parallel: int | None,
-    max_samples: int | None,
-    dataset_config: str | None,
-    split_config: str | None,
-    allow: tuple[str, ...],
-    exclude_from: str | None,
-    quarantine: str | None,
-    as_json: bool,
-    **indexing: Any,
-) -> None:
+def command(path: str, options: LintOptions, allow: tuple[str, ...], **indexing: Any) -> None:
     """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
 
     PATH may also be filesystem://FOLDER, to decode its files.
@@ -91,30 +80,30 @@ def command(
     """
     from energon.inspect import lint
 
-    named = (*splits, *([split_parts] if split_parts else []))
+    named = (*options.splits, *([options.split_parts] if options.split_parts else []))
     splits = tuple(name for each in named for name in each.split(","))
-    if exclude_from is not None and not any_path(exclude_from).exists():
-        raise ConfigError(f"--exclude-from {exclude_from}: no such file or folder")
-    if parallel is not None:
-        indexing["num_workers"] = parallel
+    if options.exclude_from is not None and not any_path(options.exclude_from).exists():
+        raise ConfigError(f"--exclude-from {options.exclude_from}: no such file or folder")
+    if options.parallel is not None:
+        indexing["num_workers"] = options.parallel
     try:
         with open_indexing(doing="checking samples", **indexing) as how:
             report = lint.lint_dataset(
                 path,
                 splits=splits,
-                max_samples=max_samples,
-                dataset_config=dataset_config,
-                split_config=split_config,
-                exclude_from=exclude_from,
+                max_samples=options.max_samples,
+                dataset_config=options.dataset_config,
+                split_config=options.split_config,
+                exclude_from=options.exclude_from,
                 allow=allow,
                 engine=how.engine,
                 progress=how.progress,
             )
-        if quarantine is not None:
-            lint.quarantine(report, quarantine)
+        if options.quarantine is not None:
+            lint.quarantine(report, options.quarantine)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         _show(report)

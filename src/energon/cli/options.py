@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import field, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,27 +17,16 @@ import click
 from click.core import ParameterSource
 
 from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
-from energon.errors import ConfigError, DatasetNotFoundError
-from energon.io.epath import AnyPath, EPath, any_path
-
-if TYPE_CHECKING:
-    from energon.prepare.engines import Engine
-
-import logging
-import sys
-from typing import TYPE_CHECKING
-
 from energon.cli.command_group import echo, echo_json, is_quiet, is_verbose
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
+from energon.io.epath import AnyPath, EPath, any_path
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from energon.formats.meta.info import DatasetInfo
-    from energon.io.epath import AnyPath
     from energon.prepare.dataset import Indexing
-    from energon.prepare.engines import EngineName
+    from energon.prepare.engines import Engine, EngineName
 
 
 def parse_field_map(text: str | None) -> dict[str, str] | None:
@@ -94,26 +85,34 @@ def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -
     return names
 
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+def option(*flags: str, **settings: Any) -> Any:
+    """Return a field of a dataclass that holds the value of an option, see `click.option`.
+
+    Without `flags`, the option is named like the field.
+    """
+    return field(metadata={"flags": flags, "settings": settings})
 
 
-def options_object(kind: type[Any], options: Sequence[Decorator]) -> Decorator:
-    """Return a decorator that adds options to a command, which receives them as `options`.
+def options_object(
+    kind: type[Any], *, name: str = "options"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options to a command, which receives them as one object.
 
     Args:
-        kind: A dataclass with a field for each option, named like its parameter.
-        options: The results of `click.option`, in the order of the help.
+        kind: A dataclass; its fields are made by `option`, in the order of the help.
+        name: The parameter of the command.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def run(*context: Any, **given: Any) -> Any:
-            chosen = {each.name: given.pop(each.name) for each in fields(kind)}
-            return command(*context, options=kind(**chosen), **given)
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+            return command(*context, **given)
 
         decorated: Callable[..., Any] = run
-        for option in reversed(options):
-            decorated = option(decorated)
+        for each in reversed(fields(kind)):
+            flags = each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",)
+            decorated = click.option(*flags, each.name, **each.metadata["settings"])(decorated)
         return decorated
 
     return add

@@ -18,6 +18,7 @@ from energon.cli.options import (
     ADDRESS,
     is_given,
     logging_to_terminal,
+    option,
     options_object,
     parse_field_map,
     refuse_options,
@@ -35,195 +36,136 @@ if TYPE_CHECKING:
 MAX_SHOWN = 10
 _ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
 
-_TOKENIZING = (
-    click.option(
-        *("--workers", "--num-workers", "num_workers"),
-        type=click.IntRange(1),
-        default=16,
-        help="With --to tokens: processes that tokenize.",
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(["local", "dask", "ray"]),
-        default="local",
-        show_default=True,
-        help="With --to tokens: processes of this machine, or a cluster with access to the files.",
-    ),
-    click.option(
-        "--address",
-        metavar="ADDRESS",
-        help="Scheduler or head of the cluster; without it, one is started.",
-    ),
-)
 _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
 _WITH_TOKENS = {*_OF_TOKENS, "to", "text_column", "overwrite", "progress", "as_json"}
 _OF_ROWS = {"file_columns", "parts", "leave_out", "key_column", "root", "skip_missing"}
 _WITHOUT = {"folder": {*_OF_ROWS, "prefix_keys"}, "shards": _OF_ROWS}
 """Options that do not apply to a kind of source."""
 _NOUNS = {"folder": "a folder of files", "shards": "tar archives"}
-_OPTIONS = (
-    click.option(
-        "--kind",
-        type=click.Choice(
-            ["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
-        ),
-        help="Kind of SOURCE, if it is not detected correctly.",
-    ),
-    click.option("--as-files", is_flag=True, help="Make each file a separate sample."),
-    click.option(
-        "--label-from",
-        type=click.Choice(["folder"]),
-        help="Add the fields label and label_name, taken from the folder of a file.",
-    ),
-    click.option(
-        "--file-column",
-        "file_columns",
-        metavar="COLUMN",
-        multiple=True,
-        help="Column with paths of files; detected if the files exist.",
-    ),
-    click.option(
-        "--part",
-        "parts",
-        metavar="COLUMN:PART",
-        multiple=True,
-        help="Store a column as a part with this name.",
-    ),
-    click.option("--leave-out", metavar="COLUMN", multiple=True, help="Drop a column."),
-    click.option(
-        "--key-column", metavar="COLUMN", help="Column with keys; without it, rows are numbered."
-    ),
-    click.option(
-        "--root",
-        type=ADDRESS,
-        metavar="FOLDER",
-        help="Base of relative paths in columns; else the folder of the table, or one beside it.",
-    ),
-    click.option("--skip-missing", is_flag=True, help="Skip rows whose files are missing."),
-    click.option(
-        "--prefix-keys", is_flag=True, help="Prefix keys with the name of their original shard."
-    ),
-    click.option(
-        "--maxcount",
-        type=click.IntRange(1),
-        default=100_000,
-        show_default=True,
-        help="Maximum number of samples in a shard.",
-    ),
-    click.option(
-        "--maxsize",
-        type=click.IntRange(1),
-        default=3_000_000_000,
-        show_default=True,
-        help="Maximum size of a shard in bytes.",
-    ),
-    click.option(
-        "--split-ratio",
-        metavar="RATIO",
-        help=(
-            "Divide samples by ratio: 8,1,1 or train:9,holdout:1. Without it, the splits of "
-            "SOURCE, "
-            "or all train."
-        ),
-    ),
-    click.option(
-        "--stratify",
-        metavar="COLUMN",
-        help="Give all splits equal shares of each value of a column, or of each folder "
-        "(--stratify folder).",
-    ),
-    click.option(
-        "--order",
-        metavar="ORDER",
-        default="as-is",
-        show_default=True,
-        help="Order of samples in the shards: as-is, shuffle or shuffle:SEED.",
-    ),
-    click.option("--sample-type", metavar="CLASS", default="CrudeWebdataset", show_default=True),
-    click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
-    click.option("--overwrite", is_flag=True, help="Delete existing shards in TARGET."),
-    click.option("--no-checksum", is_flag=True, help="Do not store checksums of contents."),
-    click.option(
-        "--no-sqlite",
-        is_flag=True,
-        help="Do not write index.sqlite; `energon index` can do so later.",
-    ),
-    click.option(
-        "--to",
-        type=click.Choice(["shards", "tokens"]),
-        default="shards",
-        show_default=True,
-        help="What to write: shards, or token files (.bin, .idx) of the texts of .jsonl and "
-        ".parquet files.",
-    ),
-    click.option(
-        "--tokenizer",
-        metavar="MODULE:FUNCTION",
-        help="With --to tokens: the function that converts a text to tokens.",
-    ),
-    click.option(
-        "--text-column",
-        metavar="COLUMN",
-        default="text",
-        show_default=True,
-        help="With --to tokens: the column with the texts.",
-    ),
-    click.option(
-        "--end-token",
-        type=int,
-        metavar="TOKEN",
-        help="With --to tokens: the token that ends each document.",
-    ),
-    click.option(
-        "--vocabulary-size",
-        type=click.IntRange(1),
-        metavar="NUMBER",
-        help="With --to tokens: number of different tokens; below 65,500, each takes two bytes.",
-    ),
-    *_TOKENIZING,
-    click.option(
-        "--wait", is_flag=True, help="Wait for another process that is packing to TARGET."
-    ),
-    click.option("--progress/--no-progress", default=True, help="Show a progress bar."),
-    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-)
 
 
 @dataclass(frozen=True)
 class PackChoices:
     """The options of the command, see its help."""
 
-    kind: Any
-    as_files: bool
-    label_from: str | None
-    file_columns: tuple[str, ...]
-    parts: tuple[str, ...]
-    leave_out: tuple[str, ...]
-    key_column: str | None
-    root: AnyPath | None
-    skip_missing: bool
-    prefix_keys: bool
-    maxcount: int
-    maxsize: int
-    split_ratio: str | None
-    stratify: str | None
-    order: str
-    sample_type: str
-    field_map: str | None
-    overwrite: bool
-    no_checksum: bool
-    no_sqlite: bool
-    wait: bool
-    progress: bool
-    as_json: bool
-    to: str
-    tokenizer: str | None
-    text_column: str
-    end_token: int | None
-    vocabulary_size: int | None
-    num_workers: int
-    engine: Any
-    address: str | None
+    kind: Any = option(
+        type=click.Choice(
+            ["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
+        ),
+        help="Kind of SOURCE, if it is not detected correctly.",
+    )
+    as_files: bool = option(is_flag=True, help="Make each file a separate sample.")
+    label_from: str | None = option(
+        type=click.Choice(["folder"]),
+        help="Add the fields label and label_name, taken from the folder of a file.",
+    )
+    file_columns: tuple[str, ...] = option(
+        "--file-column",
+        metavar="COLUMN",
+        multiple=True,
+        help="Column with paths of files; detected if the files exist.",
+    )
+    parts: tuple[str, ...] = option(
+        "--part",
+        metavar="COLUMN:PART",
+        multiple=True,
+        help="Store a column as a part with this name.",
+    )
+    leave_out: tuple[str, ...] = option(metavar="COLUMN", multiple=True, help="Drop a column.")
+    key_column: str | None = option(
+        metavar="COLUMN", help="Column with keys; without it, rows are numbered."
+    )
+    root: AnyPath | None = option(
+        type=ADDRESS,
+        metavar="FOLDER",
+        help="Base of relative paths in columns; else the folder of the table, or one beside it.",
+    )
+    skip_missing: bool = option(is_flag=True, help="Skip rows whose files are missing.")
+    prefix_keys: bool = option(
+        is_flag=True, help="Prefix keys with the name of their original shard."
+    )
+    maxcount: int = option(
+        type=click.IntRange(1),
+        default=100_000,
+        show_default=True,
+        help="Maximum number of samples in a shard.",
+    )
+    maxsize: int = option(
+        type=click.IntRange(1),
+        default=3_000_000_000,
+        show_default=True,
+        help="Maximum size of a shard in bytes.",
+    )
+    split_ratio: str | None = option(
+        metavar="RATIO",
+        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. Without it, the splits of "
+        "SOURCE, "
+        "or all train.",
+    )
+    stratify: str | None = option(
+        metavar="COLUMN",
+        help="Give all splits equal shares of each value of a column, or of each folder "
+        "(--stratify folder).",
+    )
+    order: str = option(
+        metavar="ORDER",
+        default="as-is",
+        show_default=True,
+        help="Order of samples in the shards: as-is, shuffle or shuffle:SEED.",
+    )
+    sample_type: str = option(metavar="CLASS", default="CrudeWebdataset", show_default=True)
+    field_map: str | None = option(
+        metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'
+    )
+    overwrite: bool = option(is_flag=True, help="Delete existing shards in TARGET.")
+    no_checksum: bool = option(is_flag=True, help="Do not store checksums of contents.")
+    no_sqlite: bool = option(
+        is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
+    )
+    to: str = option(
+        type=click.Choice(["shards", "tokens"]),
+        default="shards",
+        show_default=True,
+        help="What to write: shards, or token files (.bin, .idx) of the texts of .jsonl and "
+        ".parquet files.",
+    )
+    tokenizer: str | None = option(
+        metavar="MODULE:FUNCTION",
+        help="With --to tokens: the function that converts a text to tokens.",
+    )
+    text_column: str = option(
+        metavar="COLUMN",
+        default="text",
+        show_default=True,
+        help="With --to tokens: the column with the texts.",
+    )
+    end_token: int | None = option(
+        type=int, metavar="TOKEN", help="With --to tokens: the token that ends each document."
+    )
+    vocabulary_size: int | None = option(
+        type=click.IntRange(1),
+        metavar="NUMBER",
+        help="With --to tokens: number of different tokens; below 65,500, each takes two bytes.",
+    )
+    num_workers: int = option(
+        "--workers",
+        "--num-workers",
+        type=click.IntRange(1),
+        default=16,
+        help="With --to tokens: processes that tokenize.",
+    )
+    engine: Any = option(
+        type=click.Choice(["local", "dask", "ray"]),
+        default="local",
+        show_default=True,
+        help="With --to tokens: processes of this machine, or a cluster with access to the files.",
+    )
+    address: str | None = option(
+        metavar="ADDRESS", help="Scheduler or head of the cluster; without it, one is started."
+    )
+    wait: bool = option(is_flag=True, help="Wait for another process that is packing to TARGET.")
+    progress: bool = option("--progress/--no-progress", default=True, help="Show a progress bar.")
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 
     def rules(self) -> RowRules:
         """Return how rows become samples."""
@@ -259,7 +201,7 @@ class PackChoices:
 @click.command("pack")
 @click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.argument("target", type=ADDRESS)
-@options_object(PackChoices, _OPTIONS)
+@options_object(PackChoices)
 @click.pass_context
 def command(
     context: click.Context, sources: tuple[str, ...], target: AnyPath, options: PackChoices

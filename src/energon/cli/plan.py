@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
 
 from energon.cli.command_group import echo, echo_lines
-from energon.cli.options import ADDRESS, allow_option, refuse_options
+from energon.cli.options import ADDRESS, allow_option, option, options_object, refuse_options
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -20,84 +21,62 @@ if TYPE_CHECKING:
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of the command, see its help."""
+
+    split_part: str | None = option(
+        "--split", "--split-part", metavar="NAME", help="Split to read.", show_default="train"
+    )
+    batch_size: int = option(type=click.IntRange(1), default=1, show_default=True)
+    world_size: int = option(type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
+    num_workers: int = option(
+        "--workers",
+        "--num-workers",
+        type=click.IntRange(0),
+        default=0,
+        help="Workers of each rank.",
+    )
+    lanes: int | None = option(
+        type=click.IntRange(1), help="As in WorkerConfig.", show_default="lcm of 24 and the workers"
+    )
+    seed: int = option(type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
+    batches: int | None = option(
+        type=click.IntRange(1), help="Number of batches of all ranks.", show_default="one pass"
+    )
+    max_samples_per_sequence: int | None = option(type=click.IntRange(1))
+    parallel_shard_iters: int | None = option(type=click.IntRange(1))
+    shuffle_buffer_size: int | None = option(type=click.IntRange(0))
+    blend_unit: Literal["sample", "batch"] | None = option(type=click.Choice(["sample", "batch"]))
+    key: str | None = option(
+        "--where", metavar="KEY", help="Show when the sample with this key is read."
+    )
+    step: int | None = option(
+        type=click.IntRange(0), help="List the samples of a step, which is one batch per rank."
+    )
+    states: tuple[AnyPath, ...] = option(
+        "--state",
+        metavar="FILE",
+        multiple=True,
+        type=ADDRESS,
+        help="State or checkpoint of the run, which contains its settings; may be repeated for "
+        "files of ranks.",
+    )
+    exclude_from: str | None = option(
+        metavar="PLACE", help="With --state: current location of the quarantine files of the run."
+    )
+    plot: str | None = option(
+        metavar="FILE", help="Plot the result into a .png, .svg or .pdf file."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
+
+
 @click.command("plan")
 @click.argument("path", required=False)
-@click.option(
-    *("--split", "--split-part", "split_part"),
-    metavar="NAME",
-    help="Split to read.",
-    show_default="train",
-)
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
-@click.option(
-    *("--workers", "--num-workers", "num_workers"),
-    type=click.IntRange(0),
-    default=0,
-    help="Workers of each rank.",
-)
-@click.option(
-    "--lanes",
-    type=click.IntRange(1),
-    help="As in WorkerConfig.",
-    show_default="lcm of 24 and the workers",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
-@click.option(
-    "--batches",
-    type=click.IntRange(1),
-    help="Number of batches of all ranks.",
-    show_default="one pass",
-)
-@click.option("--max-samples-per-sequence", type=click.IntRange(1))
-@click.option("--parallel-shard-iters", type=click.IntRange(1))
-@click.option("--shuffle-buffer-size", type=click.IntRange(0))
-@click.option("--blend-unit", type=click.Choice(["sample", "batch"]))
-@click.option("--where", "key", metavar="KEY", help="Show when the sample with this key is read.")
-@click.option(
-    "--step",
-    type=click.IntRange(0),
-    help="List the samples of a step, which is one batch per rank.",
-)
-@click.option(
-    "--state",
-    "states",
-    metavar="FILE",
-    multiple=True,
-    type=ADDRESS,
-    help="State or checkpoint of the run, which contains its settings; may be repeated for "
-    "files of ranks.",
-)
-@click.option(
-    "--exclude-from",
-    metavar="PLACE",
-    help="With --state: current location of the quarantine files of the run.",
-)
-@click.option("--plot", metavar="FILE", help="Plot the result into a .png, .svg or .pdf file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@options_object(PlanOptions)
 @allow_option
 @click.pass_context
-def command(
-    context: click.Context,
-    path: str | None,
-    split_part: str | None,
-    batch_size: int,
-    world_size: int,
-    num_workers: int,
-    lanes: int | None,
-    seed: int,
-    batches: int | None,
-    max_samples_per_sequence: int | None,
-    parallel_shard_iters: int | None,
-    shuffle_buffer_size: int | None,
-    blend_unit: Literal["sample", "batch"] | None,
-    key: str | None,
-    step: int | None,
-    states: tuple[AnyPath, ...],
-    exclude_from: str | None,
-    plot: str | None,
-    as_json: bool,
-) -> None:
+def command(context: click.Context, path: str | None, options: PlanOptions) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
     Opens indexes, but reads no samples: the order is computed. Options are the arguments of
@@ -113,32 +92,36 @@ def command(
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
       energon plan --state checkpoints/data --step 5000
     """
-    if key is not None and step is not None:
+    if options.key is not None and options.step is not None:
         raise click.UsageError("pass --where or --step, not both")
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig
 
-    if states:
-        run = _saved_run(context, path, states)
-        _show(run, key, step, batches, plot, as_json)
+    if options.states:
+        run = _saved_run(context, path, options.states)
+        _show(run, options.key, options.step, options.batches, options.plot, options.as_json)
         return
-    if exclude_from is not None:
+    if options.exclude_from is not None:
         raise click.UsageError("--exclude-from requires --state")
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
-        batch_size=batch_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        parallel_shard_iters=parallel_shard_iters,
-        shuffle_buffer_size=shuffle_buffer_size,
-        blend_unit=blend_unit,
+        batch_size=options.batch_size,
+        max_samples_per_sequence=options.max_samples_per_sequence,
+        parallel_shard_iters=options.parallel_shard_iters,
+        shuffle_buffer_size=options.shuffle_buffer_size,
+        blend_unit=options.blend_unit,
     )
     workers = WorkerConfig(
-        rank=0, world_size=world_size, num_workers=num_workers, lanes=lanes, seed_offset=seed
+        rank=0,
+        world_size=options.world_size,
+        num_workers=options.num_workers,
+        lanes=options.lanes,
+        seed_offset=options.seed,
     )
-    run = open_run(path, settings, workers, split_part=split_part or "train")
-    _show(run, key, step, batches, plot, as_json)
+    run = open_run(path, settings, workers, split_part=options.split_part or "train")
+    _show(run, options.key, options.step, options.batches, options.plot, options.as_json)
 
 
 _OF_ANY_RUN = frozenset(

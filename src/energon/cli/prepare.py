@@ -18,13 +18,13 @@ from energon.cli.options import (
     folder_of,
     indexing_options,
     open_indexing,
+    options_object,
     refuse_options,
     show_size,
 )
 from energon.cli.prepare_choices import (
     PrepareOptions,
     answers_from_a_pipe,
-    choice_options,
     decide,
     says_yes,
 )
@@ -54,7 +54,7 @@ _INDEX_ONLY = {
 
 @click.command("prepare")
 @click.argument("path", type=ADDRESS)
-@choice_options
+@options_object(PrepareOptions)
 @click.option("--exclude", metavar="REGEX", multiple=True, help="Skip shards whose path matches.")
 @click.option("--fix-duplicates", is_flag=True, help="Rewrite shards that contain duplicate keys.")
 @click.option(

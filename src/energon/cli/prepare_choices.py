@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from energon.cli.options import parse_field_map
+from energon.cli.options import option, parse_field_map
 from energon.errors import ConfigError
 from energon.io.epath import AnyPath
 
@@ -21,75 +20,51 @@ if TYPE_CHECKING:
     from energon.prepare.splits import SplitRequest
 
 
-_OPTIONS = (
-    click.option(
-        "--split-ratio",
-        "ratio",
-        metavar="RATIO",
-        help="Splits by ratio: 8,1,1 or train:9,holdout:1.",
-    ),
-    click.option(
-        "--split-parts",
-        "parts",
-        metavar="NAME:REGEX",
-        multiple=True,
-        help="Shards of a split, by a regular expression for their paths. May be repeated.",
-    ),
-    click.option(
-        "--split-by-folder", "by_folder", is_flag=True, help="Make each folder of shards a split."
-    ),
-    click.option(
-        "--split-unit",
-        "unit",
-        type=click.Choice(["auto", "shard", "sample"]),
-        default="auto",
-        show_default=True,
-        help="What to divide by ratio. auto: shards, or samples if there are too few shards.",
-    ),
-    click.option(
-        "--shuffle-tars",
-        "shuffle",
-        is_flag=True,
-        help="Shuffle shards before dividing them by ratio.",
-    ),
-    click.option(
-        "--exclude-from",
-        metavar="PLACE",
-        multiple=True,
-        help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
-        "the file for this dataset in a folder.",
-    ),
-    click.option(
-        "--sample-type", metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."
-    ),
-    click.option("--field-map", metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'),
-    click.option(
-        "--sample-loader",
-        is_flag=True,
-        help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
-    ),
-    click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, metavar="NAME"),
-    click.option("--skip-dataset-yaml", is_flag=True, help="Do not write dataset.yaml."),
-    click.option("-y", "--yes", "write", is_flag=True, help="Write without confirmation."),
-)
-
-
 @dataclass(frozen=True)
 class PrepareOptions:
     """The options of the command, see its help."""
 
-    ratio: str | None
-    parts: Sequence[str]
-    by_folder: bool
-    unit: str
-    shuffle: bool
-    exclude_from: Sequence[str]
-    sample_type: str | None
-    field_map: str | None
-    sample_loader: bool
-    dataset_yaml_name: str
-    skip_dataset_yaml: bool
-    write: bool
+    ratio: str | None = option(
+        "--split-ratio", metavar="RATIO", help="Splits by ratio: 8,1,1 or train:9,holdout:1."
+    )
+    parts: Sequence[str] = option(
+        "--split-parts",
+        metavar="NAME:REGEX",
+        multiple=True,
+        help="Shards of a split, by a regular expression for their paths. May be repeated.",
+    )
+    by_folder: bool = option(
+        "--split-by-folder", is_flag=True, help="Make each folder of shards a split."
+    )
+    unit: str = option(
+        "--split-unit",
+        type=click.Choice(["auto", "shard", "sample"]),
+        default="auto",
+        show_default=True,
+        help="What to divide by ratio. auto: shards, or samples if there are too few shards.",
+    )
+    shuffle: bool = option(
+        "--shuffle-tars", is_flag=True, help="Shuffle shards before dividing them by ratio."
+    )
+    exclude_from: Sequence[str] = option(
+        metavar="PLACE",
+        multiple=True,
+        help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
+        "the file for this dataset in a folder.",
+    )
+    sample_type: str | None = option(
+        metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."
+    )
+    field_map: str | None = option(
+        metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'
+    )
+    sample_loader: bool = option(
+        is_flag=True,
+        help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
+    )
+    dataset_yaml_name: str = option(default="dataset.yaml", show_default=True, metavar="NAME")
+    skip_dataset_yaml: bool = option(is_flag=True, help="Do not write dataset.yaml.")
+    write: bool = option("-y", "--yes", is_flag=True, help="Write without confirmation.")
 
     @property
     def split_settings(self) -> dict[str, Any]:
@@ -108,19 +83,6 @@ class PrepareOptions:
             by_folder=self.by_folder,
             **self.split_settings,
         )
-
-
-def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which receives them as `options`."""
-
-    @wraps(command)
-    def run(**given: Any) -> Any:
-        chosen = {each.name: given.pop(each.name) for each in fields(PrepareOptions)}
-        return command(options=PrepareOptions(**chosen), **given)
-
-    for option in reversed(_OPTIONS):
-        run = option(run)
-    return run
 
 
 def decide(

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from math import isfinite
@@ -18,7 +19,7 @@ import click
 import numpy as np
 
 from energon.cli.command_group import echo, echo_json, echo_lines
-from energon.cli.options import ADDRESS, allow_option
+from energon.cli.options import ADDRESS, allow_option, option, options_object
 from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
 from energon.io.epath import any_path
@@ -40,87 +41,70 @@ SIXEL_COLORS = 64
 KITTY_PIECE = 4096
 
 
+@dataclass(frozen=True)
+class PreviewOptions:
+    """The options of the command, see its help."""
+
+    split_part: str | None = option(
+        "--split", "--split-part", metavar="NAME", help="Split to read.", show_default="train"
+    )
+    split_parts: str | None = option(
+        metavar="NAME,…",
+        help="Show the samples of these splits one by one, with a prompt after each.",
+    )
+    dataset_config: str | None = option(
+        metavar="FILE", help="File in .nv-meta to use in place of dataset.yaml."
+    )
+    count: int = option(
+        type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
+    )
+    start: int = option(
+        type=click.IntRange(0), default=0, show_default=True, help="Number of the first sample."
+    )
+    keys: tuple[str, ...] = option(
+        "--key",
+        metavar="KEY",
+        multiple=True,
+        help="Show the samples with this key; may be repeated.",
+    )
+    where: str | None = option(
+        metavar="CONDITIONS",
+        help="Show samples that meet conditions, such as 'has:jpg json.width>=512', from --start "
+        "on.",
+    )
+    states: tuple[AnyPath, ...] = option(
+        "--state",
+        metavar="FILE",
+        multiple=True,
+        type=ADDRESS,
+        help="With --step: a state or checkpoint of the run; may be repeated for files of ranks.",
+    )
+    step: int | None = option(
+        type=click.IntRange(0), help="Show the samples of this step of the run of --state."
+    )
+    world_size: int | None = option(
+        type=click.IntRange(1), help="With --state: number of ranks of the run."
+    )
+    html: str | None = option(
+        metavar="FILE", help="Write the samples to a self-contained HTML page."
+    )
+    save: str | None = option(
+        metavar="FOLDER", help="Write that page as index.html, and images and texts as files."
+    )
+    images: bool | None = option(
+        "--images/--no-images",
+        default=None,
+        help="Draw images, in the best way that the terminal supports.",
+        show_default="on terminals",
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
+
+
 @click.command("preview")
 @click.argument("path", required=False)
-@click.option(
-    *("--split", "--split-part", "split_part"),
-    metavar="NAME",
-    help="Split to read.",
-    show_default="train",
-)
-@click.option(
-    "--split-parts",
-    metavar="NAME,…",
-    help="Show the samples of these splits one by one, with a prompt after each.",
-)
-@click.option(
-    "--dataset-config", metavar="FILE", help="File in .nv-meta to use in place of dataset.yaml."
-)
-@click.option(
-    "--count", type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
-)
-@click.option(
-    "--start",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Number of the first sample.",
-)
-@click.option(
-    *("--key", "keys"),
-    metavar="KEY",
-    multiple=True,
-    help="Show the samples with this key; may be repeated.",
-)
-@click.option(
-    "--where",
-    metavar="CONDITIONS",
-    help="Show samples that meet conditions, such as 'has:jpg json.width>=512', from --start on.",
-)
-@click.option(
-    "--state",
-    "states",
-    metavar="FILE",
-    multiple=True,
-    type=ADDRESS,
-    help="With --step: a state or checkpoint of the run; may be repeated for files of ranks.",
-)
-@click.option(
-    "--step", type=click.IntRange(0), help="Show the samples of this step of the run of --state."
-)
-@click.option(
-    "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
-)
-@click.option("--html", metavar="FILE", help="Write the samples to a self-contained HTML page.")
-@click.option(
-    "--save", metavar="FOLDER", help="Write that page as index.html, and images and texts as files."
-)
-@click.option(
-    "--images/--no-images",
-    default=None,
-    help="Draw images, in the best way that the terminal supports.",
-    show_default="on terminals",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@options_object(PreviewOptions)
 @partial(allow_option, expose_value=True)
-def command(
-    path: str | None,
-    split_part: str | None,
-    split_parts: str | None,
-    dataset_config: str | None,
-    count: int,
-    start: int,
-    keys: tuple[str, ...],
-    where: str | None,
-    states: tuple[AnyPath, ...],
-    step: int | None,
-    world_size: int | None,
-    html: str | None,
-    save: str | None,
-    images: bool | None,
-    as_json: bool,
-    allow: tuple[str, ...],
-) -> None:
+def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -> None:
     """Show samples of the dataset or metadataset at PATH, as hooks receive them.
 
     Those of crude datasets are shown part by part, decoded. On terminals, images are drawn; those
@@ -132,50 +116,53 @@ def command(
       energon preview ./my_dataset --where 'json.width>=1024 lacks:txt' --html wide.html
       energon preview --state checkpoints/data --step 41200
     """
-    if sum([bool(keys), where is not None, step is not None]) > 1:
+    if sum([bool(options.keys), options.where is not None, options.step is not None]) > 1:
         raise click.UsageError("pass one of --key, --where and --step")
-    if bool(states) != (step is not None):
+    if bool(options.states) != (options.step is not None):
         raise click.UsageError("--state and --step require each other")
     state: State | None = None
-    if states:
+    split_part, dataset_config = options.split_part, options.dataset_config
+    if options.states:
         from energon.inspect.planned_run import ReadFrom
         from energon.loader.state_files import read_states
 
-        state = read_states(states)
+        state = read_states(options.states)
         read_from = ReadFrom.of(state, path=path, split_part=split_part)
         path, split_part = os.fspath(read_from.path), read_from.split_part
         dataset_config = dataset_config or read_from.dataset_config
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
-    if split_parts is not None:
-        for name in split_parts.split(","):
+    if options.split_parts is not None:
+        for name in options.split_parts.split(","):
             if not _go_through(_open(path, name, dataset_config, allow)):
                 return
         return
     split_part = split_part or "train"
     dataset = _open(path, split_part, dataset_config, allow)
-    if keys or where is not None or step is not None:
+    if options.keys or options.where is not None or options.step is not None:
         shown = _Chosen(path, split_part, allow)
-        if keys:
-            places = shown.with_keys(keys)
-        elif where is not None:
-            places = list(islice(shown.where(where, start), count))
+        if options.keys:
+            places = shown.with_keys(options.keys)
+        elif options.where is not None:
+            places = list(islice(shown.where(options.where, options.start), options.count))
         else:
-            places = shown.of_step(state or {}, read_from, step or 0, world_size)
-        if not places and not as_json:
+            places = shown.of_step(state or {}, read_from, options.step or 0, options.world_size)
+        if not places and not options.as_json:
             echo(f"no sample of split {split_part!r} of {redact(path)} matches")
             return
         samples = _restored(dataset, [(leaf, 0, ordinal) for leaf, ordinal in places])
     else:
-        samples = _first_samples(dataset, start, count, f"split {split_part!r} of {redact(path)}")
-    if html is not None:
-        _write_html(html, redact(path), samples)
-    if save is not None:
-        _save(save, redact(path), samples)
-    if as_json:
+        samples = _first_samples(
+            dataset, options.start, options.count, f"split {split_part!r} of {redact(path)}"
+        )
+    if options.html is not None:
+        _write_html(options.html, redact(path), samples)
+    if options.save is not None:
+        _save(options.save, redact(path), samples)
+    if options.as_json:
         echo_json([_plain_sample(sample) for sample in samples])
-    elif html is None and save is None:
-        _draw(samples, images)
+    elif options.html is None and options.save is None:
+        _draw(samples, options.images)
 
 
 def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:

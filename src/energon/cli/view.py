@@ -8,6 +8,7 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon.cli.command_group import echo
-from energon.cli.options import ADDRESS, allow_option, logging_to_terminal
+from energon.cli.options import ADDRESS, allow_option, logging_to_terminal, option, options_object
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,72 +27,60 @@ if TYPE_CHECKING:
     from energon.viewer.shown import Shown
 
 
+@dataclass(frozen=True)
+class ViewOptions:
+    """The options of the command, see its help."""
+
+    host: str = option(default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+    port: int = option(
+        default=8710, type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one."
+    )
+    server_names: tuple[str, ...] = option(
+        "--server-name",
+        metavar="NAME",
+        multiple=True,
+        help="A name by which browsers reach this server, such as that of a proxy; may be "
+        "repeated.",
+    )
+    quarantine: str | None = option(
+        metavar="FOLDER",
+        help="Allow samples to be excluded and flagged. FOLDER gets one file per dataset, as "
+        "read by exclude_from and `energon prepare --exclude-from`.",
+    )
+    states: tuple[AnyPath, ...] = option(
+        "--state",
+        metavar="FILE",
+        multiple=True,
+        type=ADDRESS,
+        help="Show the steps of the run that saved this state or checkpoint; may be repeated for "
+        "files of ranks.",
+    )
+    world_size: int | None = option(
+        type=click.IntRange(1), help="With --state: number of ranks of the run."
+    )
+    split_part: str | None = option(
+        "--split",
+        "--split-part",
+        metavar="NAME",
+        help="With --state: split to read.",
+        show_default="that of the run",
+    )
+    task_encoder: str | None = option(
+        metavar="MODULE:CLASS",
+        help="Show the batches of steps as this task encoder makes them. It runs in this process.",
+    )
+    tokenizer: str | None = option(
+        metavar="MODULE:FUNCTION",
+        help="Function that turns a list of token numbers into the text to show.",
+    )
+    open_browser: bool = option("--open", is_flag=True, help="Open the page in a browser.")
+
+
 @click.command("view")
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
-@click.option(
-    "--port",
-    default=8710,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
-@click.option(
-    "--server-name",
-    "server_names",
-    metavar="NAME",
-    multiple=True,
-    help="A name by which browsers reach this server, such as that of a proxy; may be repeated.",
-)
-@click.option(
-    "--quarantine",
-    metavar="FOLDER",
-    help="Allow samples to be excluded and flagged. FOLDER gets one file per dataset, as read by "
-    "exclude_from and `energon prepare --exclude-from`.",
-)
-@click.option(
-    "--state",
-    "states",
-    metavar="FILE",
-    multiple=True,
-    type=ADDRESS,
-    help="Show the steps of the run that saved this state or checkpoint; may be repeated for "
-    "files of ranks.",
-)
-@click.option(
-    "--world-size", type=click.IntRange(1), help="With --state: number of ranks of the run."
-)
-@click.option(
-    *("--split", "--split-part", "split_part"),
-    metavar="NAME",
-    help="With --state: split to read.",
-    show_default="that of the run",
-)
-@click.option(
-    "--task-encoder",
-    metavar="MODULE:CLASS",
-    help="Show the batches of steps as this task encoder makes them. It runs in this process.",
-)
-@click.option(
-    "--tokenizer",
-    metavar="MODULE:FUNCTION",
-    help="Function that turns a list of token numbers into the text to show.",
-)
-@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
+@options_object(ViewOptions)
 @partial(allow_option, expose_value=True)
-def command(
-    paths: tuple[str, ...],
-    host: str,
-    port: int,
-    server_names: tuple[str, ...],
-    quarantine: str | None,
-    states: tuple[AnyPath, ...],
-    world_size: int | None,
-    split_part: str | None,
-    task_encoder: str | None,
-    tokenizer: str | None,
-    open_browser: bool,
-    allow: tuple[str, ...],
-) -> None:
+def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]) -> None:
     """Browse the datasets and metadatasets at PATH…: a gallery, and every part of every sample.
 
     With --state, pass at most one PATH, the current location of the data; without it, they are
@@ -115,13 +104,13 @@ def command(
     from energon.viewer.shown import Shown
 
     with logging_to_terminal():
-        token = None if is_loopback(host) else secrets.token_urlsafe(16)
-        names = names_of(host, server_names)
+        token = None if is_loopback(options.host) else secrets.token_urlsafe(16)
+        names = names_of(options.host, options.server_names)
         saved: ShownRun | None = None
-        if states:
-            state, read_from = _state(paths, states, split_part)
+        if options.states:
+            state, read_from = _state(paths, options.states, options.split_part)
             shown = Shown(read_from.path, allow=allow)
-            saved = _saved_run(shown, state, read_from, world_size)
+            saved = _saved_run(shown, state, read_from, options.world_size)
         elif paths:
             shown = Shown(*dict.fromkeys(paths), allow=allow)
         else:
@@ -131,17 +120,19 @@ def command(
             server_names=names,
             token=token,
             allow=allow,
-            notes=None if quarantine is None else Notes(quarantine),
+            notes=None if options.quarantine is None else Notes(options.quarantine),
             saved=saved,
-            encoder=_encoder(task_encoder),
-            tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
+            encoder=_encoder(options.task_encoder),
+            tokenizer=None
+            if options.tokenizer is None
+            else load_named("--tokenizer", options.tokenizer),
         )
-        with listen(host, port) as listening:
+        with listen(options.host, options.port) as listening:
             warm_up(app)
-            address = _address(host, listening.getsockname()[1], token)
+            address = _address(options.host, listening.getsockname()[1], token)
             places = ", ".join(place.address for place in shown.paths)
             echo(f"{address} shows {places}; press Ctrl-C to stop")
-            if open_browser:
+            if options.open_browser:
                 webbrowser.open(address)
             _serve(app, listening)
 

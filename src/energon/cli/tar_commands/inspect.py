@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from itertools import islice
 
 import click
 
 from energon.cli.command_group import echo
+from energon.cli.options import option, options_object
 from energon.cli.tar_commands import options
 from energon.formats.json_text import parse_json
 
@@ -144,24 +146,26 @@ def verify_command(
         sys.exit(2 if verifier.not_there == len(urls) else 1)
 
 
+@dataclass(frozen=True)
+class ListingOptions:
+    """The options of the command, see its help."""
+
+    wids: str | None = option(
+        metavar="FILE", help="Write a list of the shards as JSON, with counts."
+    )
+    name: str | None = option(help="Name of the dataset in that list.")
+    base: str | None = option(help="Base of relative addresses in that list.")
+    info: str | None = option(metavar="FILE", help="JSON to store in that list.")
+    checksum: bool = option(is_flag=True, help="Read all of the shards, for checksums.")
+
+
 @click.command("index")
 @options.inputs
-@click.option("--wids", metavar="FILE", help="Write a list of the shards as JSON, with counts.")
-@click.option("--name", help="Name of the dataset in that list.")
-@click.option("--base", help="Base of relative addresses in that list.")
-@click.option("--info", metavar="FILE", help="JSON to store in that list.")
-@click.option("--checksum", is_flag=True, help="Read all of the shards, for checksums.")
+@options_object(ListingOptions, name="how")
 @options.allow
 @options.progress
 def index_command(
-    inputs: tuple[str, ...],
-    wids: str | None,
-    name: str | None,
-    base: str | None,
-    info: str | None,
-    checksum: bool,
-    allow: tuple[str, ...],
-    progress: bool,
+    inputs: tuple[str, ...], how: ListingOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
     """Write an index beside each shard: how many samples it has, and where.
 
@@ -183,7 +187,7 @@ def index_command(
 
     urls = expand_inputs(inputs)
     for url in urls:
-        if wids is None and not can_have_index(url):
+        if how.wids is None and not can_have_index(url):
             raise ConfigError(
                 f"{url}: files cannot be written beside those of a web server; list them with "
                 "--wids FILE"
@@ -196,18 +200,18 @@ def index_command(
             else:
                 check_plain(url)
             advance(number, len(urls))
-    if wids is not None:
-        about = None if info is None else parse_json(read_document(info), origin=info)
+    if how.wids is not None:
+        about = None if how.info is None else parse_json(read_document(how.info), origin=how.info)
         with options.progress_bar(progress, "listing", "shards") as advance:
             done = iter(range(1, len(urls) + 1))
             found = create_descriptor(
                 urls,
-                name=name,
-                base=base,
+                name=how.name,
+                base=how.base,
                 info=about,
-                checksum=checksum,
+                checksum=how.checksum,
                 progress=lambda: advance(next(done), len(urls)),
             )
-        save_descriptor(found, wids)
+        save_descriptor(found, how.wids)
         samples = sum(shard.nsamples for shard in found.shards)
     options.report(f"{options.amount(samples, 'sample')} in {options.amount(len(urls), 'shard')}")

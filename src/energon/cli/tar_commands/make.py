@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from energon.cli.options import option, options_object
 from energon.cli.tar_commands import options
 
 if TYPE_CHECKING:
     from energon.prepare.engines import EngineName
     from energon.webdataset.tools.process import OnError
+    from energon.webdataset.tools.streams import Output
 
 
 @click.command("create")
@@ -34,10 +37,7 @@ def create_command(
     recipe: str | None,
     base: str,
     is_sorted: bool,
-    output: str,
-    maxcount: int | None,
-    maxsize: float | None,
-    index: bool,
+    target: Output,
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
@@ -56,7 +56,7 @@ def create_command(
     from energon.io.files import read_text
     from energon.webdataset import security
     from energon.webdataset.tools.recipe import parse_recipe, read_recipe, recipe_of_folder
-    from energon.webdataset.tools.streams import Output, write_all
+    from energon.webdataset.tools.streams import write_all
 
     if bool(folders) == (recipe is not None):
         raise ConfigError("pass folders, or a recipe with --recipe")
@@ -70,91 +70,84 @@ def create_command(
     samples = read_recipe(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
-    target = Output(output, maxcount, maxsize, index=index, allow=allow)
     with options.progress_bar(progress, "packing", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)
     options.report(options.amount(count, "sample"))
 
 
+@dataclass(frozen=True)
+class ProcOptions:
+    """The options of the command, see its help."""
+
+    shell_command: str | None = option(
+        "-c",
+        "--command",
+        metavar="COMMAND",
+        help="Run for each sample, in a folder with its fields as files sample.FIELD; the files "
+        "sample.* that it leaves behind are the new sample.",
+    )
+    multi: str | None = option(
+        "-m",
+        "--multi",
+        metavar="COMMAND",
+        help="The same for commands that make several samples: sample-000000.FIELD, ...",
+    )
+    function: str | None = option(
+        metavar="MODULE:NAME",
+        help="Function that takes a sample (dict of bytes), and returns one, several, or None.",
+    )
+    fields: str | None = option(
+        "-f", "--fields", help="Fields to keep before: words of NAME, or NEW:OLD,OTHER."
+    )
+    output: str = option(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FOLDER",
+        help="Folder or address for the new shards, which are named like the old ones.",
+    )
+    on_error: OnError = option(
+        default="stop",
+        show_default=True,
+        type=click.Choice(["stop", "skip", "keep"]),
+        help="What to do with samples that fail: stop, skip them, or keep them unchanged.",
+    )
+    jobs: int = option(
+        "-j",
+        "--jobs",
+        default=1,
+        type=options.POSITIVE,
+        show_default=True,
+        help="Number of commands to run in parallel.",
+    )
+    num_workers: int = option(
+        "--workers",
+        "--num-workers",
+        default=1,
+        type=options.POSITIVE,
+        show_default=True,
+        help="Number of shards to process in parallel.",
+    )
+    engine: EngineName = option(
+        default="local",
+        show_default=True,
+        type=click.Choice(["local", "dask", "ray"]),
+        help="Where to run.",
+    )
+    address: str | None = option(help="Address of the scheduler of Dask, or of the head of Ray.")
+    overwrite: bool = option(is_flag=True, help="Rewrite shards that exist.")
+    index: bool = option(
+        "--index/--no-index", default=False, help="Write indexes beside local shards."
+    )
+
+
 @click.command("proc")
 @options.inputs
-@click.option(
-    "-c",
-    "--command",
-    "shell_command",
-    metavar="COMMAND",
-    help="Run for each sample, in a folder with its fields as files sample.FIELD; the files "
-    "sample.* that it leaves behind are the new sample.",
-)
-@click.option(
-    "-m",
-    "--multi",
-    metavar="COMMAND",
-    help="The same for commands that make several samples: sample-000000.FIELD, ...",
-)
-@click.option(
-    "--function",
-    metavar="MODULE:NAME",
-    help="Function that takes a sample (dict of bytes), and returns one, several, or None.",
-)
-@click.option("-f", "--fields", help="Fields to keep before: words of NAME, or NEW:OLD,OTHER.")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FOLDER",
-    help="Folder or address for the new shards, which are named like the old ones.",
-)
-@click.option(
-    "--on-error",
-    default="stop",
-    show_default=True,
-    type=click.Choice(["stop", "skip", "keep"]),
-    help="What to do with samples that fail: stop, skip them, or keep them unchanged.",
-)
-@click.option(
-    "-j",
-    "--jobs",
-    default=1,
-    type=options.POSITIVE,
-    show_default=True,
-    help="Number of commands to run in parallel.",
-)
-@click.option(
-    *("--workers", "--num-workers", "num_workers"),
-    default=1,
-    type=options.POSITIVE,
-    show_default=True,
-    help="Number of shards to process in parallel.",
-)
-@click.option(
-    "--engine",
-    default="local",
-    show_default=True,
-    type=click.Choice(["local", "dask", "ray"]),
-    help="Where to run.",
-)
-@click.option("--address", help="Address of the scheduler of Dask, or of the head of Ray.")
-@click.option("--overwrite", is_flag=True, help="Rewrite shards that exist.")
-@click.option("--index/--no-index", default=False, help="Write indexes beside local shards.")
+@options_object(ProcOptions, name="how")
 @options.allow
 @options.progress
 def proc_command(
-    inputs: tuple[str, ...],
-    shell_command: str | None,
-    multi: str | None,
-    function: str | None,
-    fields: str | None,
-    output: str,
-    on_error: OnError,
-    jobs: int,
-    num_workers: int,
-    engine: EngineName,
-    address: str | None,
-    overwrite: bool,
-    index: bool,
-    allow: tuple[str, ...],
-    progress: bool,
+    inputs: tuple[str, ...], how: ProcOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
@@ -173,33 +166,33 @@ def proc_command(
     from energon.webdataset.tools.process import Change, map_shards
     from energon.webdataset.tools.streams import expand_inputs
 
-    if sum(each is not None for each in (shell_command, multi, function)) != 1:
+    if sum(each is not None for each in (how.shell_command, how.multi, how.function)) != 1:
         raise ConfigError("pass one of --command, --multi and --function")
     urls = expand_inputs(inputs)
     change = Change(
-        command=shell_command or multi,
-        function=function,
-        many=multi is not None,
-        on_error=on_error,
-        threads=jobs,
-        fields=fields,
-        index=index,
+        command=how.shell_command or how.multi,
+        function=how.function,
+        many=how.multi is not None,
+        on_error=how.on_error,
+        threads=how.jobs,
+        fields=how.fields,
+        index=how.index,
         allow=allow,
     )
-    targets = [join_address(output, address_name(url)) for url in urls]
+    targets = [join_address(how.output, address_name(url)) for url in urls]
     files = [url for url in urls if ":" not in url and url != "-"]
     missing = next((file for file in files if not os.path.exists(file)), None)
     if missing is not None:
         raise DatasetNotFoundError(f"{missing}: no such file")
-    if not is_remote(output):
-        os.makedirs(output, exist_ok=True)
+    if not is_remote(how.output):
+        os.makedirs(how.output, exist_ok=True)
     with options.progress_bar(progress, "processing", "shards") as advance:
         made = map_shards(
             change,
             urls,
             targets,
-            engine=Engine(engine, address, num_workers),
-            overwrite=overwrite,
+            engine=Engine(how.engine, how.address, how.num_workers),
+            overwrite=how.overwrite,
             progress=advance,
         )
     options.report(

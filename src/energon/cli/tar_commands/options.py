@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -36,8 +37,18 @@ def allow(function: F) -> F:
     )(function)
 
 
-def output(function: F) -> F:
-    """Add where samples are written."""
+def output(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add where samples are written, which the command receives as `target`."""
+
+    @wraps(function)
+    def run(**given: Any) -> Any:
+        from energon.webdataset.tools.streams import Output
+
+        limits = {name: given.pop(name) for name in ("maxcount", "maxsize", "index")}
+        target = Output(given.pop("output"), allow=given["allow"], **limits)
+        return function(target=target, **given)
+
+    command: Callable[..., Any] = run
     for option in (
         click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
         click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
@@ -52,8 +63,8 @@ def output(function: F) -> F:
             help="Path or address, - for standard output, or one with %06d for several.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 def progress(function: F) -> F:
