@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from energon.io.file_lock import locked
 from tests.compat.programs.run import ENERGON
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +39,11 @@ def peers_python() -> str:
     """
     python = _folder() / "bin" / "python"
     check = [python, "-c", "import webdataset, zmq, megatron.energon"]
-    if not python.exists() or subprocess.run(check, capture_output=True).returncode != 0:
-        if "CI" not in os.environ:
-            pytest.skip("needs webdataset and megatron-energon: run benchmarks/peers.sh")
-        _install()
+    with locked(_folder().with_suffix(".lock"), deletes=True):  # other processes run tests, too
+        if not python.exists() or subprocess.run(check, capture_output=True).returncode != 0:
+            if "CI" not in os.environ:
+                pytest.skip("needs webdataset and megatron-energon: run benchmarks/peers.sh")
+            _install()
     return str(python)
 
 

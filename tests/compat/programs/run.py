@@ -26,6 +26,10 @@ ENERGON = ["datasets", "documents", "hooks", "encoding", "loaders", "running", "
 def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     """Return what each check found, or that it failed; `folder` is used up."""
     module = import_module(package)
+    if "torch" in sys.modules:
+        # Workers of the peers do not end when their loader is left; torch waits 5 seconds for each
+        # before it terminates them.
+        import_module("torch.utils.data._utils").MP_STATUS_CHECK_INTERVAL = 0.2
     import_module("common").setup(folder)
     found = {}
     for name, check in checks(package):
