@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon.cli.command_group import echo, echo_json, is_quiet
-from energon.cli.options import refuse_options
-from energon.io.address import redact
-from energon.io.epath import AnyPath
-
-if TYPE_CHECKING:
-    from energon.prepare.upkeep import Upkeep
-
-from typing import Any
-
 from energon.cli.options import (
     ADDRESS,
     allow_option,
@@ -25,8 +16,14 @@ from energon.cli.options import (
     folder_of,
     indexing_options,
     open_indexing,
+    refuse_options,
     show_size,
 )
+from energon.io.address import redact
+from energon.io.epath import AnyPath
+
+if TYPE_CHECKING:
+    from energon.prepare.upkeep import Upkeep
 
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),

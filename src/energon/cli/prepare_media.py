@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from energon.cli.command_group import echo
+from energon.cli.command_group import echo, echo_json
+from energon.cli.options import ADDRESS, allow_option, open_indexing, reading_options
 from energon.errors import ConfigError
+from energon.io.address import redact
+from energon.io.epath import AnyPath, EPath
 from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.tables.media_table import Strategy
     from energon.prepare.media.prepare import MediaReport
     from energon.prepare.media.probe import MediaFilter
-
-from pathlib import Path
-
-from energon.cli.command_group import echo_json
-from energon.cli.options import ADDRESS, allow_option, open_indexing, reading_options
-from energon.io.address import redact
-from energon.io.epath import AnyPath, EPath
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

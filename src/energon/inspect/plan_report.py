@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, needs_extra
 from energon.inspect.planned_run import PlannedRun
-from energon.messages import counted
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-from itertools import combinations
-
-from numpy.typing import NDArray
-
 from energon.io.ranges import merge_ranges
+from energon.messages import counted
 from energon.plan.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
 from energon.plan.permutation import shuffle_quality
@@ -27,6 +22,9 @@ from energon.plan.rows import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source
 from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 POINTS = 120
 MAX_DRAWN = 12

@@ -13,12 +13,6 @@ Only the requested split is followed; the data of other splits need not exist.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
-
-if TYPE_CHECKING:
-    from energon.metadataset.grammar import Join
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,8 +35,11 @@ from energon.metadataset.document import (
 )
 from energon.metadataset.kind import dataset_kind, kind_entry
 from energon.metadataset.leaf import (
+    JoinMember,
+    Leaf,
     LeafList,
     NodeContext,
+    SampleJoiner,
     TraversedDatasetReference,
     absolute,
     absolute_aux,

@@ -6,22 +6,19 @@ A *source* is what a blend draws from: a leaf, or leaves that form one line (`co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from energon.errors import ConfigError
+from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.curve import Clock, Curve, CurveUnit
+from energon.plan.mix import Mix, MixEntry
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend
     from energon.metadataset.grammar_values import Weighted
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
-
-from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.mix import Mix, MixEntry
 
 
 def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:

@@ -12,26 +12,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from energon.errors import ConfigError, needs_extra
+from energon.errors import ConfigError, EnergonError, StorageError, needs_extra
+from energon.io.address import Address, redact
+from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_backend import (
     Connect,
     ObjectBackend,
     connection_settings,
-    object_library,
-)
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
-from typing import TYPE_CHECKING
-from urllib.parse import quote
-
-from energon.errors import EnergonError, StorageError
-from energon.io.address import Address, redact
-from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_backend import (
     info_of,
+    object_library,
     refused_redirect,
 )
 
