@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heapreplace
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
+from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace
@@ -123,6 +124,7 @@ class LaneHost:
         pipeline: The pipeline to run.
         positions: Positions at which the hosted lanes continue.
         lanes: Number of lanes of the run.
+        pool: The pool that hooks get, if any.
         watch: Notified of every step, if given.
         trace: Notified when batches begin and end, if given.
     """
@@ -133,10 +135,12 @@ class LaneHost:
         positions: Mapping[int, LanePosition],
         *,
         lanes: int,
+        pool: CachePool | None = None,
         watch: HostWatch | None = None,
         trace: HostTrace | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self._pool = pool
         self._positions = positions
         self._lanes = lanes
         self._watch = watch
@@ -235,8 +239,12 @@ class LaneHost:
             present=Present(batch=position.batches),
             host=self._host,
         )
-        batches = self.pipeline.open_lane(lane, position.saved_state())
-        opened = self._open[number] = _OpenLane(lane, batches, iter(batches))
+        with activated(self._pool):
+            batches = self.pipeline.open_lane(lane, position.saved_state())
+        following = iter(batches)
+        if self._pool is not None:
+            following = _with_pool(following, self._pool, lane.counts)
+        opened = self._open[number] = _OpenLane(lane, batches, following)
         return opened
 
 
@@ -252,6 +260,17 @@ class _OpenLane(NamedTuple):
     lane: Lane
     position: DatasetIterator[Any]
     batches: Iterator[Any]
+
+
+def _with_pool(batches: Iterator[Any], pool: CachePool, counts: Counter[str]) -> Iterator[Any]:
+    """Yield batches, each of which is made while `pool` is the active one."""
+    batch = None
+    while batch is not _END:
+        with activated(pool):
+            batch = next(batches, _END)
+        for name, count in pool.take_counts().items():
+            counts[f"cache {name}"] += count
+        yield batch
 
 
 def _raiser(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError, WorkerError
 from energon.loader.hosting import DeliveryOrder, Event, WorkerStatus
 from energon.loader.local_workers import InlineWorker, ThreadWorker
@@ -329,11 +330,9 @@ class BasicDataLoader:
         """
         if not isinstance(self.dataset, RestoresSamples):
             raise StateError(f"{type(self.dataset).__name__} cannot restore single samples")
-        return self.dataset.restore_sample(
-            restore_key,
-            lanes=self._lanes,
-            states={lane: position.saved_state() for lane, position in self._positions.items()},
-        )
+        states = {lane: position.saved_state() for lane, position in self._positions.items()}
+        with activated(self.options.cache_pool):
+            return self.dataset.restore_sample(restore_key, lanes=self._lanes, states=states)
 
     def config(self) -> dict[str, Any]:
         """Return a description of the run and of the loader's settings, as JSON."""

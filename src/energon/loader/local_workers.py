@@ -203,7 +203,8 @@ class InlineWorker:
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Begin to host these lanes."""
         self._thread = threading.get_native_id()
-        self._host = LaneHost(self._pipeline, positions, lanes=lanes, trace=self._trace)
+        pool = self._options.cache_pool
+        self._host = LaneHost(self._pipeline, positions, lanes=lanes, pool=pool, trace=self._trace)
 
     def take(self) -> Event:
         """Make the next event."""
@@ -256,7 +257,8 @@ class ThreadWorker:
         self._channel = _Channel(self._options.prefetch_factor)
         # The caller advances the positions while the thread is still opening lanes at them.
         starts = {lane: replace(position) for lane, position in positions.items()}
-        host = LaneHost(self._pipeline, starts, lanes=lanes, trace=self._trace)
+        pool = self._options.cache_pool
+        host = LaneHost(self._pipeline, starts, lanes=lanes, pool=pool, trace=self._trace)
         self._thread = threading.Thread(
             target=_host_into, args=(host, self._channel), name=self._name, daemon=True
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
+from energon.cache.pool import CachePool
 from energon.errors import ConfigError
 
 log = logging.getLogger("energon")
@@ -27,6 +29,7 @@ class LoaderOptions:
         start_method: How processes start. "forkserver" forks from a clean process that has
             imported energon (and torch, if the training process has); "spawn" imports again;
             "fork" inherits everything from the training process.
+        cache_pool: What cookers that ask for a cache get; None caches nothing.
         prefetch_factor: How many finished batches of each worker may wait. Batches of a few kB
             travel together, so more of those may wait.
         watchdog_timeout_seconds: How long a worker that the trainer waits for may go without
@@ -55,6 +58,7 @@ class LoaderOptions:
 
     workers: WorkerKind = "process"
     start_method: StartMethod = "forkserver"
+    cache_pool: CachePool | None = None
     prefetch_factor: int = 2
     watchdog_timeout_seconds: float | None = 60
     watchdog_initial_timeout_seconds: float | None = None
@@ -106,6 +110,12 @@ class LoaderOptions:
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"
             )
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the options that are among the arguments of a call."""
+        names = (each.name for each in fields(cls))
+        return cls(**{name: arguments[name] for name in names if name in arguments})
 
     @property
     def trace_window(self) -> tuple[int, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from energon.cache.pool import CachePool
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
-from energon.loader.getters import with_cache_pool
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
 from energon.loader.pipeline import Pipeline
 from energon.worker import WorkerConfig
@@ -96,21 +96,10 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        super().__init__(
-            with_cache_pool(dataset, cache_pool),
-            worker_config=worker_config,
-            options=options
-            or LoaderOptions(
-                workers=workers,
-                start_method=start_method,
-                prefetch_factor=prefetch_factor,
-                watchdog_timeout_seconds=watchdog_timeout_seconds,
-                watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-                fail_on_timeout=fail_on_timeout,
-                restart_patience_seconds=restart_patience_seconds,
-                pin_memory=pin_memory,
-            ),
-        )
+        options = options or LoaderOptions.among(locals())
+        if cache_pool is not None:
+            options = replace(options, cache_pool=cache_pool)
+        super().__init__(dataset, worker_config=worker_config, options=options)
 
 
 class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):

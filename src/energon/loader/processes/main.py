@@ -149,7 +149,7 @@ class _Worker:
     def run(self) -> None:
         """Serve one set of lanes after the other."""
         try:
-            pipeline = pickle.loads(self._pipeline_bytes)
+            pipeline, self._pool = pickle.loads(self._pipeline_bytes)
         except BaseException as error:
             error.add_note("the pipeline cannot be loaded in a worker process")
             self._fail(error)
@@ -173,6 +173,7 @@ class _Worker:
             pipeline,
             opening.positions,
             lanes=opening.lanes,
+            pool=self._pool,
             watch=self._heartbeat,
             trace=self._trace,
         )

@@ -134,7 +134,7 @@ def make_process_workers(
         names: Names for messages.
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
-    pickled = dump_pipeline(pipeline)
+    pickled = dump_pipeline((pipeline, options.cache_pool))
     seed = pipeline.worker_config.seed_offset
     return [
         ProcessWorker(
@@ -158,7 +158,7 @@ class ProcessWorker:
 
     Args:
         pipeline: The pipeline that the lanes run.
-        pickled: The same pipeline, pickled for the process.
+        pickled: The same pipeline and the pool of the options, pickled for the process.
         options: How to host lanes.
         name: Name for messages.
         seed: Seed of the global random generators of the process.
