@@ -128,9 +128,6 @@ REASONS = {
     "energon/loader/processes/fork_server.py": {
         "importlib.import_module(name)": TABLE,
     },
-    "energon/loader/getters.py": {
-        "getattr(self.pipeline, name)": PROGRAM,
-    },
     "energon/loader/options.py": {
         "getattr(self, name)": FIELDS,
     },

@@ -10,7 +10,7 @@ import pickle
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol
@@ -239,7 +239,7 @@ class LaneHost:
             present=Present(batch=position.batches),
             host=self._host,
         )
-        with activated(self._pool):
+        with nullcontext() if self._pool is None else activated(self._pool):
             batches = self.pipeline.open_lane(lane, position.saved_state())
         following = iter(batches)
         if self._pool is not None:

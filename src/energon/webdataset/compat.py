@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -16,13 +18,32 @@ from energon.webdataset.shardlists import (
     SimpleShardList,
     non_empty,
 )
-from energon.webdataset.stages.batching import Collation, default_collation_fn
+from energon.webdataset.stages.base import Stage
 from energon.webdataset.utils import reexport
+
+P = ParamSpec("P")
+Fluid = TypeVar("Fluid", bound="FluidInterface")
 
 
 def check_empty(source: Iterable[Any]) -> Iterator[Any]:
     """Yield all items, see `non_empty`."""
     return non_empty(source)
+
+
+def _appends(make: Callable[P, Stage]) -> Callable[Concatenate[Fluid, P], Fluid]:
+    """Return a method that appends the stage which `make` makes of its arguments."""
+
+    @wraps(make)
+    def append(self: Fluid, /, *args: P.args, **kw: P.kwargs) -> Fluid:
+        return self.compose(make(*args, **kw))
+
+    signature = inspect.signature(make)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(append)["__signature__"] = signature.replace(
+        parameters=[this, *signature.parameters.values()], return_annotation=Self
+    )
+    append.__qualname__ = f"FluidInterface.{make.__name__}"
+    return append
 
 
 class FluidInterface:
@@ -37,115 +58,30 @@ class FluidInterface:
         """Append any stages."""
         raise NotImplementedError
 
-    def batched(
-        self,
-        batchsize: int,
-        collation_fn: Collation | None = default_collation_fn,
-        partial: bool = True,
-    ) -> Self:
-        """Make batches."""
-        return self.compose(filters.batched(batchsize, collation_fn, partial))
-
-    def unbatched(self) -> Self:
-        """Take batches of columns apart."""
-        return self.compose(filters.unbatched())
-
-    def listed(self, batchsize: int, partial: bool = True) -> Self:
-        """Make lists of items."""
-        return self.compose(filters.listed(batchsize, partial))
-
-    def unlisted(self) -> Self:
-        """Take lists apart."""
-        return self.compose(filters.unlisted())
-
-    def log_keys(self, logfile: Any = None) -> Self:
-        """Write the key of each sample to a file."""
-        return self.compose(filters.log_keys(logfile))
+    batched = _appends(filters.batched)
+    unbatched = _appends(filters.unbatched)
+    listed = _appends(filters.listed)
+    unlisted = _appends(filters.unlisted)
+    log_keys = _appends(filters.log_keys)
+    map = _appends(filters.map)
+    flatmap = _appends(filters.flatmap)
+    decode = _appends(filters.decode)
+    map_dict = _appends(filters.map_dict)
+    select = _appends(filters.select)
+    to_tuple = _appends(filters.to_tuple)
+    map_tuple = _appends(filters.map_tuple)
+    slice = _appends(filters.slice)
+    rename = _appends(filters.rename)
+    rsample = _appends(filters.rsample)
+    rename_keys = _appends(filters.rename_keys)
+    extract_keys = _appends(filters.extract_keys)
+    xdecode = _appends(filters.xdecode)
+    associate = _appends(filters.associate)
+    info = _appends(filters.info)
 
     def shuffle(self, size: int, **kw: Any) -> Self:
         """Shuffle items through a buffer of `size`; 0 leaves them in order."""
         return self.compose(filters.shuffle(size, **kw)) if size > 0 else self
-
-    def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Apply a function to each item; None leaves the item out."""
-        return self.compose(filters.map(f, handler))
-
-    def flatmap(self, f: Callable[[Any], Iterable[Any]]) -> Self:
-        """Yield all items that a function makes of each item."""
-        return self.compose(filters.flatmap(f))
-
-    def decode(
-        self,
-        *args: Any,
-        pre: Any = None,
-        post: Any = None,
-        only: Any = None,
-        partial: bool = False,
-        handler: Handler = reraise_exception,
-        allow: Collection[str] = (),
-    ) -> Self:
-        """Decode the fields of samples."""
-        stage = filters.decode(
-            *args, pre=pre, post=post, only=only, partial=partial, handler=handler, allow=allow
-        )
-        return self.compose(stage)
-
-    def map_dict(self, handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Self:
-        """Change fields, each by its own function."""
-        return self.compose(filters.map_dict(handler, **kw))
-
-    def select(self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Keep the items for which a function returns True."""
-        return self.compose(filters.select(predicate, handler))
-
-    def to_tuple(
-        self,
-        *args: Any,
-        handler: Handler = reraise_exception,
-        missing_is_error: bool = True,
-        none_is_error: bool | None = None,
-    ) -> Self:
-        """Make tuples of fields."""
-        stage = filters.to_tuple(
-            *args, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error
-        )
-        return self.compose(stage)
-
-    def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Self:
-        """Change the items of tuples, each by its own function."""
-        return self.compose(filters.map_tuple(*args, handler=handler))
-
-    def slice(self, *args: int | None) -> Self:
-        """Take the items that `itertools.islice` would."""
-        return self.compose(filters.slice(*args))
-
-    def rename(self, handler: Handler = reraise_exception, keep: bool = True, **kw: str) -> Self:
-        """Give fields other names."""
-        return self.compose(filters.rename(handler, keep, **kw))
-
-    def rsample(self, p: float = 0.5) -> Self:
-        """Keep each item with probability `p`."""
-        return self.compose(filters.rsample(p))
-
-    def rename_keys(self, *args: Any, **kw: Any) -> Self:
-        """Give fields other names by patterns."""
-        return self.compose(filters.rename_keys(*args, **kw))
-
-    def extract_keys(self, *args: str, **kw: Any) -> Self:
-        """Make tuples of the fields that fit patterns."""
-        return self.compose(filters.extract_keys(*args, **kw))
-
-    def xdecode(self, *args: Any, **kw: Any) -> Self:
-        """Decode fields by patterns for their names."""
-        return self.compose(filters.xdecode(*args, **kw))
-
-    def associate(self, associator: Any) -> Self:
-        """Add to each sample what is associated with its key."""
-        return self.compose(filters.associate(associator))
-
-    def info(self, **kw: Any) -> Self:
-        """Show some of the samples as they pass."""
-        return self.compose(filters.info(**kw))
 
     def mcached(self) -> Self:
         """Keep the items of the first whole pass in memory, and give them out from there."""
