@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal, Self, get_args
+from typing import Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError
@@ -110,12 +109,6 @@ class LoaderOptions:
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"
             )
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return the options that are among the arguments of a call."""
-        names = (each.name for each in fields(cls))
-        return cls(**{name: arguments[name] for name in names if name in arguments})
 
     @property
     def trace_window(self) -> tuple[int, int]:

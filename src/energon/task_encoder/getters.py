@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
-from energon.metadataset.leaf import LeafList
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
@@ -19,8 +15,6 @@ from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
-
-Settings = TypeVar("Settings")
 
 
 def get_train_dataset(
@@ -90,7 +84,32 @@ def get_train_dataset(
         >>> type(batch).__name__, len(batch.caption)
         ('CaptioningSample', 4)
     """
-    return GetterArguments(locals(), training=True).training_pipeline()  # type: ignore[no-any-return]
+    settings = TrainSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        virtual_epoch_length=virtual_epoch_length,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        parallel_shard_iters=parallel_shard_iters,
+        blend_unit=blend_unit,
+        repeat=repeat,
+        exclude_from=exclude_from,
+    )
+    resolved = resolve(
+        path,
+        split_part=split_part,
+        training=True,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    )
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=True)
+    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow, call)
+    recipe = train_recipe(resolved, opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 def get_val_dataset(
@@ -145,9 +164,25 @@ def get_val_dataset(
         >>> [batch.caption for batch in get_loader(dataset)]
         [['grey number 8', 'grey number 9']]
     """
-    arguments = GetterArguments(locals())
-    _, opened = arguments.open()
-    return arguments.validation_pipeline(opened)  # type: ignore[no-any-return]
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    ).leaves
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
+    opened = open_leaves(leaves, subflavors, exclude_from, allow, call)
+    recipe = validation_recipe(opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 def get_val_datasets(
@@ -177,76 +212,33 @@ def get_val_datasets(
         >>> len(get_val_datasets("photos", worker_config=config, batch_size=4))
         1
     """
-    arguments = GetterArguments(locals())
-    _, opened = arguments.open()
-    return [(arguments.validation_pipeline([leaf]), leaf) for leaf in opened]
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    ).leaves
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
+    return [
+        (encoder.assemble(validation_recipe([leaf], encoder, settings, worker_config)), leaf)
+        for leaf in open_leaves(leaves, subflavors, exclude_from, allow, call)
+    ]
 
 
-@dataclass(frozen=True)
-class GetterArguments:
-    """The arguments of a getter, and the pipelines that they describe.
-
-    Args:
-        values: All arguments, by name.
-        training: Whether it is the getter of training data.
-    """
-
-    values: Mapping[str, Any]
-    training: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.worker_config, WorkerConfig):
-            raise TypeError(
-                f"worker_config={self.worker_config!r}: expected a WorkerConfig, as "
-                "WorkerConfig.default_worker_config(num_workers=2) returns it"
-            )
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """Rank and workers."""
-        config: WorkerConfig = self.values["worker_config"]
-        return config
-
-    @cached_property
-    def encoder(self) -> AnyTaskEncoder:
-        """The user's hooks."""
-        return self.values["task_encoder"] or DefaultTaskEncoder()
-
-    def settings(self, kind: Callable[..., Settings]) -> Settings:
-        """Return those of the arguments that `kind`, a class of settings, has."""
-        names = inspect.signature(kind).parameters
-        return kind(**{name: self.values[name] for name in names if name in self.values})
-
-    def dataset_call(self) -> DatasetCall:
-        """Return what the dataset classes of a program are told of the call."""
-        decoder = getattr(self.encoder, "decoder", None)
-        return DatasetCall(self.training, self.worker_config, {"decoder": decoder})
-
-    def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        """Return what the document says, and its datasets, opened."""
-        values = self.values
-        named = ("split_part", "dataset_config", "split_config", "allow")
-        resolved = resolve(
-            values["path"], training=self.training, **{name: values[name] for name in named}
+def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
+    """Return what the dataset classes of a program are told of a call."""
+    if not isinstance(worker_config, WorkerConfig):
+        raise TypeError(
+            f"worker_config={worker_config!r}: expected a WorkerConfig, as "
+            "WorkerConfig.default_worker_config(num_workers=2) returns it"
         )
-        opened = open_leaves(
-            resolved.leaves,
-            values["subflavors"],
-            values["exclude_from"],
-            values["allow"],
-            self.dataset_call(),
-        )
-        return resolved, opened
-
-    def training_pipeline(self) -> Any:
-        """Return the training pipeline."""
-        settings = self.settings(TrainSettings)
-        resolved, opened = self.open()
-        recipe = train_recipe(resolved, opened, self.encoder, settings, self.worker_config)
-        return self.encoder.assemble(recipe)
-
-    def validation_pipeline(self, opened: Sequence[OpenedLeaf]) -> Any:
-        """Return the validation pipeline over some datasets."""
-        settings = self.settings(ValidationSettings)
-        recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
-        return self.encoder.assemble(recipe)
+    return DatasetCall(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})

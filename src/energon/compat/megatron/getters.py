@@ -8,7 +8,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
@@ -22,6 +22,8 @@ from energon.task_encoder import getters as core
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.recipe import train_recipe, validation_recipe
+from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 
 T = TypeVar("T")
@@ -47,7 +49,10 @@ def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
     call = _Call.of(core.get_train_dataset, path, arguments, training=True)
-    return call.training_pipeline()
+    resolved, opened = call.open()
+    settings = call.settings(TrainSettings)
+    recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
+    return call.encoder.assemble(recipe)
 
 
 def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
@@ -56,9 +61,9 @@ def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_dataset, path, arguments)
+    call = _Call.of(core.get_val_dataset, path, arguments, training=False)
     _, opened = call.open()
-    return call.validation_pipeline(opened)
+    return call.validation(opened)
 
 
 def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any]]:
@@ -67,12 +72,12 @@ def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_datasets, path, arguments)
+    call = _Call.of(core.get_val_datasets, path, arguments, training=False)
     _, opened = call.open()
     config, encoder = call.worker_config, call.encoder
     return [
         (
-            call.validation_pipeline([leaf]),
+            call.validation([leaf]),
             leaf.dataset
             or LeafDataset(leaf, encoder=encoder, worker_config=config, training=False),
         )
@@ -92,11 +97,14 @@ class SampleTypeError(ConfigError, AssertionError):
 
 
 @dataclass(frozen=True)
-class _Call(core.GetterArguments):
-    """A call of a getter, with arguments that are for the datasets."""
+class _Call:
+    """A call of a getter: all of its arguments, and those that are for the datasets."""
 
-    dataset_arguments: Mapping[str, Any] = field(default_factory=dict)
-    sample_type: type | None = None
+    known: Mapping[str, Any]
+    encoder: AnyTaskEncoder
+    dataset_arguments: Mapping[str, Any]
+    sample_type: type | None
+    training: bool
 
     @classmethod
     def of(
@@ -105,7 +113,7 @@ class _Call(core.GetterArguments):
         path: DatasetPath,
         arguments: Mapping[str, Any],
         *,
-        training: bool = False,
+        training: bool,
     ) -> _Call:
         signature = inspect.signature(getter)
         given = {name: value for name, value in arguments.items() if name in signature.parameters}
@@ -121,22 +129,47 @@ class _Call(core.GetterArguments):
         bound = signature.bind(path, **given)
         bound.apply_defaults()
         known = bound.arguments
+        encoder: AnyTaskEncoder = known["task_encoder"] or DefaultTaskEncoder()
         if older:
-            known["task_encoder"] = with_legacy_arguments(
-                known["task_encoder"], older, known=signature.parameters
-            )
-        return cls(known, training, more, sample_type)
+            encoder = with_legacy_arguments(encoder, older, known=signature.parameters)
+        return cls(known, encoder, more, sample_type, training)
 
-    def dataset_call(self) -> GetterCall:
-        settings = {"decoder": getattr(self.encoder, "decoder", None)}
-        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
-            settings[name] = self.values.get(name)
-        return GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
+    @property
+    def worker_config(self) -> WorkerConfig:
+        config: WorkerConfig = self.known["worker_config"]
+        return config
+
+    def settings(self, kind: Callable[..., T]) -> T:
+        """Return those of the arguments that `kind`, a class of settings, has."""
+        names = inspect.signature(kind).parameters
+        return kind(**{name: self.known[name] for name in names if name in self.known})
 
     def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        resolved, opened = super().open()
+        """Return what the document says, and its datasets, opened."""
+        known = self.known
+        resolved = resolve(
+            known["path"],
+            split_part=known["split_part"],
+            training=self.training,
+            dataset_config=known["dataset_config"],
+            split_config=known["split_config"],
+            allow=known["allow"],
+        )
+        settings = {"decoder": getattr(self.encoder, "decoder", None)}
+        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
+            settings[name] = known.get(name)
+        call = GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
+        opened = open_leaves(
+            resolved.leaves, known["subflavors"], known["exclude_from"], known["allow"], call
+        )
         check_sample_type(opened, self.sample_type)
         return resolved, opened
+
+    def validation(self, opened: Sequence[OpenedLeaf]) -> Any:
+        """Return the validation pipeline over `opened`."""
+        settings = self.settings(ValidationSettings)
+        recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
+        return self.encoder.assemble(recipe)
 
 
 def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:

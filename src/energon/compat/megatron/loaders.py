@@ -96,7 +96,16 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        options = options or LoaderOptions.among(locals())
+        options = options or LoaderOptions(
+            workers=workers,
+            start_method=start_method,
+            prefetch_factor=prefetch_factor,
+            watchdog_timeout_seconds=watchdog_timeout_seconds,
+            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
+            restart_patience_seconds=restart_patience_seconds,
+            pin_memory=pin_memory,
+        )
         if cache_pool is not None:
             options = replace(options, cache_pool=cache_pool)
         super().__init__(dataset, worker_config=worker_config, options=options)
