@@ -9,7 +9,13 @@ from energon.errors import ConfigError
 from energon.inspect.where import Where
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 
-ABOUT = {"width": 640, "label": "cat", "meta": {"tags": ["a", "b"]}, "ok": True, "none": None}
+ABOUT = {
+    "width": 640,
+    "label": "cat",
+    "meta": {"tags": ["a", "b"], "length": 7},
+    "ok": True,
+    "none": None,
+}
 
 
 def sample(**parts):
@@ -19,7 +25,9 @@ def sample(**parts):
     }
 
 
-SAMPLE = sample(JPG=b"x" * 1500, json=json.dumps(ABOUT).encode(), left_png=b"", bad=b"{")
+SAMPLE = sample(
+    JPG=b"x" * 1500, json=json.dumps(ABOUT).encode(), left_png=b"", bad=b"{", said_json=b'"a cat"'
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +36,8 @@ SAMPLE = sample(JPG=b"x" * 1500, json=json.dumps(ABOUT).encode(), left_png=b"", 
         *("has:jpg", "lacks:txt", "has:left.png", "jpg.size>1.4kB", "jpg.size<=1500", "", "  "),
         *("json.width>=640", "json.width<640.5", "json.label=cat", "json.label!=dog"),
         *("json.meta.tags.1=b", "json.ok=true", "json.none=null", "json.width!=wide"),
-        *("has:jpg json.width==640", "left.png.size=0"),
+        *("has:jpg json.width==640", "left.png.size=0", "json.label.length=3"),
+        *("'said.json.value=a cat'", "said.json.value.length>4", "json.meta.length=7"),
     ],
 )
 def test_matches(text):
@@ -41,6 +50,7 @@ def test_matches(text):
         *("has:txt", "lacks:jpg", "jpg.size>2kB", "txt.size<5", "json.width>640", "json.label=dog"),
         *("json.nothing=1", "json.meta.tags.2=b", "json.meta.tags.x=b", "json.width=wide"),
         *("bad.field=1", "txt.field=1", "has:jpg has:txt", "json.label.x=1"),
+        *("json.label.length>3", "json.width.length=3", "said.json.value.x=1"),
     ],
 )
 def test_does_not_match(text):
@@ -62,7 +72,7 @@ def test_what_makes_no_sense_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("jpg.widht>5", "JPG.widht: of JPG, conditions may use size, width, height, ratio"),
+        ("jpg.widht>5", "JPG.widht: conditions on JPG can use size, width, height, ratio"),
         ("jpg.width=wide", "JPG.width: expected a number, not 'wide'"),
     ],
 )

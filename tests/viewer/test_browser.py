@@ -254,7 +254,7 @@ def test_the_bars_of_plots_lead_to_their_samples(page):
     name, count = re.fullmatch(r"(\w+): (\d+)", title).groups()
     plot.locator("a").first.click()
     page.wait_for_url("**where=*")
-    assert page.locator(".pages").first.inner_text().startswith("60 samples match")
+    assert page.locator(".pages").first.inner_text().startswith("60 matches")
     assert int(count) > 60
     assert all(f"at {name}" in text for text in page.locator(".card .text").all_inner_texts())
 

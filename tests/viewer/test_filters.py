@@ -15,7 +15,11 @@ from tests.viewer.pages import browse
 def client(tmp_path):
     samples = []
     for n in range(40):
-        parts = {"json": json.dumps({"n": n, "label": "even" if n % 2 == 0 else "<odd>"}).encode()}
+        parts = {
+            "json": json.dumps(
+                {"n": n, "label": "even" if n % 2 == 0 else "<odd>", "said": f"{n} " + "x" * n}
+            ).encode()
+        }
         if n % 4 == 0:
             parts["jpg"] = jpeg(n, size=(30 + n, 20))
         samples.append((f"s{n}", parts))
@@ -31,7 +35,7 @@ def ordinals(text):
 def test_a_gallery_shows_what_matches(client):
     text = client.get("/s/0/0?where=json.n>=10 json.label=even lacks:jpg").text
     assert ordinals(text) == [n for n in range(10, 40) if n % 4 == 2]
-    assert "match among 0 to 40 of 41" in text
+    assert "8 matches among samples 0 to 40 of 41" in text
     text = client.get("/s/0/0?where=has:jpg&from=30").text
     assert ordinals(text) == [32, 36, 40]
 
@@ -86,6 +90,9 @@ def test_statistics_are_plots_of_what_samples_are_like(client):
     assert sorted(titles) == ["&lt;odd&gt;: 20", "even: 20"]
     sizes = re.findall(r"<title>.*?: (\d+)</title>", plots["json.n"])
     assert sum(map(int, sizes)) == 40
+    # Texts that are all different are counted by their lengths, in bars that lead to them.
+    longest = re.findall('href="(.*?)"', plots["json.said: characters"])[-1]
+    assert ordinals(client.get(longest.replace("&amp;", "&")).text) == [38, 39]
     assert "30: 1" in plots["jpg: width in pixels"]
     assert "damaged: 1" in plots["json: damaged"]
     assert re.findall(r"<title>(.*?)</title>", plots["parts of a sample"]) == [

@@ -274,6 +274,8 @@ def test_rows_and_documents_are_samples(tmp_path):
         file.writelines(token_index_bytes(tokens.dtype, [20] * 3))
     shown = page(browse(tmp_path / "corpus.idx"), "/s/0/0/1")
     assert "20, 21, 22" in shown
+    # Pixels without a file of their own are an image as well.
+    assert 'alt="pixels.ppm"' in page(browse(ROOT / "tests/data/mds"), "/s/0/0/1")
 
 
 def test_images_in_columns_are_those_of_their_rows(tmp_path):

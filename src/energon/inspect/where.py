@@ -4,7 +4,8 @@
 
 A sample matches if it satisfies all of them; terms with spaces are quoted. Text parts can be
 compared as a whole: "cls.text=a cat"; so can JSON that is a single value: score.json.value>0.5.
-Only parts named in a condition are read; of media, only the headers.
+Texts in JSON have a length, in characters: json.caption.length>100. Only parts named in a condition
+are read; of media, only the headers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _SYNTAX = (
     "PART.FIELD=VALUE of JSON, with <, <=, >, >=, = or !="
 )
 
+LENGTH = "length"
 MAX_COMPARED_BYTES = 4096
 
 BrowsedFiles = Mapping[str, BrowsedFile]
@@ -135,7 +137,7 @@ def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
     """
     if fact not in FACTS[kind]:
         known = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
-        raise ConfigError(f"{name}.{fact}: of {name}, conditions may use {', '.join(known)}")
+        raise ConfigError(f"{name}.{fact}: conditions on {name} can use {', '.join(known)}")
     try:
         return float(wanted)
     except ValueError as error:
@@ -156,10 +158,12 @@ def _compare_field(
         value = decode_json(file.read())
     except (EnergonError, ValueError):
         return False  # a part that is not JSON has no fields
-    if path == ["value"] and not isinstance(value, dict | list):
-        return _compare(value, compare, wanted)
-    for step in path:
-        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+    if path[0] == "value" and not isinstance(value, dict | list):
+        path = path[1:]
+    for number, step in enumerate(path):
+        if step == LENGTH and number == len(path) - 1 and isinstance(value, str):
+            value = len(value)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
             value = value[int(step)]
         elif isinstance(value, dict) and step in value:
             value = value[step]

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from energon.decode.documents import decode_json
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_facts
+from energon.inspect.where import LENGTH
 from energon.viewer.plots import Bar, histogram, ranking, short_number, ticks
 from energon.viewer.shown import ShownLeaf
 
@@ -23,6 +24,7 @@ SEEN_SHARDS = 72
 """Up to this many shards are opened, each of which may be remote or without an index."""
 BARS = 24
 MAX_LETTERS = 34
+MAX_TEXT = 100
 TOP_VALUES = 12
 MAX_FIELDS = 40
 MAX_SEEN_FIELDS = 1000
@@ -48,6 +50,17 @@ class Plotted(NamedTuple):
     facts: str
     """Range and median of numbers; of other values, how many different ones there are."""
     plot: Markup
+
+
+class _Text(NamedTuple):
+    """A text in JSON."""
+
+    beginning: str
+    length: int
+
+    @classmethod
+    def of(cls, text: str) -> _Text:
+        return cls(text[:MAX_TEXT], len(text))
 
 
 class _Field(NamedTuple):
@@ -118,18 +131,30 @@ def _is_json(name: str) -> bool:
 
 def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
     if isinstance(value, bool | int | float | str):
-        yield _Field(label, f"{part}.value"), value[:100] if isinstance(value, str) else value
+        yield _Field(label, f"{part}.value"), _Text.of(value) if isinstance(value, str) else value
     elif isinstance(value, dict):
         for name, each in list(value.items())[:MAX_FIELDS]:
-            field = _Field(f"{label}.{name[:100]}", f"{part}.{name}" if len(name) < 100 else "")
+            condition = f"{part}.{name}" if len(name) < MAX_TEXT else ""
+            field = _Field(f"{label}.{name[:MAX_TEXT]}", condition)
             if isinstance(each, bool | int | float):
                 yield field, each
             elif isinstance(each, str):
-                yield field, each[:100]
+                yield field, _Text.of(each)
 
 
 def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
-    """Return a histogram of numbers, or a ranking of the most frequent of other values."""
+    """Return a histogram of numbers, or a ranking of the most frequent of other values.
+
+    Of texts that are nearly all different, such as captions, a histogram of their lengths.
+    """
+    texts = [value for value in values if isinstance(value, _Text)]
+    different = len({text.beginning for text in texts})
+    if len(texts) == len(values) and different > max(TOP_VALUES, len(texts) // 2):
+        condition = f"{field.condition}.{LENGTH}" if field.condition else ""
+        field = _Field(f"{field.title}: characters", condition)
+        values = [text.length for text in texts]
+    else:
+        values = [value.beginning if isinstance(value, _Text) else value for value in values]
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values) and len(set(numbers)) > TOP_VALUES:
         finite = np.array(numbers, np.float64)

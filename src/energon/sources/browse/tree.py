@@ -38,10 +38,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from energon.errors import EnergonError
+from energon.formats.media import guess_extension
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
 from energon.plan.subset import exclude_indices
+from energon.samples.crude import PART_FILES
 from energon.sources.webdataset import WebdatasetSource, included
 
 if TYPE_CHECKING:
@@ -243,7 +245,12 @@ class Contents:
         found = []
         for ordinal, sample in zip(ordinals, self._any.read(np.array(ordinals)), strict=True):
             shard = str(sample.get("__shard__", ""))
-            contents = [_as_file(name, v) for name, v in sample.items() if name[:2] != "__"]
+            known = sample.get(PART_FILES) or {}
+            contents = [
+                _as_file(name, value, known.get(name, ""))
+                for name, value in sample.items()
+                if name[:2] != "__"
+            ]
             files = {
                 name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
                 for name, content in contents
@@ -352,10 +359,14 @@ def _open_file(source: WebdatasetSource, shard: int) -> RangeFile:
     return source.open_shard(shard).file
 
 
-def _as_file(name: str, value: Any) -> tuple[str, bytes]:
-    """Return a value as the name and the content of a file."""
+def _as_file(name: str, value: Any, file: str = "") -> tuple[str, bytes]:
+    """Return a value as the name and the content of a file; `file` is its name, if it has one."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return name, bytes(value)
+        content = bytes(value)
+        _, dot, extension = file.rpartition(".")
+        # Most images tell what they are, others only by the names of their files.
+        is_told = not dot or guess_extension(content) is not None
+        return name if is_told else f"{name}.{extension}", content
     if isinstance(value, str):
         return f"{name}.txt", value.encode("utf-8", "surrogateescape")
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
