@@ -90,6 +90,7 @@ def test_settings_that_make_no_sense_are_said(blend):
     for query, said in [
         ("batch_size=0", "expected a batch size of 1 or more"),
         ("world_size=99999999", "more than 100000 samples"),
+        ("num_workers=99999999", "more than 1000000 workers"),
         ("split=nothing", "there is no split &#39;nothing&#39;, only val, train"),
         ("world_size=0", "world size 0"),
     ]:

@@ -42,6 +42,7 @@ _SYNTAX = (
 )
 
 LENGTH = "length"
+MAX_LETTERS = 4000
 MAX_COMPARED_BYTES = 4096
 
 BrowsedFiles = Mapping[str, BrowsedFile]
@@ -61,6 +62,10 @@ class Where:
     text: str
 
     def __post_init__(self) -> None:
+        if len(self.text) > MAX_LETTERS:
+            raise ConfigError(
+                f"the conditions have {len(self.text)} characters; expected {MAX_LETTERS} at most"
+            )
         try:
             terms = shlex.split(self.text)
         except ValueError as error:

@@ -29,6 +29,7 @@ POINTS = 24
 """Shares over time are computed for this many stretches of a run."""
 MAX_SAMPLES = 1000
 MAX_SAMPLES_OF_STEP = 100_000
+MAX_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class RunSettings:
             raise ConfigError(
                 f"a step of {self.world_size} batches of {self.batch_size} has more than "
                 f"{MAX_SAMPLES_OF_STEP} samples, the largest number that is listed"
+            )
+        if self.world_size * self.num_workers > MAX_WORKERS:
+            raise ConfigError(
+                f"{self.world_size} ranks with {self.num_workers} workers each are more than "
+                f"{MAX_WORKERS} workers, the largest number that is planned"
             )
 
 
