@@ -64,7 +64,10 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run("view", root, "--port", taken.getsockname()[1])
     assert done.exit_code == 2
-    assert "--port 0" in done.output
+    assert "in use; --port 0 picks a free port" in done.output
+    done = run("view", root, "--host", "192.0.2.1")
+    assert done.exit_code == 2
+    assert "pass an address of this machine as --host" in done.output
 
 
 def test_a_folder_of_files_is_refused(tmp_path):

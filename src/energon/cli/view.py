@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -210,9 +211,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; --port 0 picks a free port"
-        ) from error
+        # Python appends the address to what the system says.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        next_step = (
+            "--port 0 picks a free port" if is_port else "pass an address of this machine as --host"
+        )
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; {next_step}") from error
     # Connections inherit it. Without it, the content of each answer waits for the browser to
     # acknowledge the headers, up to 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
