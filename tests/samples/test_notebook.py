@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 import torch
 
 from energon import SampleDecoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon.samples.notebook import as_pixels, images_in, sample_html
+from energon.samples.notebook import as_pixels, images_in, register_tables, sample_html
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_captions, make_crude
 
@@ -53,3 +57,49 @@ def test_what_data_contain_stays_text(tmp_path):
     assert "text 0" in sample._repr_html_()
     page = sample_html("<b>", {"__key__": "<i>", "<u>": "<script>", "raw": b"\x00<s>"})
     assert not re.search("<(b|i|u|script|s)>", page.replace("<b>&lt;b&gt;</b>", ""))
+
+
+def test_a_notebook_shows_dicts_and_lists_of_samples_as_tables_and_all_others_as_before(tmp_path):
+    formatter = pytest.importorskip("IPython.core.formatters").HTMLFormatter()
+    register_tables(formatter)
+    root = make_crude(tmp_path / "ds", [6])
+    train = get_train_dataset(root, worker_config=INLINE, batch_size=3)
+    batch = next(iter(train))
+    assert type(batch) is dict
+    assert "Batch of 3 samples" in formatter(batch)
+    assert "000.tar" in formatter(batch)
+    sample = next(iter(get_val_dataset(root, worker_config=INLINE, batch_size=None)))
+    assert formatter(sample) == sample._repr_html_()
+    assert formatter([sample] * 12).count("<table") == 8
+    assert "and 4 more" in formatter([sample] * 12)
+    for value in ({}, {"a": 1}, [], [1], [sample, 1], {"key": "a"}, [{"a": 1}]):
+        assert formatter(value) is None
+
+    class Own(dict):
+        def _repr_html_(self):
+            return "own"
+
+    assert formatter(Own(__key__="a")) == "own"
+    # A function that the user has registered stays.
+    chosen = type(formatter)()
+    chosen.for_type(dict, lambda value: "chosen")
+    register_tables(chosen)
+    assert chosen(batch) == "chosen"
+
+
+def test_the_notebook_of_this_process_is_the_one_that_shows_tables(tmp_path):
+    program = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "from energon import WorkerConfig, get_train_dataset\n"
+        "config = WorkerConfig(rank=0, world_size=1, num_workers=0)\n"
+        f"train = get_train_dataset({str(make_crude(tmp_path / 'ds', [2]))!r}, "
+        "worker_config=config, batch_size=2)\n"
+        "shown, _ = shell.display_formatter.format(next(iter(train)))\n"
+        "print('Batch of 2 samples' in shown['text/html'])\n"
+    )
+    pytest.importorskip("IPython")
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "True\n", done.stderr

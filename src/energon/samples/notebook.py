@@ -1,9 +1,14 @@
-"""Samples and batches as HTML, for notebooks and contact sheets: thumbnails instead of numbers."""
+"""Samples and batches as HTML, for notebooks and contact sheets: thumbnails instead of numbers.
+
+Notebooks ask an object for its `_repr_html_`. Batches of crude samples are plain dicts, which have
+none: for these, a notebook is given a function, see `register_with_notebook`.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
@@ -13,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import EnergonError
-from energon.messages import escape_text
+from energon.messages import counted, escape_text
 from energon.samples.crude import SourceInfo
 
 THUMBNAIL_PIXELS = 128
@@ -42,11 +47,58 @@ def sample_html(title: str, fields: Mapping[str, Any]) -> str:
     own = [(n, v) for n, v in shown.items() if not n.startswith("__")]
     rows = [("key", _text(shown["__key__"]))] if "__key__" in shown else []
     rows += [(name, value_html(value)) for name, value in own]
-    if shown.get("__subflavors__"):
-        rows.append(("subflavors", _text(shown["__subflavors__"])))
+    subflavors = shown.get("__subflavors__")
+    if any(subflavors) if isinstance(subflavors, list | tuple) else subflavors:
+        rows.append(("subflavors", _text(subflavors)))
     if shown.get("__sources__"):
         rows.append(("sources", _sources(shown["__sources__"])))
+    elif "__shard__" in shown:
+        rows.append(("shard", _text(shown["__shard__"])))
     return table_html(title, rows)
+
+
+def register_with_notebook() -> None:
+    """Let the notebook that this runs in show dicts and lists of samples as tables, too.
+
+    All other dicts and lists look as before; all of them do, if the user has chosen their look.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None:
+        register_tables(shell.display_formatter.formatters["text/html"])
+
+
+def register_tables(formatter: Any) -> None:
+    """Give the HTML formatter of IPython a function for dicts and lists that has none."""
+    for kind in (dict, list):
+        if kind not in formatter.type_printers:
+            formatter.for_type(kind, _html_of_samples)
+
+
+def _html_of_samples(value: Any) -> str | None:
+    """Return samples or a batch as tables; None for other values, which IPython then prints."""
+    own = getattr(type(value), "_repr_html_", None)
+    if own is not None:  # of a subclass, which IPython does not ask if there is a function
+        html: str | None = own(value)
+        return html
+    if isinstance(value, dict):
+        if "__key__" not in value:
+            return None
+        keys = value["__key__"]
+        is_batch = isinstance(keys, list)
+        return sample_html(
+            f"Batch of {counted(len(keys), 'sample')}" if is_batch else "Sample", value
+        )
+    tables = [_html_of_samples(each) for each in value[:MAX_ITEMS] if _is_sample(each)]
+    if not tables or len(tables) < min(len(value), MAX_ITEMS):
+        return None
+    more = len(value) - len(tables)
+    return "".join([*map(str, tables), f"<p>and {more:,} more</p>" if more else ""])
+
+
+def _is_sample(value: Any) -> bool:
+    has_key = "__key__" in value if isinstance(value, dict) else hasattr(value, "__key__")
+    return has_key and (isinstance(value, dict) or hasattr(type(value), "_repr_html_"))
 
 
 def table_html(title: str, rows: Sequence[tuple[str, str]]) -> str:

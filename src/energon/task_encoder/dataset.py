@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -149,6 +150,10 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
+        if "IPython" in sys.modules:
+            from energon.samples.notebook import register_with_notebook
+
+            register_with_notebook()
         if self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
@@ -169,7 +174,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             *([("packed from", f"{self.packing_buffer_size:,} samples")] if packs else []),
             ("seed", str(self.plan.seed)),
             ("ranks", f"{self.worker_config.world_size:,}"),
-            ("workers of each", f"{self.worker_config.num_workers:,}"),
+            ("workers per rank", f"{self.worker_config.num_workers:,}"),
         ]
         return table_html(type(self).__name__, rows)
 
