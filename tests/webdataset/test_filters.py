@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, FieldAccessError, SampleError
+from energon.errors import ConfigError, FieldAccessError, SampleError, SecurityError
 from energon.webdataset import filters
 
 SAMPLE = {"__key__": "a", "jpg": 1, "seg.png": 2, "cls": None}
@@ -226,7 +226,7 @@ def test_items_are_kept_in_memory_or_in_a_file(tmp_path):
             read.append(item)
             yield item
 
-    for stage in (wds.Cached(), wds.LMDBCached(tmp_path / "cache", allow=("pickle",))):
+    for stage in (wds.Cached(), wds.LMDBCached(tmp_path / "cache")):
         read.clear()
         dataset = wds.DataPipeline(source, stage)
         next(iter(dataset))
@@ -234,8 +234,22 @@ def test_items_are_kept_in_memory_or_in_a_file(tmp_path):
         assert len(read) <= 5
 
 
+def test_a_file_of_items_holds_plain_data_unless_objects_are_allowed(tmp_path):
+    plain = [{"__key__": "a", "jpg": b"x", "pair": (1, 2.5, None, True), "set": {1}}]
+    objects = [{"array": np.arange(3)}]
+    for name, items in (("plain", plain), ("objects", objects)):
+        list(wds.LMDBCached(tmp_path / name, allow=("pickle",))(items))
+    assert list(wds.LMDBCached(tmp_path / "plain")([])) == plain
+    # Neither read nor written, whatever calls the file contains.
+    for path in ("objects", "new"):
+        with pytest.raises(SecurityError, match="which hold a .*ENERGON_ALLOW=pickle"):
+            list(wds.LMDBCached(tmp_path / path)(objects))
+    (read,) = wds.LMDBCached(tmp_path / "objects", allow=("pickle",))([])
+    assert read["array"].tolist() == [0, 1, 2]
+
+
 def test_a_file_that_is_not_complete_may_be_given_up_in_another_thread(tmp_path):
-    kept = wds.LMDBCached(tmp_path / "cache", allow=("pickle",))
+    kept = wds.LMDBCached(tmp_path / "cache")
     begun = [wds.DataPipeline([1, 2, 3], kept)]
     next(iter(begun[0]))
     thread = threading.Thread(target=lambda: (begun.clear(), gc.collect()))

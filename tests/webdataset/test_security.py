@@ -65,7 +65,7 @@ def test_nothing_overrules_the_lock(pickled, tmp_path, monkeypatch, lock):
         lambda: next(iter(allowing)),
         lambda: list(wds.WebDataset("pipe:true", allow=("shell",))),
         lambda: autodecode.torch_loads(b"", allow=("pickle",)),
-        lambda: list(wds.DataPipeline([1], wds.LMDBCached(tmp_path / "x", allow=("pickle",)))),
+        lambda: list(wds.LMDBCached(tmp_path / "x", allow=("pickle",))([object()])),
         lambda: wds.filters.decode_pickle(None),
     ):
         with pytest.raises(SecurityError, match="enforce_security is True, or WDS_SECURE=1"):

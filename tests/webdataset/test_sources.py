@@ -261,11 +261,12 @@ def test_a_cache_keeps_whole_shards_by_their_whole_addresses(tmp_path):
     with web_server(tmp_path) as server:
         sources = [f"{server.url}/a/x.tar", f"{server.url}/b/x.tar"]
         expected = [0, 1, 2, 10, 11, 12]
-        assert samples(sources, cache_dir=cache) == expected
+        read, again = (list(wds.WebDataset(sources, cache_dir=cache)) for _ in range(2))
+        assert keys(read) == keys(again) == expected
         assert len(list(cache.rglob("x.tar"))) == 2
-        cached = list(wds.WebDataset(sources, cache_dir=cache))
-        assert keys(cached) == expected
-        assert all(str(cache) in sample["__local_path__"] for sample in cached)
+        paths, again = ([each["__local_path__"] for each in found] for found in (read, again))
+        assert paths == again
+        assert {*paths} == {str(path) for path in cache.rglob("x.tar")}
         # A file that was replaced on the server is read again.
         (tmp_path / "a/x.tar").write_bytes(tar_bytes(members_of(numbered([7]))))
         assert samples(sources, cache_dir=cache) == [7, 10, 11, 12]
@@ -463,12 +464,34 @@ for _ in range(2):
         assert said(GOPEN_VERBOSE="0", WDS_VERBOSE_CACHE="") == ""
 
 
+def test_sources_that_draw_shards_on_their_own_draw_differently_unless_deterministic():
+    def drawn(draw=list, **options):
+        return [draw(wds.ResampledShards("{0..99}", nshards=9, **options)) for _ in range(2)]
+
+    one, other = drawn()
+    assert one != other
+    one, other = drawn(deterministic=True)
+    assert one == other
+    one, other = drawn(lambda source: list(wds.DataPipeline(source)))
+    assert one == other
+
+
 def test_opening_stages_of_the_earlier_generation(tmp_path, urls):
     with web_server(tmp_path) as server:
         source = [{"url": f"{server.url}/shard-000000.tar"}]
         cached = wds.FileCache(str(tmp_path / "cache"))
         dataset = wds.DataPipeline(source, cached, wds.tarfile_to_samples())
         assert keys(dataset) == keys(dataset) == [0, 1, 2]
+        # Downloaded before it is opened, to the name of the shard; another one of that name goes
+        # to its whole path.
+        (opened,) = cached(source)
+        opened["stream"].close()
+        assert opened["local_path"] == str(tmp_path / "cache" / "shard-000000.tar")
+        (tmp_path / "other").mkdir()
+        shutil.copy(urls[1], tmp_path / "other" / "shard-000000.tar")
+        other = cached.get_file(f"{server.url}/other/shard-000000.tar")
+        assert content(other) == content(urls[1])
+        assert content(opened["local_path"]) == content(urls[0])
     opened = wds.url_opener([{"url": url} for url in urls])
     assert keys(wds.group_by_keys(wds.tar_file_expander(opened))) == [*range(7)]
 

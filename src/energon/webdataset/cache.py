@@ -18,7 +18,12 @@ from energon.webdataset import security
 from energon.webdataset.gopen import gopen as _open
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import ShardOpening
-from energon.webdataset.reading.shard_cache import ShardCache, cache_of, path_in_cache
+from energon.webdataset.reading.shard_cache import (
+    CachingStream,
+    ShardCache,
+    cache_of,
+    path_in_cache,
+)
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.reading.urls import local_path
 from energon.webdataset.tariterators import url_opener
@@ -103,12 +108,14 @@ get_filetype = magic_filetype
 
 
 class FileCache:
-    """Opens shards through a cache: a stage from shards to shards with an open `stream`.
+    """Downloads shards to a cache, and opens them there, as shards with an open `stream`.
+
+    `WebDataset(cache_dir=)` does not wait for downloads: it reads a shard while it is stored.
 
     Args:
         cache_dir: Folder of the cache; None means WDS_CACHE of the environment, or `./_cache`.
-        url_to_name: Returns the path of a shard below it; None takes it from the address, so that
-            no two share one.
+        url_to_name: Returns the path of a shard below it; of two shards with the same path, the
+            second goes where `WebDataset(cache_dir=)` keeps it, by its whole address.
         verbose: Whether to log what is downloaded.
         validator: Says of a downloaded file whether it is a shard. Unless one is given, shards
             are kept that were read to their end, and found to be whole.
@@ -130,7 +137,7 @@ class FileCache:
         self,
         cache_dir: str | os.PathLike[str] | None = None,
         *,
-        url_to_name: Callable[[str], str] | None = None,
+        url_to_name: Callable[[str], str] | None = url_to_cache_name,
         verbose: bool = False,
         validator: Callable[[str], Any] | None = None,
         handler: Handler = reraise_exception,
@@ -163,7 +170,7 @@ class FileCache:
             return path
         opened = ShardOpening(self.allowed, self.cache).open_packed({"url": url})
         try:
-            if opened.local_path is not None:
+            if opened.local_path is not None and not isinstance(opened.stream, CachingStream):
                 return opened.local_path
             if self.cleaner is not None:
                 self.cleaner.cleanup()
@@ -186,19 +193,18 @@ class FileCache:
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
-        opening = ShardOpening(self.allowed, self.cache)
+        opening = ShardOpening(self.allowed)
         for item in src:
             shard = {"url": item} if isinstance(item, str) else item
             try:
-                if self.validator is not None and "stream" not in shard:
+                if "stream" not in shard and "local_path" not in shard:
                     shard = {**shard, "local_path": self.get_file(shard["url"])}
-                opened = opening.open_packed(shard)
+                stream = opening.open_packed(shard).stream
             except Exception as error:
                 if self.handler(error):
                     continue
                 return
-            local = {"local_path": opened.local_path} if opened.local_path else {}
-            yield {**shard, **local, "stream": opened.stream, "completed": opened.completed}
+            yield {**shard, "stream": stream}
 
 
 class StreamingOpen:

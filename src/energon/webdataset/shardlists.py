@@ -100,8 +100,8 @@ class ResampledShards(ShardSource):
         seed: Tells apart sources that draw from the same shards.
         worker_seed: Function that returns a seed for the worker it is called in; None means
             that rank and worker make the difference.
-        deterministic: Accepted for compatibility: draws always are a function of seed, epoch
-            and worker.
+        deterministic: Whether two of these, iterated over on their own, draw the same for a seed.
+            In a pipeline draws always are a function of seed, epoch and worker.
         max_urls: How many shards there may be.
         empty_check: Accepted for compatibility: no shards are always an error.
 
@@ -128,6 +128,11 @@ class ResampledShards(ShardSource):
         self.deterministic = deterministic
         self.seed = default_seed(seed)
         self.worker_seed = worker_seed or pytorch_worker_seed
+        self._own = 0 if deterministic else next(_numbers)
+
+    def __iter__(self) -> Iterator[Shard]:
+        self.epoch += 1
+        return self.open(iter(()), Context(current_place(), seed=self._own, epoch=self.epoch))
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
         is_own = self.worker_seed is not pytorch_worker_seed
@@ -142,6 +147,8 @@ class ResampledShards(ShardSource):
 
 
 ResampledShardList = ResampledShards
+_numbers = count(1)
+"""Of sources that draw, in the order in which a program makes them."""
 
 
 def resampled_(src: Iterable[Any], n: int = sys.maxsize) -> Iterator[Any]:

@@ -53,7 +53,7 @@ class ShardStream:
         url: Its address, as it is listed.
         stream: Its bytes after `head`, unpacked.
         head: The first of them, if they were checked.
-        local_path: Where it is on disk, if that is known.
+        local_path: Where it is on disk, or will be once it was read; None if that is not known.
         completed: Called when it was read to its end, and found to be whole.
     """
 
@@ -118,7 +118,8 @@ class ShardCache:
     Args:
         folder: Where they are.
         max_bytes: What they may take; the least recently used go first. None means no limit.
-        url_to_name: Returns the path of a shard below the folder; None means `path_in_cache`.
+        url_to_name: Returns the path of a shard below the folder; None means `path_in_cache`, as
+            where another shard is stored there.
     """
 
     folder: str
@@ -143,7 +144,8 @@ class ShardCache:
                 return ShardStream(url, open(path, "rb", buffering=0), local_path=str(path))
         stream = opener()
         try:
-            caching = CachingStream(stream, self._path(url))
+            path = self._path(url)
+            caching = CachingStream(stream, path)
         except OSError as error:
             _warn(self.folder, error)
             return ShardStream(url, stream)
@@ -155,7 +157,7 @@ class ShardCache:
             except OSError as error:
                 _warn(self.folder, error)
 
-        return ShardStream(url, caching, completed=completed)
+        return ShardStream(url, caching, local_path=str(path), completed=completed)
 
     def find(self, url: str) -> Path | None:
         """Return the file of a shard, if it is there and up to date.
@@ -165,6 +167,8 @@ class ShardCache:
         """
         path = self._path(url)
         if _has_content(path) and self._is_current(url, path):
+            if self._is_override(path):
+                _claim(path, url)
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
             return path
@@ -208,7 +212,11 @@ class ShardCache:
             total -= size
 
     def _path(self, url: str) -> Path:
-        name = (self.url_to_name or path_in_cache)(url)
+        name = path_in_cache(url)
+        if self.url_to_name is not None:
+            chosen = self.url_to_name(url)
+            note = self._read_note(Path(self.folder, chosen))
+            name = chosen if note is None or note.get("url") == url else name
         path = Path(self.folder, name)
         if not path.resolve().is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(
@@ -250,16 +258,26 @@ class ShardCache:
         write_atomic(self._about(path), text)
         stream.keep()
 
-    def _is_current(self, url: str, path: Path) -> bool:
+    def _read_note(self, path: Path) -> dict[str, Any] | None:
+        """Return what is noted about a file; nothing of one that someone else has put there."""
         try:
-            about = parse_json(read_document(self._about(path)), origin="the note")
-            found = path.stat()
+            note = parse_json(read_document(self._about(path)), origin="the note")
         except FileNotFoundError:
-            # Someone has put the file there: it is the shard, because they say so.
-            return path.exists()
+            return None
         except (OSError, ValueError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+    def _is_current(self, url: str, path: Path) -> bool:
+        about = self._read_note(path)
+        try:
+            found = path.stat()
+        except OSError:
             return False
-        if not isinstance(about, dict) or about.get("url") != url:
+        if about is None:
+            # Someone has put the file there: it is the shard, because they say so.
+            return True
+        if about.get("url") != url:
             return False
         if about.get("size") != found.st_size:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sqlite3
@@ -60,20 +61,21 @@ class Cached(Stage):
 class FileCached(Stage):
     """Keeps items in a database file, pickled, in the order in which they came.
 
-    Workers have files of their own beside it, with their numbers in the names. As unpickling a
-    file runs any code that it holds, it has to be allowed, and the file should be your own.
+    Workers have files of their own beside it, with their numbers in the names. Plain data like
+    bytes, text, numbers, lists and dicts need nothing else. Unpickling objects, arrays among them,
+    runs any code that a file holds: it has to be allowed, and the file should be your own.
 
     Args:
         fname: Path of the file.
         map_size: Accepted for compatibility: the file grows as it must.
         pickler: Has `dumps` and `loads`; None means pickle.
         chunksize: Items to a transaction.
-        allow: "pickle" lets the file be unpickled.
+        allow: "pickle" lets the file hold objects.
 
     Example:
         >>> import tempfile
         >>> file = f"{tempfile.mkdtemp()}/items"
-        >>> list(FileCached(file, allow=("pickle",))(range(3)))
+        >>> list(FileCached(file)(range(3)))
         [0, 1, 2]
     """
 
@@ -86,7 +88,7 @@ class FileCached(Stage):
         allow: Collection[str] = (),
     ) -> None:
         self.fname = os.fspath(fname)
-        self.pickler = pickler or pickle
+        self.pickler = pickler
         self.chunksize = chunksize
         self.allowed = security.resolve(allow)
 
@@ -109,8 +111,6 @@ class FileCached(Stage):
         return self.fname + suffix
 
     def _kept(self, source: Iterator[Any], path: str) -> Iterator[Any]:
-        if self.pickler is pickle:
-            security.require("pickle", self.allowed, f"{path} is a cache of pickled items")
         if os.path.exists(path):
             yield from self._read(path)
             return
@@ -118,11 +118,24 @@ class FileCached(Stage):
         with atomic_path(path) as temporary:
             yield from self._write(str(temporary), source)
 
+    def _dumps(self, item: Any, path: str) -> bytes:
+        if self.pickler not in (None, pickle):
+            packed: bytes = self.pickler.dumps(item)
+            return packed
+        file = io.BytesIO()
+        _Pickler(file, self.allowed, path).dump(item)
+        return file.getvalue()
+
+    def _loads(self, packed: bytes, path: str) -> Any:
+        if self.pickler not in (None, pickle):
+            return self.pickler.loads(packed)
+        return _Unpickler(io.BytesIO(packed), self.allowed, path).load()
+
     def _read(self, path: str) -> Iterator[Any]:
         with closing(_connect(path)) as database:
             for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
                 try:
-                    yield self.pickler.loads(zlib.decompress(item))
+                    yield self._loads(zlib.decompress(item), path)
                 except zlib.error as error:
                     raise FormatError(
                         f"{path}: item {number} is damaged ({error}); delete the file to make it "
@@ -136,13 +149,44 @@ class FileCached(Stage):
             database.execute("CREATE TABLE items (number INTEGER PRIMARY KEY, item)")
             database.execute("BEGIN")
             for number, item in enumerate(source):
-                packed = zlib.compress(self.pickler.dumps(item), 1)
+                packed = zlib.compress(self._dumps(item, path), 1)
                 database.execute("INSERT INTO items VALUES (?, ?)", (number, packed))
                 if number % self.chunksize == self.chunksize - 1:
                     database.execute("COMMIT")
                     database.execute("BEGIN")
                 yield item
             database.execute("COMMIT")
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles plain data, and objects if that is allowed."""
+
+    def __init__(self, file: io.BytesIO, allowed: Collection[str], path: str) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._allowed = allowed
+        self._path = path
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = obj if isinstance(obj, type) else type(obj)
+        _require(self._allowed, self._path, f"{kind.__module__}.{kind.__qualname__}")
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles plain data, and objects if that is allowed."""
+
+    def __init__(self, file: io.BytesIO, allowed: Collection[str], path: str) -> None:
+        super().__init__(file)
+        self._allowed = allowed
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        _require(self._allowed, self._path, f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def _require(allowed: Collection[str], path: str, kind: str) -> None:
+    security.require("pickle", allowed, f"{path} is a cache of pickled items, which hold a {kind}")
 
 
 def _connect(path: str) -> sqlite3.Connection:
