@@ -32,7 +32,6 @@ SkipSample (Exception)                  raised by user hooks to drop a sample; n
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from energon.messages import escape_text
@@ -219,12 +218,7 @@ class needs_extra:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, *_: object) -> None:
         if isinstance(error, ImportError):
             raise MissingExtraError(
                 f"{self._reason}; pip install 'energon-loader[{self._extra}]'"

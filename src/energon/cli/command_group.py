@@ -87,17 +87,19 @@ def _be_verbose(context: click.Context, option: Any, value: bool) -> None:
         if context.meta.get(_KEY) == "quiet":
             raise click.UsageError("choose one of --quiet and --verbose")
         context.meta[_KEY] = "verbose"
-        context.with_resource(_showing_all())
+        layout = "%(levelname)s %(name)s: %(message)s"
+        context.with_resource(logging_at(logging.DEBUG, layout))
 
 
 @contextmanager
-def _showing_all() -> Iterator[None]:
+def logging_at(level: int, layout: str) -> Iterator[None]:
+    """Show log messages on standard error, from a level on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(layout))
     logger = logging.getLogger("energon")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+    logger.setLevel(level)
     try:
         yield
     finally:

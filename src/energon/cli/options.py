@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
-from energon.cli.command_group import echo, echo_json, is_quiet, is_verbose
+from energon.cli.command_group import echo, echo_json, is_quiet, is_verbose, logging_at
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath, any_path
@@ -294,7 +294,7 @@ def open_indexing(
     from energon.prepare.dataset import Indexing
     from energon.prepare.engines import Engine
 
-    with logging_to_terminal(), _Bar(progress, doing) as advance:
+    with logging_to_terminal(), progress_bar(progress, doing) as advance:
         yield Indexing(
             engine=Engine(engine, address, num_workers),
             sqlite=sqlite,
@@ -329,46 +329,28 @@ def logging_to_terminal(level: int = logging.INFO) -> Iterator[None]:
         yield  # the option shows everything
         return
     level = max(level, logging.WARNING) if is_quiet() else level
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("energon")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(min(before, level) if before else level)
-    try:
+    before = logging.getLogger("energon").level
+    with logging_at(min(before, level) if before else level, "%(message)s"):
         yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
 
 
-class _Bar:
-    """A progress bar on standard error."""
+class Advance(Protocol):
+    """Shows how many are done, and of how many if that is known."""
 
-    def __init__(self, wanted: bool, doing: str) -> None:
-        self.doing = doing
-        self.wanted = wanted and not is_quiet() and sys.stderr.isatty()
+    def __call__(self, done: int, total: int | None = None) -> None: ...
 
-    def __enter__(self) -> _Bar:
-        if self.wanted:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-            self.bar = Progress(
-                self.doing,
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self.bar.start()
-            self.task = self.bar.add_task("", total=None)
-        return self
+@contextmanager
+def progress_bar(wanted: bool, doing: str, unit: str = "") -> Iterator[Advance]:
+    """Yield a function that shows progress, if there is a terminal."""
+    if not wanted or is_quiet() or not sys.stderr.isatty():
+        yield lambda done, total=None: None
+        return
+    from rich import progress
+    from rich.console import Console
 
-    def __call__(self, done: int, total: int) -> None:
-        if self.wanted:
-            self.bar.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self.wanted:
-            self.bar.stop()
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TextColumn(unit))
+    times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+    with progress.Progress(doing, *columns, *times, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from energon.cli.options import (
     option,
     options_object,
     parse_field_map,
+    progress_bar,
     refuse_options,
     show_size,
 )
@@ -252,7 +251,7 @@ def command(
         source, about = _open(context, sources, target, options)
         _show_splits(source, packing)
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
-        with _counting(options.progress) as advance:
+        with progress_bar(options.progress, "packing", "samples") as advance:
             settings: dict[str, Any] = {"about": about, "indexing": indexing, "progress": advance}
             info = (
                 pack_dataset(source, target, packing, **settings)
@@ -284,7 +283,8 @@ def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) 
         options.tokenizer, options.text_column, options.end_token, options.vocabulary_size
     )
     engine = Engine(options.engine, options.address, options.num_workers)
-    with logging_to_terminal(logging.WARNING), _counting(options.progress) as advance:
+    bar = progress_bar(options.progress, "tokenizing", "documents")
+    with logging_to_terminal(logging.WARNING), bar as advance:
         written = pack_tokens(
             sources, target, how, engine=engine, overwrite=options.overwrite, progress=advance
         )
@@ -362,18 +362,3 @@ def _parse_order(text: str) -> int | None:
     if match is None:
         raise ConfigError(f"--order {text}: expected as-is, shuffle, or shuffle:SEED")
     return int(match["seed"] or 0)
-
-
-@contextmanager
-def _counting(wanted: bool) -> Iterator[Callable[[int], None]]:
-    """Show on standard error how many samples are written, if anyone can see it."""
-    if is_quiet() or not (wanted and sys.stderr.isatty()):
-        yield lambda samples: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} samples"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda samples: bar.update(task, completed=samples)

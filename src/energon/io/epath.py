@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import total_ordering
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import IO, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
@@ -68,12 +67,7 @@ class _Upload(io.RawIOBase):
     def tell(self) -> int:
         return self._file.tell()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self.discard()
         self.close()
@@ -104,12 +98,7 @@ class _TextUpload(io.TextIOWrapper):
         super().__init__(upload, encoding="utf-8", newline="")
         self._upload = upload
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self._upload.discard()
         self.close()
@@ -213,6 +202,14 @@ class EPath:
         if mine[0] != theirs[0]:
             raise ValueError(f"{self} and {other} are in different places")
         return str(PurePosixPath(mine[1]).relative_to(theirs[1]))
+
+    def is_relative_to(self, other: EPath) -> bool:
+        """Return whether it is `other`, or below it."""
+        try:
+            self.relative_to(other)
+        except ValueError:
+            return False
+        return True
 
     def open(
         self, mode: str = "r", block_size: int | None = None, prefetch_file: bool = False

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from energon.cache.pool import activated
@@ -355,12 +354,7 @@ class BasicDataLoader:
     def __enter__(self) -> BasicDataLoader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _rank_lanes(self) -> Sequence[int]:

@@ -15,7 +15,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
@@ -79,12 +78,7 @@ class Watchdog:
             self._known_to = _clock.watchdogs
             _clock.start(self, deadline)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         """End the block.
 
         Raises:

@@ -77,7 +77,6 @@ def describe_samples(
             raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
         return {"__module__": "megatron.energon", "__class__": CRUDE}
     # Crude datasets need neither sample types nor the time to import them.
-    from energon.samples.field_map import FieldMap
     from energon.samples.registry import resolve_class
 
     resolved = resolve_class("megatron.energon", sample_type)

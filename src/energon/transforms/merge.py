@@ -45,11 +45,11 @@ class TransformMapper:
 
     def interpolation(self) -> Any:
         """Return the interpolation of the transform; None if it has none."""
-        return None
+        return getattr(self.transform, "interpolation", None)
 
     def fill(self) -> Any:
         """Return the fill value of the transform; None if it has none."""
-        return None
+        return getattr(self.transform, "fill", None)
 
 
 class CustomTransform(TransformMapper):
@@ -79,9 +79,6 @@ class ResizeMapper(TransformMapper):
         height, width = new / dst_size
         return _scale(width, height) @ matrix, new, ("Resize", self.transform.size)
 
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
-
 
 class RandomResizedCropMapper(TransformMapper):
     """`RandomResizedCrop`."""
@@ -93,9 +90,6 @@ class RandomResizedCropMapper(TransformMapper):
         new = np.array(_pair(transform.size))
         matrix = _scale(new[1] / width, new[0] / height) @ _move(-left, -top) @ matrix
         return matrix, new, ("RandomResizedCrop", (top, left, height, width))
-
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
 
 
 class CenterCropMapper(TransformMapper):
@@ -123,9 +117,6 @@ class RandomCropMapper(TransformMapper):
         matrix = _move(left - column, top - row) @ matrix
         new = np.array((height, width))
         return matrix, new, ("RandomCrop", (column, row, height, width))
-
-    def fill(self) -> Any:
-        return self.transform.fill
 
 
 class RandomHorizontalFlipMapper(TransformMapper):
@@ -170,12 +161,6 @@ class RandomRotationMapper(TransformMapper):
             dst_size = new
         return turned @ matrix, dst_size, ("RandomRotation", degrees)
 
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
-
-    def fill(self) -> Any:
-        return self.transform.fill
-
 
 class RandomPerspectiveMapper(TransformMapper):
     """`RandomPerspective`."""
@@ -187,12 +172,6 @@ class RandomPerspectiveMapper(TransformMapper):
         height, width = dst_size.tolist()
         start, end = transform.get_params(width, height, transform.distortion_scale)
         return _homography(start, end) @ matrix, dst_size, ("RandomPerspective", start, end)
-
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
-
-    def fill(self) -> Any:
-        return self.transform.fill
 
 
 def _move(x: float, y: float) -> Matrix:

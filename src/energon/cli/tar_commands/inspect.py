@@ -10,9 +10,10 @@ from itertools import islice
 import click
 
 from energon.cli.command_group import echo
-from energon.cli.options import option, options_object
+from energon.cli.options import option, options_object, progress_bar
 from energon.cli.tar_commands import options
 from energon.formats.json_text import parse_json
+from energon.messages import counted
 
 
 @click.command("ls")
@@ -79,7 +80,7 @@ def stat_command(
 
     urls = expand_inputs(inputs)
     found = Statistics()
-    with options.progress_bar(progress, "counting", "shards") as advance:
+    with progress_bar(progress, "counting", "shards") as advance:
         for found in count(urls, allow=allow):
             advance(found.shards, len(urls))
     about = found.to_json()
@@ -95,7 +96,7 @@ def stat_command(
             f"{each['mean']:.0f} on average"
         )
     for layout in about["layouts"]:
-        echo(f"{options.amount(layout['samples'], 'sample')} with {' '.join(layout['fields'])}")
+        echo(f"{counted(layout['samples'], 'sample')} with {' '.join(layout['fields'])}")
 
 
 @click.command("verify")
@@ -128,7 +129,7 @@ def verify_command(
     urls = expand_inputs(inputs)
     verifier = Verifier(decode=decode, allow=allow)
     problems: list[str] = []
-    with options.progress_bar(progress, "verifying", "shards") as advance:
+    with progress_bar(progress, "verifying", "shards") as advance:
         for number, url in enumerate(urls, 1):
             found = verifier.check(url)
             problems += found
@@ -139,9 +140,9 @@ def verify_command(
     if as_json:
         about = {"shards": len(urls), "samples": verifier.samples, "problems": problems}
         click.echo(json.dumps(about, indent=2))
-    read = options.amount(verifier.samples, "sample")
-    shards = options.amount(len(urls), "shard")
-    options.report(f"{read} in {shards}, {options.amount(len(problems), 'problem')}")
+    read = counted(verifier.samples, "sample")
+    shards = counted(len(urls), "shard")
+    options.report(f"{read} in {shards}, {counted(len(problems), 'problem')}")
     if problems:
         sys.exit(2 if verifier.not_there == len(urls) else 1)
 
@@ -193,7 +194,7 @@ def index_command(
                 "--wids FILE"
             )
     samples = 0
-    with options.progress_bar(progress, "indexing", "shards") as advance:
+    with progress_bar(progress, "indexing", "shards") as advance:
         for number, url in enumerate(urls, 1):
             if can_have_index(url):
                 samples += index_anywhere(url)
@@ -202,7 +203,7 @@ def index_command(
             advance(number, len(urls))
     if how.wids is not None:
         about = None if how.info is None else parse_json(read_document(how.info), origin=how.info)
-        with options.progress_bar(progress, "listing", "shards") as advance:
+        with progress_bar(progress, "listing", "shards") as advance:
             done = iter(range(1, len(urls) + 1))
             found = create_descriptor(
                 urls,
@@ -214,4 +215,4 @@ def index_command(
             )
         save_descriptor(found, how.wids)
         samples = sum(shard.nsamples for shard in found.shards)
-    options.report(f"{options.amount(samples, 'sample')} in {options.amount(len(urls), 'shard')}")
+    options.report(f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.options import option, options_object
+from energon.cli.options import option, options_object, progress_bar
 from energon.cli.tar_commands import options
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.prepare.engines import EngineName
@@ -70,9 +71,9 @@ def create_command(
     samples = read_recipe(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
-    with options.progress_bar(progress, "packing", "samples") as advance:
+    with progress_bar(progress, "packing", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)
-    options.report(options.amount(count, "sample"))
+    options.report(counted(count, "sample"))
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def proc_command(
         raise DatasetNotFoundError(f"{missing}: no such file")
     if not is_remote(how.output):
         os.makedirs(how.output, exist_ok=True)
-    with options.progress_bar(progress, "processing", "shards") as advance:
+    with progress_bar(progress, "processing", "shards") as advance:
         made = map_shards(
             change,
             urls,
@@ -196,5 +197,5 @@ def proc_command(
             progress=advance,
         )
     options.report(
-        f"{options.amount(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
+        f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
     )

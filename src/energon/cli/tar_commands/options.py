@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -74,23 +72,6 @@ def progress(function: F) -> F:
     )(function)
 
 
-@contextmanager
-def progress_bar(
-    wanted: bool, title: str, unit: str
-) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows progress on a terminal, given the number done and the total."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (title, BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> Iterator[T]:
     """Yield items, reporting progress now and then."""
     number = 0
@@ -99,11 +80,6 @@ def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> I
         if not number % UPDATE_ITEMS:
             advance(number, None)
     advance(number, None)
-
-
-def amount(number: int, noun: str) -> str:
-    """Return a number of things in words: `1 sample`, `2 samples`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def report(text: str) -> None:

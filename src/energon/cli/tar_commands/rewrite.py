@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.options import option, options_object
+from energon.cli.options import option, options_object, progress_bar
 from energon.cli.tar_commands import options
+from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.webdataset.tools.sort import SortKind
@@ -100,11 +101,11 @@ def cat_command(
     samples = streams.shuffled(samples, how.shuffle, how.seed)
     if how.rekey is not None:
         samples = streams.with_keys(samples, how.rekey)
-    with options.progress_bar(progress, "joining", "samples") as advance:
+    with progress_bar(progress, "joining", "samples") as advance:
         count = write_all(options.counted(samples, advance), target)
-    damaged = f", {options.amount(handler.count, 'damaged shard')}" if handler.count else ""
-    total = options.amount(len(urls), "shard")
-    options.report(f"{options.amount(count, 'sample')} of {total}{damaged}")
+    damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
+    total = counted(len(urls), "shard")
+    options.report(f"{counted(count, 'sample')} of {total}{damaged}")
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,9 @@ def split_command(
         made.append(name)
         _run_post(how.post, name, how.delete)
 
-    with options.progress_bar(progress, "splitting", "samples") as advance:
+    with progress_bar(progress, "splitting", "samples") as advance:
         written = write_all(options.counted(samples, advance), target, complete)
-    options.report(f"{options.amount(written, 'sample')} in {options.amount(len(made), 'shard')}")
+    options.report(f"{counted(written, 'sample')} in {counted(len(made), 'shard')}")
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:
@@ -272,7 +273,7 @@ def sort_command(
         value = sort.random_value(how.seed)
     else:
         value = sort.sort_value(how.by, how.kind)
-    with options.progress_bar(progress, "sorting", "samples") as advance:
+    with progress_bar(progress, "sorting", "samples") as advance:
         ordered = sort.sorted_samples(
             options.counted(samples, advance),
             value,
@@ -285,4 +286,4 @@ def sort_command(
         if how.rekey is not None:
             ordered = streams.with_keys(ordered, how.rekey)
         count = write_all(ordered, target)
-    options.report(options.amount(count, "sample"))
+    options.report(counted(count, "sample"))

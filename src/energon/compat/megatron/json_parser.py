@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from types import FunctionType, NoneType, TracebackType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import IO, Any, Literal, Self, TypeVar, Union
 
 from energon.allow import is_allowed
@@ -322,10 +322,5 @@ class IJsonlIndexWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(finalize=error is None)
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(finalize=kind is None)

@@ -265,7 +265,14 @@ class PartTable:
 
     def key_of(self, index: int) -> str:
         """Return the key of one sample."""
-        return self.keys(np.array([index]))[0]
+        return self.encoded_key(index).decode("utf-8", "surrogateescape")
+
+    def encoded_key(self, index: int) -> bytes:
+        """Return the key of one sample in UTF-8: ten times as fast as `keys`, which is for many."""
+        if self.key_length is not None:
+            return bytes(self.key_bytes[index * self.key_length : (index + 1) * self.key_length])
+        start, stop = self.columns["key_start"][index : index + 2].tolist()
+        return bytes(self.key_bytes[start:stop])
 
     def index_of(self, key: str) -> int | None:
         """Return which sample has this key, or None."""
@@ -300,11 +307,7 @@ class PartTable:
 
     def key_at(self, place: int) -> bytes:
         """Return the key that has a place among all keys in ascending order."""
-        index = self.index_at(place)
-        if self.key_length is not None:
-            return bytes(self.key_bytes[index * self.key_length : (index + 1) * self.key_length])
-        start, stop = self.columns["key_start"][index : index + 2].tolist()
-        return bytes(self.key_bytes[start:stop])
+        return self.encoded_key(self.index_at(place))
 
     def _first_parts(self, indices: NDArray[np.int64]) -> Column:
         if self.schema is None:

@@ -53,9 +53,6 @@ class ArchiveSource(PackSource):
         ]
         self._splits = splits_by_name(archives, by_file=True)
 
-    def split_names(self) -> list[str]:
-        return list(self._splits)
-
     def samples(
         self, split: str, start: int = 0, wanted: Wanted = every
     ) -> Iterator[Mapping[str, Any]]:
@@ -64,9 +61,6 @@ class ArchiveSource(PackSource):
                 start -= 1
                 if sample is not None:
                     yield sample
-
-    def skipped(self) -> list[str]:
-        return self._left_out
 
     def _of(self, name: str, start: int, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
         """Yield the samples of an archive; None for samples that are not needed, and not read."""

@@ -77,9 +77,6 @@ class FolderSource(PackSource):
         keys = splits_by_name(list(groups), by_file=False)
         self._splits = {split: {key: groups[key] for key in found} for split, found in keys.items()}
 
-    def split_names(self) -> list[str]:
-        return list(self._splits)
-
     def samples(
         self, split: str, start: int = 0, wanted: Wanted = every
     ) -> Iterator[Mapping[str, Any]]:
@@ -87,9 +84,6 @@ class FolderSource(PackSource):
             if wanted(key, {"folder": os.path.dirname(key)}):
                 sample = {part: self.folder / name for part, name in files}
                 yield {"__key__": key, **self._labelled(key, sample)}
-
-    def skipped(self) -> list[str]:
-        return self._left_out
 
     def part_names(self) -> frozenset[str]:
         splits = self._splits.values()

@@ -55,9 +55,6 @@ class HuggingFaceSource(PackSource):
             (folder / found.key).copy(EPath(target))
         return copy
 
-    def split_names(self) -> list[str]:
-        return list(self._splits)
-
     def samples(
         self, split: str, start: int = 0, wanted: Wanted = every
     ) -> Iterator[Mapping[str, Any]]:
@@ -77,9 +74,6 @@ class HuggingFaceSource(PackSource):
                     sample["__key__"] = f"{split}/{sample['__key__']}"
                 if wanted(sample["__key__"], row):
                     yield sample
-
-    def skipped(self) -> list[str]:
-        return self._left_out
 
 
 def _open_hugging_face(address: str) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from energon.io.epath import AnyPath, EPath
 
 Row = Mapping[str, Any]
@@ -27,9 +29,12 @@ def every(key: str, row: Row) -> bool:
 class PackSource(ABC):
     """Samples in an order that is the same each time, so that an interrupted run can continue."""
 
+    _splits: Mapping[str, Any] = MappingProxyType({"": None})
+    _left_out: Sequence[str] = ()
+
     def split_names(self) -> list[str]:
         """Return the names of the splits; one empty name if the source has none."""
-        return [""]
+        return list(self._splits)
 
     @abstractmethod
     def samples(
@@ -51,22 +56,9 @@ class PackSource(ABC):
 
     def skipped(self) -> list[str]:
         """Return what was skipped so far and why, in words; everything, once all is read."""
-        return []
+        return [*self._left_out]
 
 
-_MAGIC = {
-    b"\xff\xd8\xff": "jpg",
-    b"\x89PNG\r\n\x1a\n": "png",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-    b"II*\0": "tiff",
-    b"MM\0*": "tiff",
-    b"fLaC": "flac",
-    b"OggS": "ogg",
-    b"ID3": "mp3",
-    b"\x1aE\xdf\xa3": "mkv",
-}
-_CONTAINERS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 KEY_DIGITS = 9
 
 
@@ -152,7 +144,7 @@ class RowRules:
         """Return whether a value is the path of a file that may be read."""
         if isinstance(self.root, EPath):
             path = self.root / value
-            return _is_below(path, self.root) and path.is_file()
+            return path.is_relative_to(self.root) and path.is_file()
         root = (self.root or Path()).resolve()
         try:
             found = (root / value).resolve()
@@ -201,7 +193,7 @@ class RowRules:
 
     def _remote_path(self, root: EPath, value: str, where: str) -> EPath | None:
         path = root / value
-        if not _is_below(path, root):
+        if not path.is_relative_to(root):
             raise ConfigError(
                 f"{where}: {value!r} is not below {root}; pass --root with a folder that "
                 "contains all files"
@@ -210,21 +202,13 @@ class RowRules:
         return None if self.skip_missing and not path.is_file() else path
 
 
-def _is_below(path: EPath, root: EPath) -> bool:
-    try:
-        path.relative_to(root)
-    except ValueError:
-        return False
-    return True
-
-
 def extension_of(value: Any) -> str | None:
     """Return the extension of a value that must be a separate part; None if JSON can hold it."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         name = os.fspath(value["path"] or "")
         return Path(name).suffix.lstrip(".").lower() or extension_of(value["bytes"] or b"")
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return _sniff(bytes(value[:16]))
+        return guess_extension(bytes(value[:SIGNATURE_BYTES])) or "bin"
     kind = type(value).__module__.partition(".")[0]
     if kind == "PIL":
         return "png"
@@ -247,12 +231,3 @@ def _content(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         return value["bytes"] if value["bytes"] is not None else Path(value["path"])
     return value
-
-
-def _sniff(head: bytes) -> str:
-    for magic, extension in _MAGIC.items():
-        if head.startswith(magic):
-            return extension
-    if head[:4] == b"RIFF":
-        return _CONTAINERS.get(head[8:12], "bin")
-    return "mp4" if head[4:8] == b"ftyp" else "bin"

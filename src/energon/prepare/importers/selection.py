@@ -248,7 +248,7 @@ def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:
         names = sorted({os.path.relpath(text, top) for text in absolute})
         return FileSelection(Path(os.path.relpath(top)), tuple(names), is_folder=False)
     folder = EPath(texts[0]).parent
-    while not all(_is_below(file, folder) for file in files):
+    while not all(EPath(file).is_relative_to(folder) for file in files):
         if folder == folder.parent:
             raise ConfigError("the files are in different stores; pack them separately")
         folder = folder.parent
@@ -269,11 +269,3 @@ def _without(chosen: FileSelection, target: AnyPath | None) -> FileSelection:
         return chosen
     names = [name for name in chosen.names if not name.startswith(f"{below}/")]
     return replace(chosen, names=tuple(names))
-
-
-def _is_below(file: AnyPath, folder: EPath) -> bool:
-    try:
-        EPath(file).relative_to(folder)
-    except ValueError:
-        return False
-    return True

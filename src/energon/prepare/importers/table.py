@@ -110,9 +110,6 @@ class TableSource(PackSource):
         self._left_out = list(left_out)
         self._missing: dict[str, None] = {}
 
-    def split_names(self) -> list[str]:
-        return list(self._splits)
-
     def samples(
         self, split: str, start: int = 0, wanted: Wanted = every
     ) -> Iterator[Mapping[str, Any]]:

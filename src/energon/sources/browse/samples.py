@@ -18,7 +18,7 @@ from energon.io.epath import AnyPath, EPath
 from energon.io.range_file import RangeFile
 from energon.sources.browse.tree import BrowsedFile
 from energon.sources.files.key_index import KeyIndex
-from energon.sources.files.locate import SqliteLocator, key_of, local_copy
+from energon.sources.files.locate import SqliteLocator, local_copy
 from energon.sources.shards import OpenShard, ShardPool
 
 log = logging.getLogger("energon")
@@ -124,7 +124,7 @@ class TableSamples:
         found: dict[SamplePlace, int] = {}
         for number, sample in self._index.collisions():
             table = self.open(self._readable[number]).table
-            for count, place in enumerate(self._places(key_of(table, sample))):
+            for count, place in enumerate(self._places(table.encoded_key(sample))):
                 if count:
                     found[place] = count
         return found
@@ -165,7 +165,7 @@ class TableSamples:
         """Yield the samples that have this key, in the order of the dataset."""
         for number, sample in sorted(self._index.find(key)):
             shard = self._readable[number]
-            if key_of(self.open(shard).table, sample) == key:
+            if self.open(shard).table.encoded_key(sample) == key:
                 yield SamplePlace(shard, sample)
 
 

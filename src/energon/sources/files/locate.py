@@ -90,7 +90,7 @@ class TableLocator:
         wanted = key.encode("utf-8", "surrogateescape")
         for shard, sample in self._index.find(wanted):
             table, file = self._open(shard)
-            if key_of(table, sample) == wanted:
+            if table.encoded_key(sample) == wanted:
                 number = _part_number(table, sample, part)
                 if number is None:
                     return None
@@ -119,15 +119,6 @@ class TableLocator:
     def _open(self, shard: int) -> OpenShard:
         count = self.counts[shard][1]
         return self.pool.open(self.paths[shard], num_samples=count, dataset=self.dataset)
-
-
-def key_of(table: PartTable, sample: int) -> bytes:
-    """Return the key of one sample: ten times as fast as `table.keys`, which is for many."""
-    length = table.key_length
-    if length is not None:
-        return bytes(table.key_bytes[sample * length : (sample + 1) * length])
-    start, stop = table.columns["key_start"][sample : sample + 2].tolist()
-    return bytes(table.key_bytes[start:stop])
 
 
 def _part_number(table: PartTable, sample: int, part: str) -> int | None:
