@@ -16,8 +16,14 @@ from energon import (
     get_train_dataset,
 )
 from energon.cli.main import main
-from energon.cli.preview import half_blocks, image_protocol, kitty_image, sixel_image
 from energon.prepare.dataset import prepare_dataset
+from energon.samples.terminal_images import (
+    draws_images,
+    half_blocks,
+    image_protocol,
+    kitty_image,
+    sixel_image,
+)
 from megatron.energon import (
     LogSampleDataset,
 )
@@ -140,10 +146,12 @@ def test_shows_the_samples_of_a_step(tmp_path):
     assert invoke("preview", root, *options, "--step", 2, "--key", "s1").exit_code == 2
 
 
-def test_draws_images_with_half_blocks(tmp_path):
+def test_draws_images_with_half_blocks(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
     pixels = np.zeros((4, 4, 3), np.uint8)
     pixels[:2] = (255, 0, 0)
-    lines = list(half_blocks(pixels, columns=4))
+    lines = list(half_blocks(pixels))
+    assert {line.count("▀") for line in half_blocks(np.zeros((90, 90, 3), np.uint8))} == {30}
     assert len(lines) == 2
     assert lines[0].count("▀") == 4
     assert lines[0].startswith("\x1b[38;2;255;0;0;48;2;255;0;0m▀")
@@ -164,6 +172,8 @@ def test_draws_images_as_the_terminal_says_that_it_can():
         ({}, half_blocks),
     ]:
         assert image_protocol(said) is draw
+        assert draws_images(said)
+    assert not draws_images({"TERM": "dumb"})
 
 
 def test_kitty_gets_a_png_in_pieces_and_others_get_sixels():

@@ -184,7 +184,7 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
       energon checkpoint edit --weight code/train=0.3 --position web/train=0 checkpoints/data edited
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
-    from energon.inspect import saved_state
+    from energon.inspect import state_edits
     from energon.inspect.planned_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
@@ -194,10 +194,10 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
     ranks = num_ranks(state, options.world_size)
     about: list[str] = []
     if options.skip_steps:
-        state, lines = saved_state.skip_steps(state, options.skip_steps, world_size=ranks)
+        state, lines = state_edits.skip_steps(state, options.skip_steps, world_size=ranks)
         about += lines
     if options.weights or options.positions:
-        state, lines = saved_state.change_mix(
+        state, lines = state_edits.change_mix(
             state, weights=dict(options.weights), positions=dict(options.positions)
         )
         about += lines
@@ -205,7 +205,7 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
         run = open_saved_run(
             ReadFrom.of(state, path=options.path), state, world_size=ranks, may_pack=True
         )
-        state, lines = saved_state.leave_out(state, run, options.keys, epochs=options.epochs)
+        state, lines = state_edits.leave_out(state, run, options.keys, epochs=options.epochs)
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     echo_lines(about)

@@ -17,8 +17,8 @@ from energon.formats.chunks.records import (
     decoded,
     fields,
     image_list,
+    pil_image,
     records,
-    stored_picture,
     unpack,
 )
 from energon.formats.json_text import parse_json
@@ -291,7 +291,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "int": lambda content: np.frombuffer(content, "<i8")[0].item(),
     "float": lambda content: np.frombuffer(content, "<f8")[0].item(),
     "jpeg": bytes,
-    "pil": stored_picture,
+    "pil": pil_image,
     "jpeg_array": image_list,
     "numpy": _numpy,
     "tensor": _tensor,

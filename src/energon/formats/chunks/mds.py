@@ -15,8 +15,8 @@ from energon.formats.chunks.records import (
     decoded,
     fields,
     image_list,
+    pil_image,
     records,
-    stored_picture,
     unpack,
 )
 from energon.formats.json_text import parse_json
@@ -216,7 +216,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "str_decimal": lambda content: content.decode(),
     "jpeg": bytes,
     "png": bytes,
-    "pil": stored_picture,
+    "pil": pil_image,
     "jpeg_array": image_list,
     "jpegarray": image_list,
     "list[jpeg]": _image_list,

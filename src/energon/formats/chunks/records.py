@@ -197,8 +197,8 @@ def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: ob
         raise FormatError(f"{origin}: has an invalid record: {error!r}") from error
 
 
-def stored_picture(content: bytes) -> Any:
-    """Return an image that was stored as three numbers, its mode and its pixels."""
+def pil_image(content: bytes) -> Any:
+    """Return the image in a field of type `pil`: its sizes, then its mode, then its pixels."""
     from PIL import Image
 
     width, height, length = np.frombuffer(content, "<u4", 3).tolist()
