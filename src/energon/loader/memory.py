@@ -24,9 +24,10 @@ def pin_batches(pin: bool | None) -> Callable[[Any], Any] | None:
     Args:
         pin: None pins if torch is imported and sees a CUDA device.
     """
-    if pin is False or (pin is None and "torch" not in sys.modules):
+    torch = sys.modules.get("torch")
+    if pin is False or (pin is None and torch is None):
         return None
-    if _cuda_is_available():
+    if (torch or _import_torch()).cuda.is_available():
         return pin_memory
     if pin:
         raise ConfigError("pin_memory=True, but torch sees no CUDA device; leave pin_memory out")
@@ -43,10 +44,10 @@ def to_device(batch: Any, device: Any, *, non_blocking: bool = True) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
-def _cuda_is_available() -> bool:
+def _import_torch() -> Any:
     with needs_extra("torch", "pin_memory=True needs torch"):
         import torch
-    return bool(torch.cuda.is_available())
+    return torch
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

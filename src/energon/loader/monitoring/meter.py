@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon.loader.monitoring.profiler import IDLE, REBUILD, TRANSFER, Spent, split_accounts
+from energon.loader.monitoring.profiler import (
+    GIL,
+    IDLE,
+    REBUILD,
+    TRANSFER,
+    CpuTimes,
+    Spent,
+    split_accounts,
+)
 from energon.stages.base import State
-
-
-class CpuTimes(NamedTuple):
-    """How long a thread has run, and how long it was ready to run without a CPU, in seconds."""
-
-    used: float
-    waited: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     spent, counted = split_accounts(counts)
-    rebuilt = spent.pop(Spent(REBUILD), 0.0)
+    rebuilt, gil = spent.pop(Spent(REBUILD), 0.0), spent.pop(Spent(GIL), 0.0)
+    gil_share = _ratio(gil, sum(spent.values()))
     spent, idle = _with_known_times(spent, before, after)
     busy = sum(spent.values())
     if rebuilt:
@@ -118,6 +120,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "idle_seconds": idle,
         "rebuild_seconds": rebuilt,
         "busy_share": _ratio(busy, busy + idle),
+        "gil_share": gil_share,
         "restarts": counted.get("worker_deaths", 0) + counted.get("worker_timeouts", 0),
         "stages": _stages(spent, busy + rebuilt, samples, datasets),
         "stores": _stores(counted),
@@ -178,7 +181,9 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
     for worker in after.workers:
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
-        spent, idle = _with_known_times(split_accounts(counts)[0], before, after, [worker])
+        spent, _ = split_accounts(counts)
+        spent.pop(Spent(GIL), None)
+        spent, idle = _with_known_times(spent, before, after, [worker])
         busy = sum(spent.values())
         times = _cpu_times(worker, before)
         found.append(

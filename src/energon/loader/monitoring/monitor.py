@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from energon.loader.hosting import WorkerStatus
 from energon.loader.monitoring.meter import (
-    CpuTimes,
     DrawnAt,
     LaneMark,
     LoaderMark,
@@ -19,7 +18,7 @@ from energon.loader.monitoring.meter import (
     figures_between,
     worker_figures,
 )
-from energon.loader.monitoring.profiler import split_accounts
+from energon.loader.monitoring.profiler import cpu_times, split_accounts
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
@@ -196,24 +195,12 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
                 status.ready,
                 dict(counts),
                 status.thread,
-                _cpu_times(status.thread),
+                None if status.thread is None else cpu_times(status.thread),
             )
             for status, lanes, counts in watched.workers
         ],
         is_inline=not watched.dataset.worker_config.num_workers,
     )
-
-
-def _cpu_times(thread: int | None) -> CpuTimes | None:
-    """Return the CPU times of a thread by its number; None if the system does not report them."""
-    if thread is None:
-        return None
-    try:
-        with open(f"/proc/{thread}/schedstat") as file:
-            used, waited, *_ = file.read().split()
-        return CpuTimes(int(used) / 1e9, int(waited) / 1e9)
-    except (OSError, ValueError):
-        return None
 
 
 def _draws(watched: Watched) -> DrawnAt | None:

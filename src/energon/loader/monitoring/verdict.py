@@ -22,8 +22,9 @@ COMPUTES = 0.5
 """Workers that run for a smaller share of their busy time than this wait for others."""
 RUNS = 0.6
 """Workers that run or wait for a CPU for a smaller share than this mostly wait for others."""
-ONE_CPU = (0.8, 1.2)
-"""Threads that together keep this many CPUs busy, but need more, wait for each other."""
+ONE_INTERPRETER, ONE_THREAD = 0.5, 1.2
+"""If the GIL is taken for a larger share of the time than this, and more threads than this are at
+work on average, they wait for each other."""
 SLACK = 1.1
 """Work is never dealt to workers quite evenly."""
 IDLE_TRAINER = 0.02
@@ -93,6 +94,16 @@ class _Case:
     def stage(self) -> str:
         """The stage that takes the most time."""
         return next(iter(self.figures["stages"]), "")
+
+    @property
+    def share_one_interpreter(self) -> bool:
+        """Whether threads would work on more at a time, if the GIL let them."""
+        setup, figures = self.setup, self.figures
+        return (
+            setup.kind == "thread"
+            and setup.workers * figures["busy_share"] > ONE_THREAD
+            and figures["gil_share"] > ONE_INTERPRETER
+        )
 
     def mean(self, name: str) -> float | None:
         """Return the average of a figure over workers; None if it is unknown for any of them."""
@@ -184,10 +195,14 @@ def _rebuilding(case: _Case) -> list[str]:
 def _starved(case: _Case) -> list[str]:
     """Name a lack of CPUs as the cause, if those who make batches wait for one."""
     used, starved = case.mean("cpu_share"), case.mean("cpu_wait_share")
-    # Sleeping or waiting for data is delayed by others as well, but not by them alone.
-    if used is None or starved is None or starved <= max(STARVED, RUNS - used):
+    if used is None or starved is None:
         return []
     setup = case.setup
+    # Those who wait for the GIL wait for the thread that has it, with or without a CPU.
+    together = setup.workers if case.share_one_interpreter else 1
+    # Sleeping or waiting for data is delayed by others as well, but not by them alone.
+    if starved <= STARVED or together * (used + starved) <= RUNS:
+        return []
     waits = f"{setup.does('wait')} for a CPU {starved:.0%} of the time"
     makers = max(1, setup.workers)
     if makers <= setup.cpus and makers * used < RUNS * setup.cpus:
@@ -249,16 +264,12 @@ def _where(case: _Case) -> list[str]:
 
 def _sharing_one_interpreter(case: _Case) -> list[str]:
     """Say that threads run Python code, which only one of them can do at a time."""
-    setup, used, starved = case.setup, case.mean("cpu_share"), case.mean("cpu_wait_share")
-    if setup.kind != "thread" or setup.workers < 2 or used is None or starved is None:
+    if not case.share_one_interpreter:
         return []
-    least, most = ONE_CPU
-    together = setup.workers * (used + starved)
-    if not least <= together <= most or setup.workers * case.figures["busy_share"] < UNEVEN:
-        return []
+    share = case.figures["gil_share"]
     return [
-        "together they keep one CPU busy, which is typical of Python code, since it runs in one "
-        "thread at a time: use workers='process'"
+        f"Python code, which runs in one thread at a time, occupies the interpreter {share:.0%} of "
+        "the time: use workers='process'"
     ]
 
 
