@@ -1,3 +1,4 @@
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +73,16 @@ def test_pins_nothing_without_cuda():
 def test_pins_with_cuda():
     batch = pin_batches(None)({"a": [torch.ones(5)]})
     assert batch["a"][0].is_pinned()
+
+
+def test_torch_may_be_imported_after_the_loader_is_built(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("energon.loader.memory.pin_memory", lambda batch: "pinned")
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "torch")
+        loader = get_loader(fake())
+    with loader:
+        assert next(iter(loader)) == "pinned"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
@@ -167,6 +168,7 @@ class BasicDataLoader:
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._pin = pin_batches(self.options.pin_memory)
+        self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)
         self._monitor = Monitor()
         self._trace: TrainerTrace | None = None
@@ -433,6 +435,9 @@ class BasicDataLoader:
         """Count a batch that was asked for at some moment; return whether a virtual epoch ends."""
         monitor, now = self._monitor, perf_counter()
         self._delivered += 1
+        if self._pins_later:
+            # If the batch has tensors, torch is imported.
+            self._pins_later, self._pin = False, pin_batches(None)
         self._epoch_batches += 1
         monitor.waited += now - asked_at
         if self._trace is not None:

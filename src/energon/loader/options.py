@@ -46,7 +46,7 @@ class LoaderOptions:
         kept_heap_bytes: How much freed memory the C library keeps for reuse, in the training
             process and in each worker process, see `memory`; 0 does not change its settings.
         pin_memory: Copy tensors into page-locked memory; None does so if torch is imported when
-            the loader is built, and sees CUDA.
+            the first batch is made, and sees CUDA.
         verdict_seconds: Minimum time between log messages on what the trainer waits for; None
             logs none.
         trace: The file for a trace of what workers and trainer do, see `monitoring/trace.py`;
