@@ -5,9 +5,9 @@ from __future__ import annotations
 from energon.inspect.diagnosis import Diagnosis, Measured, advice_for
 
 
-def advice(*rates, stage="encode_sample", kind="process", read=1000.0, **about):
+def advice(*rates, stage="encode_sample", kind="process", read=1000.0, fetched=0.0, **about):
     """Return what is said of rates with 0, 1, 2, … workers."""
-    measured = [Measured(number, kind, rate, 0.1) for number, rate in enumerate(rates)]
+    measured = [Measured(n, kind, rate, 0.1, 2, fetched) for n, rate in enumerate(rates)]
     found = Diagnosis(
         8.0, (read, read), measured, {stage: 0.9}, stage_per_second={stage: 50.0}, **about
     )
@@ -49,3 +49,14 @@ def test_workers_that_pay_are_named_with_their_gain():
         found
     )
     assert any("--try-workers 4" in each for each in found)
+
+
+def test_a_store_is_blamed_only_while_it_is_read():
+    remote = {"stage": "read", "is_remote": True, "read_bytes_per_second": 100e6}
+    _, kept, *_ = advice(50.0, 51.0, fetched=8e4, **remote)
+    assert kept.startswith("the store is read in the first epoch only")
+    _, bound, last = advice(50.0, 51.0, fetched=8e6, **remote)
+    assert "it delivers 8.0 MB/s, no matter how many workers ask" in bound
+    assert last == "num_workers=0 is as fast as workers, which all wait for the store"
+    _, bound, *_ = advice(50.0, 90.0, fetched=8e6, **remote)
+    assert "the store limits the run: more workers make more requests at a time" in bound

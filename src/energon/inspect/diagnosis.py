@@ -20,6 +20,8 @@ SLICE_GAIN = 1.5
 """Slices change the order of the run, so a change must gain at least this much."""
 SCALES = 0.8
 """Workers are not too many if they reach this share of what as many processes could do."""
+KEPT = 0.1
+"""Data comes from memory if stores sent a smaller share of its bytes than this."""
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
 
@@ -34,6 +36,7 @@ class Measured:
         prefetch: `prefetch_factor`.
         samples_per_second: After the first batch.
         seconds_to_first_batch: How long the first batch took.
+        fetched_bytes_per_second: What came from stores, after the first batch.
     """
 
     workers: int
@@ -41,6 +44,7 @@ class Measured:
     samples_per_second: float
     seconds_to_first_batch: float
     prefetch: int = PREFETCH
+    fetched_bytes_per_second: float = 0.0
 
     @property
     def settings(self) -> str:
@@ -98,6 +102,23 @@ class Diagnosis:
             key=lambda each: each.samples_per_second / (1 if each.prefetch == PREFETCH else GAIN),
         )
 
+    @property
+    def inline(self) -> Measured:
+        """Loading in this process."""
+        return next(each for each in self.measured if not each.workers)
+
+    @property
+    def store_bounds(self) -> bool:
+        """Whether reading takes most of the time, and takes it for requests to a store."""
+        return self.is_remote and next(iter(self.stages), "") == READ and not self.is_kept
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether data came from memory, which holds what was fetched before."""
+        sample_bytes = self.read_bytes_per_second / max(self.read_per_second[1], 1e-9)
+        used = self.inline.samples_per_second * sample_bytes
+        return self.inline.fetched_bytes_per_second < KEPT * used
+
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         return {**asdict(self), "best": asdict(self.best)}
@@ -106,7 +127,7 @@ class Diagnosis:
 def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield what limits the run and what to change, in sentences."""
     best, (cold, cached) = diagnosis.best, diagnosis.read_per_second
-    inline = next(each for each in diagnosis.measured if not each.workers)
+    inline = diagnosis.inline
     if diagnosis.stages:
         stage, share = next(iter(diagnosis.stages.items()))
         alone = diagnosis.stage_per_second.get(stage, 0.0)
@@ -115,12 +136,7 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
             f"reach {alone:,.0f} samples/s{_faster(stage, diagnosis)}"
         )
     if diagnosis.is_remote:
-        if next(iter(diagnosis.stages), "") == READ:
-            yield (
-                "the store limits the run: more workers make more requests at a time; larger "
-                "shards and slices need fewer, and ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was "
-                "read on local disk"
-            )
+        yield from _store_advice(diagnosis)
         cached = 0.0
     elif (
         diagnosis.disk_bytes != 0 and cold * GAIN < cached and best.samples_per_second > cold / GAIN
@@ -154,8 +170,29 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
         yield _why_not_faster(diagnosis)
 
 
+def _store_advice(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield whether the store limits the run, and what needs less of it."""
+    best, inline = diagnosis.best, diagnosis.inline
+    if diagnosis.is_kept:
+        yield (
+            "the store is read in the first epoch only: the data fits in "
+            "ENERGON_STORAGE_READ_AHEAD_BYTES and is kept in memory"
+        )
+    elif diagnosis.store_bounds:
+        rate = max(each.fetched_bytes_per_second for each in diagnosis.measured) / 1e6
+        more = "more workers make more requests at a time"
+        if best.samples_per_second < GAIN * inline.samples_per_second:
+            more = f"it delivers {rate:,.1f} MB/s, no matter how many workers ask"
+        yield (
+            f"the store limits the run: {more}; larger shards and slices need fewer requests, and "
+            "ENERGON_STORAGE_CACHE_SHARDS=1 keeps what was read on local disk"
+        )
+
+
 def _why_not_faster(diagnosis: Diagnosis) -> str:
     """Return why workers are no faster than none."""
+    if diagnosis.store_bounds:
+        return "num_workers=0 is as fast as workers, which all wait for the store"
     why = "batches cost as much to send as to make"
     if all(each.kind == "thread" for each in diagnosis.measured if each.workers):
         why = "threads take turns where hooks run Python code (--kind process measures processes)"

@@ -233,7 +233,8 @@ def _measure(
         for name, about in run["stages"].items()
         if about["share"] > SEEN
     }
-    return Measured(number, kind, run["samples_per_second"], first, prefetch), stages
+    fetched = sum(each.get("bytes_read", 0) for each in run["stores"].values()) / run["seconds"]
+    return Measured(number, kind, run["samples_per_second"], first, prefetch, fetched), stages
 
 
 def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
