@@ -97,7 +97,7 @@ _ROOMS = {
     ],
     "sources.files.open": ["SystemFileStore"],
     "sources.files.store": ["DecodeFileStore", "FileStore", "FileStoreDecoder", "PrimaryFileStore"],
-    "stages.hook": ["log_exception", "reraise_exception"],
+    "stages.failures": ["log_exception", "reraise_exception"],
     "stages.quarantine": ["Quarantine"],
     "task_encoder.cooker": ["Cooker", "cooker", "stateless"],
     "task_encoder.dataset": ["SavableDataset"],

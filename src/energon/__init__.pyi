@@ -88,7 +88,7 @@ from energon.sources.files.store import (
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from energon.stages.hook import (
+from energon.stages.failures import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )

@@ -2,7 +2,7 @@ from contextlib import suppress
 
 import pytest
 
-from energon.loader.loader import RankStream, deal_lanes
+from energon.loader.hosting import RankStream, deal_lanes
 from energon.loader.local_workers import InlineWorker
 from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from energon.errors import ConfigError, StateError
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import RUN, check_steps, covered_by, read_positions
+from energon.loader.state import check_steps, covered_by, read_positions
+from energon.loader.state_differences import RUN
 from energon.messages import counted
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.blend import BlendPlan

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from energon.loader.state import LanePosition, differences, read_positions
+from energon.loader.state import LanePosition, read_positions
+from energon.loader.state_differences import differences
 from energon.messages import counted
 from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe

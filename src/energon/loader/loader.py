@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from energon.cache.pool import activated
-from energon.errors import ConfigError, StateError, WorkerError
-from energon.loader.hosting import DeliveryOrder, Event, WorkerStatus
+from energon.errors import ConfigError, StateError
+from energon.loader.hosting import LaneWorker, RankStream, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
@@ -25,97 +25,6 @@ from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class LaneWorker(Protocol):
-    """A host of some lanes of a rank: the training process, a thread or a process."""
-
-    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Start hosting these lanes, out of `lanes` in total, and drop all others.
-
-        The caller owns `positions` and advances it with every batch taken.
-        """
-
-    def take(self) -> Event:
-        """Return the next event of the hosted lanes; raise only if there can be none."""
-
-    @property
-    def status(self) -> WorkerStatus:
-        """Return its current status."""
-
-    def stats(self) -> dict[str, int]:
-        """Return the counts of events so far, by name."""
-
-    def stop(self) -> None:
-        """Begin to stop, without waiting."""
-
-    def close(self) -> None:
-        """Stop and release all resources. May be called twice."""
-
-
-def deal_lanes(lanes: Sequence[int], workers: int) -> list[Sequence[int]]:
-    """Deal the lanes of a rank to at most `workers` workers, so that each has at least one.
-
-    Example:
-        >>> deal_lanes([1, 3, 5, 7, 9], 2)
-        [[1, 5, 9], [3, 7]]
-    """
-    return [lanes[i::workers] for i in range(min(workers, len(lanes)))]
-
-
-class RankStream:
-    """The batches of a rank from given positions, which advance with every batch.
-
-    Args:
-        workers: The workers that host the lanes, as dealt by `deal_lanes`.
-        positions: Positions of all lanes of the rank, in order.
-        lanes: How many lanes the run has in total.
-    """
-
-    def __init__(
-        self,
-        workers: Sequence[LaneWorker],
-        positions: Mapping[int, LanePosition],
-        *,
-        lanes: int,
-    ) -> None:
-        self.positions = positions
-        self.delivered = False
-        self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
-        self._hosts: dict[int, LaneWorker] = {}
-        for worker, dealt in zip(workers, deal_lanes(list(positions), len(workers)), strict=True):
-            self._hosts |= dict.fromkeys(dealt, worker)
-            worker.open({lane: positions[lane] for lane in dealt}, lanes=lanes)
-
-    def next_batch(self) -> Any:
-        """Return the next batch of the rank and count it as delivered.
-
-        Raises:
-            StopIteration: If all lanes have ended.
-        """
-        while (lane := self._order.lane) is not None:
-            event = self._hosts[lane].take()
-            if event.error is not None:
-                raise event.error
-            if event.lane != lane:
-                raise WorkerError(
-                    f"a worker sent a batch of lane {event.lane}, expected lane {lane}; this is a "
-                    "defect of energon, please report it"
-                )
-            position = self.positions[lane]
-            if event.counts is not None:
-                position.counts = event.counts
-            if not event.ended:
-                position.batches += 1
-                position.epoch_batches += 1
-                position.state = event.state
-                position.ended = False
-                self._order.advance()
-                self.delivered = True
-                return event.batch
-            position.ended = True
-            self._order.drop()
-        raise StopIteration
 
 
 _SAVING = ("state_dict", "load_state_dict", "save_state_rank", "save_state_global")

@@ -17,13 +17,13 @@ from energon.loader.state import (
     LanePosition,
     batches_of_lanes,
     build_state,
-    check_fingerprint,
     check_steps,
     covered_by,
     flatten,
     merge_states,
     read_positions,
 )
+from energon.loader.state_differences import check_fingerprint
 from energon.messages import counted, warn_once
 from energon.stages.base import State
 from energon.worker import WorkerConfig

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from energon.errors import StateError
 from energon.formats.json_text import parse_json
 from energon.limits import DOCUMENT_DEPTH
+from energon.loader.state_differences import RUN, differences, may_differ, shown, without_parts
 from energon.messages import counted
 from energon.plan.seeds import ORDER_VERSION
 from energon.stages.base import State
@@ -34,10 +34,6 @@ VERSION = 1
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 COVERS = "covers"
 """Part of a rank state that identifies its rank."""
-PAST = ("mix_before", "eras")
-"""Parts of a fingerprint about how data was mixed and dealt to lanes earlier in the run."""
-RUN = "run"
-"""Part of a fingerprint with the source of the data and the number of ranks, which may change."""
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
 """Far beyond any row, and far below the limits of 64-bit arithmetic in the plan."""
@@ -97,7 +93,7 @@ class LanePosition:
                     ended=saved.get("ended") is True,
                 )
         raise StateError(
-            f"a saved lane needs batches, epoch_batches and state, found {_shown(saved)}; "
+            f"a saved lane needs batches, epoch_batches and state, found {shown(saved)}; "
             "the state is damaged or was edited"
         )
 
@@ -143,7 +139,7 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     else:
         states = list(state) if isinstance(state, list | tuple) else []
     if not states:
-        found = _shown(state)
+        found = shown(state)
         raise StateError(
             f"found {found}, expected a state; pass a global state or the states of all ranks"
         )
@@ -212,7 +208,7 @@ def check_steps(
     text = "the states were saved at different steps: " + (
         _steps_of_parts(parts, lanes) if len(parts) > 1 else _steps_of_lanes(positions)
     )
-    if not _may_differ("steps", strict):
+    if not may_differ("steps", strict):
         raise StateError(
             f"{text}. Pass the states of one checkpoint; or, if the ranks were really apart, let "
             'each lane continue from where it was: strict=["steps"]'
@@ -273,54 +269,6 @@ def batches_of_lanes(state: State, rank: int, world_size: int) -> dict[int, int]
     return {v: max(0, -(-(turn + v % world_size - v) // lanes)) for v in range(lanes)}
 
 
-def check_fingerprint(
-    saved: Mapping[str, Any], current: Mapping[str, Any], *, strict: bool | Collection[str] = True
-) -> list[str]:
-    """Compare a saved run with the present one, and return the permitted differences.
-
-    Args:
-        saved: Fingerprint in the state.
-        current: Fingerprint of this run.
-        strict: True permits none, False all; a collection of names (dotted for nested ones, such
-            as "data.train") permits differences in these and anything below them.
-
-    Raises:
-        StateError: If anything else differs.
-    """
-    waived: list[str] = []
-    refused: list[str] = []
-    names: list[str] = []
-    names_apart = _taken_over(saved, current)
-    for path, text in differences(_without(saved, names_apart), _without(current, names_apart)):
-        if _may_differ(path, strict):
-            waived.append(text)
-        else:
-            refused.append(text)
-            names.append(path.partition(".")[0])
-    if refused:
-        raise StateError(
-            "the state was saved by another run:\n  "
-            + "\n  ".join(refused)
-            + "\nRestore it with the configuration and data it was saved with, or continue from "
-            f"the same rows despite the differences: strict={sorted(set(names))}, or "
-            "strict=False for all"
-        )
-    return waived
-
-
-def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
-    """Return the parts of a fingerprint that a run takes over from the state.
-
-    These are the run's history, and how lanes share the rows of streams.
-    """
-    shared = "streams" in saved or "stripe" not in saved or "stripe" not in current
-    return {*PAST, RUN, "streams", *(["stripe"] if shared else [])}
-
-
-def _without(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in fingerprint.items() if name not in names}
-
-
 def flatten(state: State) -> dict[str, tuple[State]]:
     """Return `state` as a flat dict of plain data, with an entry for each lane.
 
@@ -360,7 +308,7 @@ def _flat_value(value: Any, name: str) -> dict[str, Any]:
                 return content
     raise StateError(
         f"the state is damaged or was edited: expected {name} to be a list of one dict, found "
-        f"{_shown(value)}"
+        f"{shown(value)}"
     )
 
 
@@ -375,19 +323,9 @@ def _is_made_of_addresses(value: Any, depth: int = 0) -> bool:
     return value is None or isinstance(value, str)
 
 
-_short = reprlib.Repr()
-_short.maxdict = _short.maxlist = _short.maxtuple = 10
-_short.maxstring = _short.maxother = _short.maxlong = 100
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a message, shortened only if it is larger than any state is."""
-    return _short.repr(value)
-
-
 def _check_header(state: Any, number: int) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        found = _shown([*state]) if isinstance(state, Mapping) else type(state).__name__
+        found = shown([*state]) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
             f"state {number}: expected one of the format {FORMAT!r}, found {found}; states of "
             "other loaders cannot be restored"
@@ -395,7 +333,7 @@ def _check_header(state: Any, number: int) -> None:
     for name, known in (("version", VERSION), ("order_version", ORDER_VERSION)):
         if state.get(name) != known:
             raise StateError(
-                f"state {number}: {name} is {_shown(state.get(name))}, this release reads {known}; "
+                f"state {number}: {name} is {shown(state.get(name))}, this release reads {known}; "
                 "restore it with the release that saved it"
             )
     match state:
@@ -405,7 +343,7 @@ def _check_header(state: Any, number: int) -> None:
             return
     raise StateError(
         f"state {number}: expected lanes, a fingerprint and positions of lanes, found "
-        f"{_shown([*state])} with {_shown(state.get('lanes'))} lanes; the state is damaged or was "
+        f"{shown([*state])} with {shown(state.get('lanes'))} lanes; the state is damaged or was "
         "edited"
     )
 
@@ -419,7 +357,8 @@ def _is_lane(name: Any, lanes: int) -> bool:
 
 def _check_same_run(first: State, other: State, number: int) -> None:
     about = [
-        {**state, "fingerprint": _without(state["fingerprint"], [RUN])} for state in (first, other)
+        {**state, "fingerprint": without_parts(state["fingerprint"], [RUN])}
+        for state in (first, other)
     ]
     for name in ("lanes", "fingerprint"):
         if about[0][name] != about[1][name]:
@@ -443,27 +382,6 @@ def _check_duplicates(states: Sequence[State]) -> None:
             seen[lane] = number
 
 
-def differences(saved: Any, current: Any, path: str = "") -> list[tuple[str, str]]:
-    """List (dotted path, text) of every leaf in which two JSON values differ."""
-    if isinstance(saved, Mapping) and isinstance(current, Mapping):
-        return [
-            difference
-            for key in sorted({*saved, *current}, key=str)
-            for difference in differences(
-                saved.get(key, _ABSENT), current.get(key, _ABSENT), f"{path}.{key}" if path else key
-            )
-        ]
-    if saved == current:
-        return []
-    return [(path, f"{path}: saved {_shown(saved)}, now {_shown(current)}")]
-
-
-def _may_differ(path: str, strict: bool | Collection[str]) -> bool:
-    if isinstance(strict, bool):
-        return not strict
-    return any(path == name or path.startswith(f"{name}.") for name in strict)
-
-
 def _ranges(numbers: Iterable[int]) -> str:
     """Format numbers compactly: "0-3, 6"."""
     runs: list[list[int]] = []
@@ -473,11 +391,3 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs) or "none"
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_ABSENT = _Absent()

@@ -15,7 +15,8 @@ from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.loader.state import FORMAT, RUN, check_steps, merge_states
+from energon.loader.state import FORMAT, check_steps, merge_states
+from energon.loader.state_differences import RUN
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
-from types import FunctionType, GeneratorType, MethodType
+from types import GeneratorType
 from typing import Any, Final
 
 from energon.errors import (
@@ -22,11 +17,21 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
-from energon.messages import Lines, counted
+from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
+from energon.stages.failures import (
+    SHOWN_SAMPLES,
+    cause_in_words,
+    describe_exit,
+    describe_sources,
+    is_of_program,
+    log_exception,
+    raised_at,
+    reason_name,
+)
 from energon.stages.lane import Lane, RowAddress, Tally, active
-from energon.stages.random_state import is_worker_process, seeded
+from energon.stages.random_state import seeded
 
 logger = logging.getLogger("energon")
 
@@ -38,8 +43,6 @@ UNTRIED_TOLERANCE = 10
 SHOWN_REPEATS = 10
 """This many failures of one cause are logged one by one; after that, only their number."""
 
-SHOWN_SAMPLES = 3
-"""How many samples are named for each reason for skipping some."""
 
 MAX_REASONS = 64
 """How many reasons are distinguished, per worker and hook."""
@@ -272,12 +275,13 @@ class HookRunner:
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"
-        if isinstance(error, SYSTEM_EXCEPTIONS) or _is_ours_and_fatal(error):
+        is_ours = isinstance(error, EnergonError) and not isinstance(error, SampleError)
+        if is_ours or isinstance(error, SYSTEM_EXCEPTIONS):
             raise FatalSampleError(
                 f"{where}: {cause}; an error of this kind ends the run"
             ) from error
         self._count("failed", argument)
-        self._give_reason("failure", _cause_in_words(error), error, argument)
+        self._give_reason("failure", cause_in_words(error), error, argument)
         intolerable = self._intolerable()
         if intolerable:
             raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
@@ -293,7 +297,7 @@ class HookRunner:
 
         A bug in a hook fails for sample after sample, and one traceback is enough.
         """
-        cause, failures = _raised_at(error), self.hook.record.failures
+        cause, failures = raised_at(error), self.hook.record.failures
         failures[cause] += 1
         count = failures[cause]
         if count <= SHOWN_REPEATS or logger.isEnabledFor(logging.DEBUG):
@@ -330,13 +334,13 @@ class HookRunner:
         """Count the reason for skipping a sample, and record the first samples."""
         hook, counts, known = self.hook, self.lane.counts, self.hook.record.reasons
         dataset = "" if hook.dataset is None else hook.dataset(argument)
-        name = _joined(what, hook.name, dataset, reason)
+        name = reason_name(what, hook.name, dataset, reason)
         if name not in known and len(known) >= MAX_REASONS:
-            name = _joined(what, hook.name, dataset, "other reasons")
+            name = reason_name(what, hook.name, dataset, "other reasons")
         known[name] += 1
         counts[name] += 1
         if known[name] <= SHOWN_SAMPLES:
-            counts[_joined(name, describe_sources(self._sources(argument)), str(error))] = 1
+            counts[reason_name(name, describe_sources(self._sources(argument)), str(error))] = 1
 
     def _intolerable(self) -> str | None:
         """Count a failure, and return why it is one too many; None if it is not."""
@@ -371,143 +375,5 @@ class HookRunner:
         return None
 
 
-def split_reasons(
-    counts: Mapping[str, int],
-) -> tuple[dict[str, int], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return statistics of lanes without the reasons for failures and skips, and these."""
-    others: dict[str, int] = {}
-    found: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
-    for name, number in counts.items():
-        what, *parts = name.split(_BETWEEN)
-        if not parts or what not in found:
-            others[name] = number
-            continue
-        about = found[what].setdefault(
-            _joined(*parts[:3]),
-            {"hook": parts[0], "dataset": parts[1], "reason": parts[2], "count": 0, "samples": []},
-        )
-        if len(parts) == 3:
-            about["count"] += number
-        elif len(about["samples"]) < SHOWN_SAMPLES:
-            about["samples"].append({"source": parts[3], "message": parts[4]})
-    failures, skips = (
-        sorted(each.values(), key=lambda about: -int(about["count"])) for each in found.values()
-    )
-    return others, failures, skips
-
-
-_BETWEEN = "\t"
-_MAX_TEXT = 300
-
-
-def _joined(*parts: str) -> str:
-    """Return the name of a reason in statistics: short texts separated by tabs."""
-    first, *rest = parts
-    return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
-
-
-def _cause_in_words(error: Exception) -> str:
-    """Return what failures of one cause share: the exception type, and the line that raised."""
-    _, *place = _raised_at(error)
-    where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
-    return type(error).__name__ + where
-
-
-def is_of_program(error: BaseException) -> bool:
-    """Return whether a `BaseException` comes from the program rather than from user code.
-
-    That is ^C, and whatever a signal handler raises, in the main thread of the program.
-    """
-    if is_worker_process() or threading.current_thread() is not threading.main_thread():
-        return False
-    return isinstance(error, KeyboardInterrupt) or _comes_from_signal(error)
-
-
-def describe_exit(error: BaseException) -> str:
-    """Return an exception that is no `Exception` as the user may have written it."""
-    arguments = ", ".join(map(repr, error.args))
-    return f"{type(error).__name__}({arguments})"
-
-
-def _comes_from_signal(error: BaseException) -> bool:
-    handlers = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
-    known = {code for code in handlers if code is not None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in known:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> Any:
-    """Return the code of a handler of signals; None if that is not Python."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    if not isinstance(handler, FunctionType | MethodType):
-        handler = vars(type(handler)).get("__call__")
-    return getattr(handler, "__code__", None)
-
-
-def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
-    """Log that a sample failed and is skipped, with its origin and the traceback.
-
-    For damaged data, whose messages are sufficient, and with `brief`, the traceback is logged at
-    level DEBUG.
-
-    Example:
-        >>> from energon import WorkerConfig
-        >>> config = WorkerConfig(
-        ...     rank=0, world_size=1, num_workers=4, global_error_handler=log_exception
-        ... )
-    """
-    brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
-    logger.warning(
-        "skipped a sample: %s: %s (%s)%s",
-        type(e).__name__,
-        e,
-        describe_sources(sources),
-        "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
-    )
-
-
-def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:
-    """End the run at the first sample that fails: a strict error handler.
-
-    Example:
-        >>> from energon import WorkerConfig
-        >>> config = WorkerConfig(
-        ...     rank=0, world_size=1, num_workers=4, global_error_handler=reraise_exception
-        ... )
-        >>> reraise_exception(ValueError("no caption"), {"__key__": "17"})
-        Traceback (most recent call last):
-            ...
-        energon.errors.FatalSampleError: a sample of unknown origin: no caption
-    """
-    raise FatalSampleError(f"{describe_sources(sources)}: {e}") from e
-
-
 def _is_power_of_ten(count: int) -> bool:
     return str(count).strip("0") == "1"
-
-
-def describe_sources(sources: Any) -> str:
-    """Return the origin of a sample in words."""
-    if not sources:
-        return "a sample of unknown origin"
-    return ", ".join(str(source) for source in sources[:4]) + (", …" if len(sources) > 4 else "")
-
-
-def _raised_at(error: Exception) -> tuple[Any, ...]:
-    """Return what identifies a cause of failures: the exception type and the line that raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return (type(error),)
-    return type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno
-
-
-def _is_ours_and_fatal(error: Exception) -> bool:
-    # A truncated shard or a wrong setting is not a fault of one sample.
-    return isinstance(error, EnergonError) and not isinstance(error, SampleError)

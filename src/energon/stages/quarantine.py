@@ -9,7 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import local_path
-from energon.stages.hook import ErrorHandler, log_exception
+from energon.stages.failures import log_exception
+from energon.stages.hook import ErrorHandler
 
 
 class Quarantine:

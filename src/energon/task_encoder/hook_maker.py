@@ -1,15 +1,20 @@
-"""Make hooks of the methods of a task encoder: how each is run, as its marks say."""
+"""Make hooks of the methods of a task encoder, run as their marks say, and check the encoder."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from energon.errors import ConfigError
+from energon.messages import nearest, warn_once
 from energon.samples.crude import SourceInfo, key_of, sample_keys
 from energon.sources.reader import LeafReader
 from energon.stages.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
 from energon.task_encoder.encoder import TaskEncoder
+
+logger = logging.getLogger("energon")
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
 
@@ -125,3 +130,54 @@ class Locate:
             return self.reader.locate(key)
         except IndexError:
             return ()
+
+
+_PACKING = ("select_samples_to_pack", "pack_selected_samples")
+
+
+def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
+    """Raise ConfigError if `encoder` is none, or its hooks exclude one another."""
+    if isinstance(encoder, type):
+        raise ConfigError(
+            f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "
+            f"{encoder.__name__}()"
+        )
+    name = type(encoder).__name__
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task_encoder: expected a TaskEncoder, found {encoder!r} of type {name}")
+    _warn_of_misspelled_hooks(encoder)
+    if _overrides(encoder, "encode_sample") and _overrides(encoder, "preencode_sample"):
+        raise ConfigError(
+            f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
+            "encode_sample where samples are packed, so override one of them"
+        )
+    missing = [hook for hook in _PACKING if not _overrides(encoder, hook)]
+    if packing and missing:
+        raise ConfigError(
+            f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
+            "say there which samples make a pack and how, for example with energon.packing"
+        )
+
+
+def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
+    """Say which methods are called nearly as a hook that is not overridden."""
+    known = vars(TaskEncoder).keys()
+    hooks = [name for name in _HOOKS if not _overrides(encoder, name)]
+    classes = type(encoder).__mro__[:-1]
+    own = {name for kind in classes for name, value in vars(kind).items() if callable(value)}
+    for name in sorted(own - known):
+        close = None if name.startswith("_") else nearest(name, hooks, cutoff=0.9)
+        if close is None or name == f"{close}s":
+            continue
+        place = f"{type(encoder).__name__}.{name}"
+        warn_once(logger, place, "%s is not a hook, did you mean %s?", place, close)
+
+
+_HOOKS = (
+    *("encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
+    *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion"),
+)
+
+
+def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:
+    return encoder._hook_method(hook).overridden

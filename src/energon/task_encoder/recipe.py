@@ -15,7 +15,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import shown_address
-from energon.messages import counted, nearest, warn_once
+from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
 from energon.sources.ahead import window_rows
@@ -30,8 +30,7 @@ from energon.stages.seed import SeedDataset
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.encoder import TaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, load_hooks, notes_sources
 from energon.task_encoder.train_plan import (
@@ -382,57 +381,6 @@ def _yields(encoder: AnyTaskEncoder) -> bool:
     """Return whether one input of a hook may become several."""
     cooks = any(is_generator_function(cooker.cook) for cooker in encoder.cookers)
     return cooks or any(encoder._hook_method(name).may_yield for name in _YIELDING)
-
-
-_PACKING = ("select_samples_to_pack", "pack_selected_samples")
-
-
-def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
-    """Raise ConfigError if `encoder` is none, or its hooks exclude one another."""
-    if isinstance(encoder, type):
-        raise ConfigError(
-            f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "
-            f"{encoder.__name__}()"
-        )
-    name = type(encoder).__name__
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task_encoder: expected a TaskEncoder, found {encoder!r} of type {name}")
-    _warn_of_misspelled_hooks(encoder)
-    if _overrides(encoder, "encode_sample") and _overrides(encoder, "preencode_sample"):
-        raise ConfigError(
-            f"{name} overrides encode_sample and preencode_sample; preencode_sample replaces "
-            "encode_sample where samples are packed, so override one of them"
-        )
-    missing = [hook for hook in _PACKING if not _overrides(encoder, hook)]
-    if packing and missing:
-        raise ConfigError(
-            f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
-            "say there which samples make a pack and how, for example with energon.packing"
-        )
-
-
-def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
-    """Say which methods are called nearly as a hook that is not overridden."""
-    known = vars(TaskEncoder).keys()
-    hooks = [name for name in _HOOKS if not _overrides(encoder, name)]
-    classes = type(encoder).__mro__[:-1]
-    own = {name for kind in classes for name, value in vars(kind).items() if callable(value)}
-    for name in sorted(own - known):
-        close = None if name.startswith("_") else nearest(name, hooks, cutoff=0.9)
-        if close is None or name == f"{close}s":
-            continue
-        place = f"{type(encoder).__name__}.{name}"
-        warn_once(logger, place, "%s is not a hook, did you mean %s?", place, close)
-
-
-_HOOKS = (
-    *("encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
-    *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion"),
-)
-
-
-def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:
-    return encoder._hook_method(hook).overridden
 
 
 def _leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:

@@ -111,7 +111,7 @@ HOMES: dict[str, str] = {
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.tables.jsonl_lines": "JsonlFileStore",
-    "stages.hook": "log_exception reraise_exception",
+    "stages.failures": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
     "task_encoder.open_join": "prepare_metadataset",

@@ -1,0 +1,160 @@
+"""What is said about hooks that fail: reasons in statistics, records in the log, exits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from energon.errors import (
+    FatalSampleError,
+    SampleError,
+)
+from energon.messages import Lines
+from energon.stages.random_state import is_worker_process
+
+logger = logging.getLogger("energon")
+
+SHOWN_SAMPLES = 3
+"""How many samples are named for each reason for skipping some."""
+
+
+def split_reasons(
+    counts: Mapping[str, int],
+) -> tuple[dict[str, int], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return statistics of lanes without the reasons for failures and skips, and these."""
+    others: dict[str, int] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
+    for name, number in counts.items():
+        what, *parts = name.split(_BETWEEN)
+        if not parts or what not in found:
+            others[name] = number
+            continue
+        about = found[what].setdefault(
+            reason_name(*parts[:3]),
+            {"hook": parts[0], "dataset": parts[1], "reason": parts[2], "count": 0, "samples": []},
+        )
+        if len(parts) == 3:
+            about["count"] += number
+        elif len(about["samples"]) < SHOWN_SAMPLES:
+            about["samples"].append({"source": parts[3], "message": parts[4]})
+    failures, skips = (
+        sorted(each.values(), key=lambda about: -int(about["count"])) for each in found.values()
+    )
+    return others, failures, skips
+
+
+_BETWEEN = "\t"
+
+
+_MAX_TEXT = 300
+
+
+def reason_name(*parts: str) -> str:
+    """Return the name of a reason in statistics: short texts separated by tabs."""
+    first, *rest = parts
+    return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
+
+
+def cause_in_words(error: Exception) -> str:
+    """Return what failures of one cause share: the exception type, and the line that raised."""
+    _, *place = raised_at(error)
+    where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
+    return type(error).__name__ + where
+
+
+def is_of_program(error: BaseException) -> bool:
+    """Return whether a `BaseException` comes from the program rather than from user code.
+
+    That is ^C, and whatever a signal handler raises, in the main thread of the program.
+    """
+    if is_worker_process() or threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, KeyboardInterrupt) or _comes_from_signal(error)
+
+
+def describe_exit(error: BaseException) -> str:
+    """Return an exception that is no `Exception` as the user may have written it."""
+    arguments = ", ".join(map(repr, error.args))
+    return f"{type(error).__name__}({arguments})"
+
+
+def _comes_from_signal(error: BaseException) -> bool:
+    handlers = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    known = {code for code in handlers if code is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in known:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    """Return the code of a handler of signals; None if that is not Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not isinstance(handler, FunctionType | MethodType):
+        handler = vars(type(handler)).get("__call__")
+    return getattr(handler, "__code__", None)
+
+
+def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
+    """Log that a sample failed and is skipped, with its origin and the traceback.
+
+    For damaged data, whose messages are sufficient, and with `brief`, the traceback is logged at
+    level DEBUG.
+
+    Example:
+        >>> from energon import WorkerConfig
+        >>> config = WorkerConfig(
+        ...     rank=0, world_size=1, num_workers=4, global_error_handler=log_exception
+        ... )
+    """
+    brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
+    logger.warning(
+        "skipped a sample: %s: %s (%s)%s",
+        type(e).__name__,
+        e,
+        describe_sources(sources),
+        "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
+    )
+
+
+def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:
+    """End the run at the first sample that fails: a strict error handler.
+
+    Example:
+        >>> from energon import WorkerConfig
+        >>> config = WorkerConfig(
+        ...     rank=0, world_size=1, num_workers=4, global_error_handler=reraise_exception
+        ... )
+        >>> reraise_exception(ValueError("no caption"), {"__key__": "17"})
+        Traceback (most recent call last):
+            ...
+        energon.errors.FatalSampleError: a sample of unknown origin: no caption
+    """
+    raise FatalSampleError(f"{describe_sources(sources)}: {e}") from e
+
+
+def describe_sources(sources: Any) -> str:
+    """Return the origin of a sample in words."""
+    if not sources:
+        return "a sample of unknown origin"
+    return ", ".join(str(source) for source in sources[:4]) + (", …" if len(sources) > 4 else "")
+
+
+def raised_at(error: Exception) -> tuple[Any, ...]:
+    """Return what identifies a cause of failures: the exception type and the line that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return (type(error),)
+    return type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno
