@@ -29,6 +29,7 @@ def hostile(tmp_path):
         ("wide", {"json": json.dumps([list(range(300))] * 300).encode()}),
         ("{{7*7}}{% raw %}", {"txt": b"{{7*7}}"}),
         ("empty", {"txt": b"", "jpg": b"", "json": b"", "npy": b"", "mp4": b"", "wav": b""}),
+        ("no text", {"json": rb'{"a\ud800": "\ud800", "b": NaN}', "\udcff.txt": b"\xff"}),
     ]
     write_shard(tmp_path / "ds/0.tar", samples)
     prepare_dataset(tmp_path / "ds", **ALL)
@@ -36,7 +37,8 @@ def hostile(tmp_path):
 
 
 def test_names_and_contents_are_text_on_every_page(hostile):
-    for path in ["/", "/s/0/0", "/s/0/0?key=%3Cscript%3E", *(f"/s/0/0/{n}" for n in range(10))]:
+    galleries = [f"/s/0/0{end}" for end in ("", "?key=%3Cscript%3E", "/statistics", "/shards")]
+    for path in ["/", *galleries, *(f"/s/0/0/{n}" for n in range(11))]:
         answer = hostile.get(path)
         assert answer.status_code == 200
         assert "<script>alert" not in answer.text

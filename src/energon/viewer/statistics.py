@@ -206,4 +206,5 @@ def _equals(base: str, field: _Field, value: Any) -> str:
 
 
 def _where(base: str, *terms: str) -> str:
-    return f"{base}?{urlencode({'where': ' '.join(map(shlex.quote, terms))})}"
+    where = " ".join(map(shlex.quote, terms))
+    return f"{base}?{urlencode({'where': where}, errors='replace')}"
