@@ -177,6 +177,10 @@ def test_a_gallery_of_any_length_can_be_scrolled(page, browser, tmp_path):
                     return found
             raise AssertionError(f"{wanted} did not come, only {found[0]} to {found[-1]}")
 
+        other.focus("#scrub")
+        other.keyboard.press("ArrowDown")  # leads to the next row, and stays there
+        other.wait_for_function("() => Number(scrub.value) > 0 && scrollY > 0")
+        assert "Sample 0 of" not in other.locator("#range").inner_text()
         other.mouse.move(400, 400)
         assert scroll_to(700, 2500)[0] > 0  # what is far above was dropped
         # The slider leads anywhere at once; scrolling continues from there, up and down.

@@ -180,7 +180,10 @@ class Gallery {
     const first = ordinal ?? this.start + [...this.list.children].indexOf(this.firstSeen());
     const range = byId("range");
     if (range) range.textContent = `Sample ${first.toLocaleString("en")} of ${Number(this.list.dataset.total).toLocaleString("en")}`;
-    if (this.scrub && ordinal === undefined) this.scrub.value = first;
+    if (this.scrub && ordinal === undefined) {
+      this.scrub.step = this.columns; // a smaller step would lead back to the beginning of its row
+      this.scrub.value = first;
+    }
     if (ordinal === undefined && scrollY > 0) history.replaceState(null, "", `?from=${first}`);
   }
 }
