@@ -28,7 +28,7 @@ from energon.cli.prepare_choices import (
     decide,
     says_yes,
 )
-from energon.cli.prepare_media import media_filter, media_options, report_json, show_report
+from energon.cli.prepare_media import MediaOptions, report_json, show_report
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
@@ -55,19 +55,7 @@ _INDEX_ONLY = {
 @click.command("prepare")
 @click.argument("path", type=ADDRESS)
 @options_object(PrepareOptions)
-@click.option("--exclude", metavar="REGEX", multiple=True, help="Skip shards whose path matches.")
-@click.option("--fix-duplicates", is_flag=True, help="Rewrite shards that contain duplicate keys.")
-@click.option(
-    "--no-sqlite", is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
-)
-@click.option(
-    "--tar-index-only", is_flag=True, help="Reindex the known shards; see `energon index`."
-)
-@click.option("--non-interactive", is_flag=True, help="Never prompt.")
-@click.option("--tmp-path", hidden=True)
-@click.option("--force-overwrite", is_flag=True, help="Prepare again without confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts; never prompt.")
-@media_options
+@options_object(MediaOptions, name="media")
 @indexing_options
 @allow_option
 @click.pass_context
@@ -76,17 +64,7 @@ def command(
     /,
     path: AnyPath,
     options: PrepareOptions,
-    exclude: tuple[str, ...],
-    fix_duplicates: bool,
-    no_sqlite: bool,
-    tar_index_only: bool,
-    non_interactive: bool,
-    tmp_path: str | None,
-    force_overwrite: bool,
-    as_json: bool,
-    by_extension: bool,
-    by_header: bool,
-    by_glob: str | None,
+    media: MediaOptions,
     **indexing: Any,
 ) -> None:
     """Turn a folder of tar shards into a dataset.
@@ -108,7 +86,7 @@ def command(
           --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
     if path.suffix in (".yaml", ".yml"):
-        _prepare_metadataset(context, path, as_json)
+        _prepare_metadataset(context, path, options.as_json)
         return
     from energon.prepare.upkeep import upkeep_of
 
@@ -120,36 +98,26 @@ def command(
             upkeep,
             split_ratio=options.ratio,
             exclude_from=options.exclude_from,
-            as_json=as_json,
+            as_json=options.as_json,
         )
         return
-    media = _media(by_extension, by_header, by_glob, no_sqlite or tar_index_only)
+    chosen = _chosen_media(options, media)
     kind = _kind(path)
     # Media of a folder are recorded for the datasets whose samples name its files.
-    if kind is not None and kind.prepares and (media is None or not kind.has_files):
-        _prepare_as_it_is(context, path, kind, as_json)
+    if kind is not None and kind.prepares and (chosen is None or not kind.has_files):
+        _prepare_as_it_is(context, path, kind, options.as_json)
         return
-    if tar_index_only:
+    if options.tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
-    preparation = _Preparation(
-        path,
-        options,
-        exclude,
-        media=media,
-        sqlite=not no_sqlite,
-        fix_duplicates=fix_duplicates,
-        index_only=tar_index_only,
-        may_ask=not (non_interactive or as_json),
-        overwrite=force_overwrite,
-    )
+    preparation = _Preparation(path, options, chosen)
     if isinstance(path, Path):
         info, report = preparation.run(path, **indexing)
     else:
-        with folder_of(path, exclude=exclude, **indexing) as folder:
+        with folder_of(path, exclude=options.exclude, **indexing) as folder:
             # All shards have been read, to fill the folder.
             info, _ = preparation.run(folder, **{**indexing, "reindex": False})
-        report = None if media is None else _prepare_remote_media(path, media, **indexing)
-    _show(path, info, report, as_json)
+        report = None if chosen is None else _prepare_remote_media(path, chosen, **indexing)
+    _show(path, info, report, options.as_json)
 
 
 @dataclass(frozen=True)
@@ -158,38 +126,25 @@ class _Preparation:
 
     Args:
         source: The path that the user gave.
-        options: What to decide.
-        exclude: Regular expressions for shards to exclude.
+        options: How to prepare it.
         media: Of which files to record metadata, if any.
-        sqlite: Whether to write index.sqlite.
-        fix_duplicates: Whether to rewrite shards with duplicate keys.
-        index_only: Whether to reindex only the known shards.
-        may_ask: Whether to prompt.
-        overwrite: Whether to prepare a dataset again without asking.
     """
 
     source: AnyPath
     options: PrepareOptions
-    exclude: tuple[str, ...]
     media: MediaFilter | None
-    sqlite: bool
-    fix_duplicates: bool
-    index_only: bool
-    may_ask: bool
-    overwrite: bool
 
     def run(self, folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
         """Prepare a folder; return its size, and the media report if it is the source."""
         from energon.prepare.dataset import prepare_dataset
         from energon.prepare.media.prepare import prepare_media
 
-        if self.index_only:
-            return _index_only(folder, sqlite=self.sqlite, **indexing), None
+        options, sqlite = self.options, not self.options.no_sqlite
+        if options.tar_index_only:
+            return _index_only(folder, sqlite=sqlite, **indexing), None
         arguments = self._choose(folder)
-        with open_indexing(
-            sqlite=self.sqlite, fix_duplicates=self.fix_duplicates, **indexing
-        ) as how:
-            info = prepare_dataset(folder, exclude=self.exclude, indexing=how, **arguments)
+        with open_indexing(sqlite=sqlite, fix_duplicates=options.fix_duplicates, **indexing) as how:
+            info = prepare_dataset(folder, exclude=options.exclude, indexing=how, **arguments)
             if self.media is None or folder != self.source:
                 return info, None
             media = prepare_media(folder, self.media, engine=how.engine, progress=how.progress)
@@ -200,13 +155,14 @@ class _Preparation:
         from energon.prepare.dataset import without_shards
         from energon.prepare.index.index import find_shards
 
-        ask = self.may_ask and sys.stdin.isatty()
-        piped = self.may_ask and answers_from_a_pipe(self.options)
-        shards = without_shards(find_shards(folder), self.exclude)
+        may_ask = not (self.options.non_interactive or self.options.as_json)
+        ask = may_ask and sys.stdin.isatty()
+        piped = may_ask and answers_from_a_pipe(self.options)
+        shards = without_shards(find_shards(folder), self.options.exclude)
         if not is_quiet():
             names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
             echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
-        if (folder / META / ".info.json").exists() and not self.overwrite:
+        if (folder / META / ".info.json").exists() and not self.options.force_overwrite:
             if not ask and not (piped and says_yes()):
                 raise ConfigError(
                     f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
@@ -235,17 +191,15 @@ def _kind(path: AnyPath) -> DatasetKind | None:
         return None
 
 
-def _media(
-    by_extension: bool, by_header: bool, by_glob: str | None, without_sqlite: bool
-) -> MediaFilter | None:
+def _chosen_media(options: PrepareOptions, media: MediaOptions) -> MediaFilter | None:
     """Return of which files to record metadata, if any."""
-    media = media_filter(by_extension, by_header, by_glob)
-    if media is not None and without_sqlite:
+    chosen = media.filter()
+    if chosen is not None and (options.no_sqlite or options.tar_index_only):
         raise ConfigError(
             "media metadata are stored in index.sqlite, so drop --no-sqlite and "
             "--tar-index-only; see `energon prepare-media`"
         )
-    return media
+    return chosen
 
 
 def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> MediaReport:

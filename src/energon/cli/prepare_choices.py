@@ -65,6 +65,20 @@ class PrepareOptions:
     dataset_yaml_name: str = option(default="dataset.yaml", show_default=True, metavar="NAME")
     skip_dataset_yaml: bool = option(is_flag=True, help="Do not write dataset.yaml.")
     write: bool = option("-y", "--yes", is_flag=True, help="Write without confirmation.")
+    exclude: tuple[str, ...] = option(
+        metavar="REGEX", multiple=True, help="Skip shards whose path matches."
+    )
+    fix_duplicates: bool = option(is_flag=True, help="Rewrite shards that contain duplicate keys.")
+    no_sqlite: bool = option(
+        is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
+    )
+    tar_index_only: bool = option(
+        is_flag=True, help="Reindex the known shards; see `energon index`."
+    )
+    non_interactive: bool = option(is_flag=True, help="Never prompt.")
+    tmp_path: str | None = option(hidden=True)
+    force_overwrite: bool = option(is_flag=True, help="Prepare again without confirmation.")
+    as_json: bool = option("--json", is_flag=True, help="Print JSON, for scripts; never prompt.")
 
     @property
     def split_settings(self) -> dict[str, Any]:

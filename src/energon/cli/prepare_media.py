@@ -2,76 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon.cli.command_group import echo, echo_json
-from energon.cli.options import ADDRESS, allow_option, open_indexing, reading_options
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    open_indexing,
+    option,
+    options_object,
+    reading_options,
+)
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.formats.tables.media_table import Strategy
     from energon.prepare.media.prepare import MediaReport
     from energon.prepare.media.probe import MediaFilter
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.option(
-        "--media-metadata-by-extension",
-        "by_extension",
-        is_flag=True,
-        help="Record sizes and durations of files with extensions of images, audio or video.",
-    ),
-    click.option(
-        "--media-metadata-by-header",
-        "by_header",
-        is_flag=True,
-        help="The same for files whose content is detected as images, audio or video.",
-    ),
-    click.option(
-        "--media-metadata-by-glob",
-        "by_glob",
-        metavar="PATTERNS",
-        help='The same for files whose names match, as in "*.left.jpg,*.mp4".',
-    ),
-)
 SHOWN_FAILURES = 5
 
 
-def media_options(command: Command) -> Command:
-    """Add the options to a command; pass them to `media_filter`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class MediaOptions:
+    """The options that select media files, see their help."""
 
+    by_extension: bool = option(
+        "--media-metadata-by-extension",
+        is_flag=True,
+        help="Record sizes and durations of files with extensions of images, audio or video.",
+    )
+    by_header: bool = option(
+        "--media-metadata-by-header",
+        is_flag=True,
+        help="The same for files whose content is detected as images, audio or video.",
+    )
+    by_glob: str | None = option(
+        "--media-metadata-by-glob",
+        metavar="PATTERNS",
+        help='The same for files whose names match, as in "*.left.jpg,*.mp4".',
+    )
 
-def media_filter(by_extension: bool, by_header: bool, by_glob: str | None) -> MediaFilter | None:
-    """Return which files to check; None if no option says so.
+    def filter(self) -> MediaFilter | None:
+        """Return which files to check; None if no option says so.
 
-    Raises:
-        ConfigError: If more than one option does.
-    """
-    from energon.prepare.media.probe import MediaFilter
+        Raises:
+            ConfigError: If more than one option does.
+        """
+        from energon.prepare.media.probe import MediaFilter
 
-    chosen: list[Strategy] = []
-    if by_extension:
-        chosen.append("EXTENSION")
-    if by_header:
-        chosen.append("HEADER")
-    if by_glob is not None:
-        chosen.append("GLOB")
-    if len(chosen) > 1:
-        raise ConfigError(
-            "--media-metadata-by-extension, -by-header and -by-glob cannot be combined"
-        )
-    return MediaFilter(chosen[0], by_glob) if chosen else None
+        given = {
+            "EXTENSION": self.by_extension,
+            "HEADER": self.by_header,
+            "GLOB": self.by_glob is not None,
+        }
+        chosen: list[Any] = [strategy for strategy, is_chosen in given.items() if is_chosen]
+        if len(chosen) > 1:
+            raise ConfigError(
+                "--media-metadata-by-extension, -by-header and -by-glob cannot be combined"
+            )
+        return MediaFilter(chosen[0], self.by_glob) if chosen else None
 
 
 def report_json(report: MediaReport) -> dict[str, Any]:
@@ -100,7 +97,7 @@ def show_failures(report: MediaReport) -> None:
 
 @click.command("prepare-media")
 @click.argument("path", type=ADDRESS)
-@media_options
+@options_object(MediaOptions, name="media")
 @click.option(
     "--wait", is_flag=True, help="Wait for another process that is preparing the dataset."
 )
@@ -110,9 +107,7 @@ def show_failures(report: MediaReport) -> None:
 @allow_option
 def command(
     path: AnyPath,
-    by_extension: bool,
-    by_header: bool,
-    by_glob: str | None,
+    media: MediaOptions,
     wait: bool,
     tmp_path: Path | None,
     as_json: bool,
@@ -131,7 +126,7 @@ def command(
     """
     from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 
-    chosen = media_filter(by_extension, by_header, by_glob)
+    chosen = media.filter()
     if chosen is None:
         raise ConfigError(
             "choose the media files with --media-metadata-by-extension, "
