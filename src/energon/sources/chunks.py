@@ -28,13 +28,13 @@ from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_document
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.extents import Extents, PartFilter, read_spans
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
 from energon.utf8 import decode_utf8
 
-HELD_BYTES = 512 << 20
-"""Unpacked chunks that a source keeps: those of the open slices."""
-MAX_SLICES = 16
+ASSUMED_RATIO = 4
+"""Bytes of records to those of the packed chunk, where slices are planned."""
 OPEN_FILES = 64
 TABLES = 256
 """Chunks whose offsets are kept."""
@@ -123,7 +123,7 @@ class ChunkSource(ItemSource):
             bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
         self._open: OrderedDict[int, RangeFile] = OrderedDict()
         self._edges: OrderedDict[int, Ints] = OrderedDict()
-        self._whole: OrderedDict[int, list[memoryview]] = OrderedDict()
+        self._unpacked: DecodedBlocks[int, list[memoryview]] = DecodedBlocks()
         super().__init__(
             any_path(address),
             split_part=split_part,
@@ -148,15 +148,14 @@ class ChunkSource(ItemSource):
         return sum(file.size for file in self.files) / max(1, int(self.ends[-1]))
 
     @property
-    def preferred_slices(self) -> tuple[int | None, int]:
-        """Records that are best read together, and how many such slices may be open at a time."""
+    def slice_cost(self) -> SliceCost | None:
+        """A packed chunk is decompressed as a whole; None if single records are read."""
         if not self.is_packed:
-            return None, MAX_SLICES
+            return None
         # A slice that is not aligned with chunks is in two of them.
         largest = max(file.size for file in self.files)
-        most = HELD_BYTES // max(1, 2 * 4 * largest)
         rows = int(np.median([file.num_records for file in self.files]))
-        return max(1, rows), max(1, min(MAX_SLICES, most))
+        return SliceCost(max(1, rows), 2 * ASSUMED_RATIO * largest)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -243,16 +242,12 @@ class ChunkSource(ItemSource):
 
     def _chunk(self, file: int) -> list[memoryview]:
         """Return the records of a packed chunk; kept for as long as there is memory."""
-        found = self._whole.get(file)
+        found = self._unpacked.get(file)
         if found is None:
             data = self._range_file(file).pread(0, self._size(file))
-            found = self._whole[file] = list(self.format.records(file, data, self._origin(file)))
+            found = list(self.format.records(file, data, self._origin(file)))
             self._check_count(file, len(found))
-            held = sum(sum(map(len, chunk)) for chunk in self._whole.values())
-            while held > HELD_BYTES and len(self._whole) > 2:
-                held -= sum(map(len, self._whole.popitem(last=False)[1]))
-        else:
-            self._whole.move_to_end(file)
+            self._unpacked.keep(file, found, sum(map(len, found)))
         return found
 
     def _offsets(self, file: int) -> Ints:

@@ -14,6 +14,7 @@ from energon.plan.build import choose_slice_samples
 from energon.plan.curve import Clock
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from energon.sources.decoded_blocks import open_slices
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.worker import WorkerConfig
 
@@ -92,6 +93,7 @@ def _check_flag(name: str, value: Any) -> None:
 
 
 PARALLEL_SLICES = 16
+"""Slices of a dataset that are open at a time in a lane, if it reads single samples."""
 MIN_BATCHES_OF_LANE = 8
 """Batches that a lane of finite data has at least, for there to be more lanes than workers."""
 
@@ -111,7 +113,7 @@ def train_plan(
     endless = resolved.blend_mode is BlendMode.NONE and settings.repeat
     plan = PlanRecipe(
         kind="blend" if is_blend or endless else "epochized",
-        leaves=tuple(_plan_leaf(leaf, settings) for leaf in opened),
+        leaves=_plan_leaves(opened, settings),
         seed=workers.seed_offset,
         repeat=settings.repeat,
         stripe=settings.batch_size or 1,
@@ -159,10 +161,22 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
     return workers.lanes or workers.total_workers
 
 
-def _plan_leaf(leaf: OpenedLeaf, settings: TrainSettings) -> PlanLeaf:
+def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:
+    # Kinds that decode samples in blocks say what that costs.
+    costs = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
+    numbers = iter(open_slices([cost for cost in costs if cost is not None]))
+    return tuple(
+        _plan_leaf(leaf, settings, None, PARALLEL_SLICES)
+        if cost is None
+        else _plan_leaf(leaf, settings, cost.samples, next(numbers))
+        for leaf, cost in zip(opened, costs, strict=True)
+    )
+
+
+def _plan_leaf(
+    leaf: OpenedLeaf, settings: TrainSettings, rows: int | None, slices: int
+) -> PlanLeaf:
     config, source = leaf.config, leaf.source
-    # Kinds that read no single samples say how many they read together.
-    rows, slices = getattr(source, "preferred_slices", (None, PARALLEL_SLICES))
     return replace(
         leaf.plan_leaf,
         slice_samples=config.max_samples_per_sequence

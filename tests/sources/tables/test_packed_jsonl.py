@@ -15,8 +15,9 @@ from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.jsonl import prepare_jsonl
+from energon.sources import decoded_blocks
+from energon.sources.decoded_blocks import open_slices
 from energon.sources.files.open import open_file_store
-from energon.sources.tables import unpacked_file
 from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run
 from tests.servers.places import open_place
@@ -65,13 +66,12 @@ def test_lines_are_those_of_the_file_that_is_not_compressed(path):
     assert source.locate(7).offset == plain.locate(7).offset
     store = open_file_store(path)
     assert [json.loads(line)["n"] for line in store.get_many(["1999.json", "0.json"])] == [1999, 0]
-    rows, slices = source.preferred_slices
-    assert 0 < rows < N
-    assert slices == unpacked_file.MAX_SLICES
+    assert 0 < source.slice_cost.samples < N
+    assert open_slices([source.slice_cost]) == [decoded_blocks.MAX_OPEN_SLICES]
 
 
 def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
-    monkeypatch.setattr(unpacked_file, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 100_000)
     source = JsonlSource(path)
     unpacked = []
     original = seek_points.SeekPoints.unpack
@@ -82,8 +82,8 @@ def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
     )
     for low in range(0, N, 100):
         source.read(np.arange(low, low + 100))
-        held = source.lines.file._held.values()
-        assert sum(map(len, held)) <= 100_000 or len(held) <= 2
+        kept = source.lines.file._unpacked._blocks.values()
+        assert sum(map(len, kept)) <= 100_000 or len(kept) <= 2
     assert unpacked == list(range(len(source.lines.points)))
 
 

@@ -26,6 +26,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents
+from energon.sources.decoded_blocks import SliceCost
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Location, content_fingerprint
@@ -33,7 +34,7 @@ from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
-from energon.sources.tables.unpacked_file import MAX_SLICES, UnpackedFile
+from energon.sources.tables.unpacked_file import UnpackedFile
 from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")
@@ -84,12 +85,13 @@ class JsonlSource(NumberedSource):
         return float(self.lines.offsets[-1]) / len(self.lines)
 
     @property
-    def preferred_slices(self) -> tuple[int | None, int]:
-        """Lines that are best read together, and how many such slices may be open at a time."""
+    def slice_cost(self) -> SliceCost | None:
+        """What is unpacked together; None if the file is not compressed."""
         if not isinstance(self.lines.file, UnpackedFile):
-            return None, MAX_SLICES
-        content, slices = self.lines.file.preferred_slices
-        return max(1, int(content / self.mean_sample_bytes)), slices
+            return None
+        size = self.lines.file.mean_interval
+        # A slice is not aligned with points, so it spans up to three intervals.
+        return SliceCost(max(1, int(size / self.mean_sample_bytes)), int(3 * size))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what identifies the samples and their order, which a saved state must match."""

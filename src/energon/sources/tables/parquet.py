@@ -21,13 +21,12 @@ from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
+from energon.sources.decoded_blocks import SliceCost
 from energon.sources.extents import PartFilter
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles, is_pattern
-from energon.sources.tables.parquet_groups import HELD_BYTES, ParquetGroups
+from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
 from energon.sources.tables.rows import RowSource
-
-MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,14 @@ class ParquetSource(RowSource):
         )
 
     @cached_property
-    def preferred_slices(self) -> tuple[int, int]:
-        """Rows that are best read together, and how many such slices may be open at a time.
-
-        A row group is decoded as a whole, so a slice is as long as one, and as many are open as fit
-        into memory.
-        """
+    def slice_cost(self) -> SliceCost:
+        """A row group is decoded as a whole, so a slice is as long as one."""
         rows = int(np.median(np.diff(self.groups.ends)))
         number = int(np.argmax(np.diff(self.groups.ends)))
         file = int(self.groups.file[number])
         group = self.groups.metadata(file).row_group(number - int(self.groups.first[file]))
         # A slice that is not aligned with row groups is in two of them.
-        most = HELD_BYTES // max(1, 2 * group.total_byte_size)
-        return max(1, rows), max(1, min(MAX_SLICES, most))
+        return SliceCost(max(1, rows), 2 * group.total_byte_size)
 
 
 def _split_files(

@@ -17,22 +17,20 @@ from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.range_file import RangeFile
 from energon.limits import DECODED_BYTES
+from energon.sources.decoded_blocks import DecodedBlocks
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
-HELD_BYTES = 512 << 20
-"""Decoded row groups that a source keeps: those of the slices that are open."""
 OPEN_FILES = 64
 
 
-class _Held(NamedTuple):
+class _DecodedGroup(NamedTuple):
     """A row group that is decoded, and has rows that nobody took."""
 
     table: pa.Table
-    num_bytes: int
     rows_left: int
 
 
@@ -56,7 +54,7 @@ class ParquetGroups:
         sizes = [sum(footer.rows) for footer in footers]
         self.file_ends = np.array([0, *accumulate(sizes)])
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
-        self._held: OrderedDict[tuple[int, tuple[str, ...]], _Held] = OrderedDict()
+        self._decoded: DecodedBlocks[tuple[int, tuple[str, ...]], _DecodedGroup] = DecodedBlocks()
         self._range_files: dict[int, RangeFile] = {}
 
     @cached_property
@@ -115,16 +113,15 @@ class ParquetGroups:
             FormatError: If it is damaged.
         """
         place = group, columns
-        found = self._held.pop(place, None)
+        found = self._decoded.get(place)
         if found is None:
             table = self._decode(group, columns)
-            found = _Held(table, table.nbytes, table.num_rows)
+            found = _DecodedGroup(table, table.num_rows)
         left = found.rows_left - num_rows
         if left > 0:
-            self._held[place] = found._replace(rows_left=left)
-            size = sum(each.num_bytes for each in list(self._held.values()))
-            while size > HELD_BYTES and len(self._held) > 2:
-                size -= self._held.popitem(last=False)[1].num_bytes
+            self._decoded.keep(place, found._replace(rows_left=left), found.table.nbytes)
+        else:
+            self._decoded.drop(place)
         return found.table
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:

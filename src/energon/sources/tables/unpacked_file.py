@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 from typing import ClassVar
@@ -13,10 +12,7 @@ from energon.arrays import Ints
 from energon.errors import TruncatedError
 from energon.formats.seek_points import SeekPoints
 from energon.io.range_file import RangeFile
-
-HELD_BYTES = 256 << 20
-"""Content kept in memory: the content between two points is unpacked once for its slices."""
-MAX_SLICES = 16
+from energon.sources.decoded_blocks import DecodedBlocks
 
 
 class UnpackedFile:
@@ -33,7 +29,7 @@ class UnpackedFile:
         self.path = file.path
         self.packed = file
         self.points = points
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._unpacked: DecodedBlocks[int, bytes] = DecodedBlocks()
         self._lock = Lock()
 
     def pread(self, offset: int, size: int) -> bytes:
@@ -57,14 +53,14 @@ class UnpackedFile:
         first = self.points.holding(low)
         last = self.points.holding(np.maximum(low, high - 1))
         with self._lock:
-            self._unpack({n for a, b in zip(first, last, strict=True) for n in range(a, b + 1)})
+            numbers = {n for a, b in zip(first, last, strict=True) for n in range(a, b + 1)}
+            unpacked = self._unpack(sorted(numbers))
             found = []
             for a, b, start, stop in zip(first, last, low.tolist(), high.tolist(), strict=True):
-                pieces = [self._held[n] for n in range(a, b + 1)]
+                pieces = [unpacked[n] for n in range(a, b + 1)]
                 content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 begin = int(self.points.starts[a])
                 found.append(content[start - begin : stop - begin])
-            self._forget()
         return found
 
     def packed_extents(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
@@ -74,22 +70,18 @@ class UnpackedFile:
         return starts, stops
 
     @property
-    def preferred_slices(self) -> tuple[float, int]:
-        """Bytes that are best read together, and how many such slices may be open at a time."""
-        content = self.points.unpacked_size / len(self.points)
-        # A slice is not aligned with points, so it spans up to three intervals.
-        return content, int(max(1, min(MAX_SLICES, HELD_BYTES // (2 * content + 1))))
+    def mean_interval(self) -> float:
+        """Average number of bytes between two points, which are unpacked together."""
+        return self.points.unpacked_size / len(self.points)
 
-    def _unpack(self, numbers: set[int]) -> None:
-        for number in sorted(numbers & self._held.keys()):
-            self._held.move_to_end(number)
-        missing = np.array(sorted(numbers - self._held.keys()), np.int64)
+    def _unpack(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the content behind some points, up to the next one, by their numbers."""
+        kept = {number: self._unpacked.get(number) for number in numbers}
+        found = {number: content for number, content in kept.items() if content is not None}
+        missing = np.array([number for number in numbers if number not in found], np.int64)
         low, high = self.points.packed_range(missing)
         data = self.packed.pread_many(low.tolist(), (high - low).tolist())
         for number, each in zip(missing.tolist(), data, strict=True):
-            self._held[number] = self.points.unpack(number, each)
-
-    def _forget(self) -> None:
-        held = sum(map(len, self._held.values()))
-        while held > HELD_BYTES and len(self._held) > 2:
-            held -= len(self._held.popitem(last=False)[1])
+            content = found[number] = self.points.unpack(number, each)
+            self._unpacked.keep(number, content, len(content))
+        return found

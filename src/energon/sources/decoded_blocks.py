@@ -1,0 +1,127 @@
+"""Blocks of data that are decoded as a whole, kept while their slices are open.
+
+A row group of Parquet, a compressed chunk or a stretch of a gzip file is decoded once, although
+its samples are read in several calls. All sources of a process share one budget for that: a blend
+of a hundred Parquet datasets takes no more memory than one.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from itertools import count
+from threading import RLock
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Block = TypeVar("Block")
+
+BUDGET_BYTES = 1 << 30
+"""Decoded blocks that all sources of a process keep together."""
+MAX_SOURCE_BYTES = BUDGET_BYTES // 2
+"""What open slices of one source may take; the rest is for blocks that several slices share."""
+MAX_OPEN_SLICES = 16
+
+
+class SliceCost(NamedTuple):
+    """What a slice costs that is as long as a block."""
+
+    samples: int
+    """Samples in a block, and so in a slice that reads it whole."""
+    num_bytes: int
+    """Memory that it takes while it is open; slices are not aligned with blocks."""
+
+
+def open_slices(costs: Sequence[SliceCost]) -> list[int]:
+    """Return how many slices of each of these sources may be open at a time.
+
+    Example:
+        >>> open_slices([SliceCost(1000, 100 << 20)])
+        [5]
+        >>> open_slices([SliceCost(1000, 100 << 20)] * 10)
+        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    """
+    share = min(MAX_SOURCE_BYTES, BUDGET_BYTES // max(1, len(costs)))
+    return [max(1, min(MAX_OPEN_SLICES, share // max(1, cost.num_bytes))) for cost in costs]
+
+
+class DecodedBlocks(Generic[Key, Block]):
+    """The decoded blocks of one source.
+
+    When all sources together exceed the budget, the blocks that were used longest ago are dropped,
+    but never the latest two of a source: it may be reading where one ends and the next begins.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[Key, Block] = OrderedDict()
+        self._number = next(_numbers)
+        weakref.finalize(self, _kept.forget, self._number).atexit = False
+        _kept.owners[self._number] = self
+
+    def get(self, key: Key) -> Block | None:
+        """Return a block and count it as used; None if it is not kept."""
+        with _kept.lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+                _kept.sizes.move_to_end((self._number, key))
+            return block
+
+    def keep(self, key: Key, block: Block, num_bytes: int) -> None:
+        """Keep a block of this size, and drop others if there is no room."""
+        with _kept.lock:
+            self.drop(key)
+            self._blocks[key] = block
+            _kept.sizes[self._number, key] = num_bytes
+            _kept.num_bytes += num_bytes
+            _kept.make_room()
+
+    def drop(self, key: Key) -> None:
+        """Drop a block if it is kept."""
+        with _kept.lock:
+            if self._blocks.pop(key, None) is not None:
+                _kept.num_bytes -= _kept.sizes.pop((self._number, key))
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+
+class _Kept:
+    """The blocks of all sources of this process, those used longest ago first."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.sizes: OrderedDict[tuple[int, Hashable], int] = OrderedDict()
+        self.num_bytes = 0
+        self.owners: weakref.WeakValueDictionary[int, DecodedBlocks[Any, Any]] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def make_room(self) -> None:
+        """Drop blocks until the rest fits into the budget, or every source has only two."""
+        for number, key in list(self.sizes) if self.num_bytes > BUDGET_BYTES else ():
+            owner = self.owners.get(number)
+            if owner is not None and len(owner) > 2:
+                owner.drop(key)
+            if self.num_bytes <= BUDGET_BYTES:
+                break
+
+    def forget(self, number: int) -> None:
+        """Count the blocks of a source no more, which is gone."""
+        with self.lock:
+            for place in [place for place in self.sizes if place[0] == number]:
+                self.num_bytes -= self.sizes.pop(place)
+
+
+_kept = _Kept()
+_numbers = count()
+
+
+def _start_afresh() -> None:
+    """Replace the lock in a forked process, where the thread that held it does not run."""
+    _kept.lock = RLock()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
