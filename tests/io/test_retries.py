@@ -80,7 +80,6 @@ def test_servers_that_are_not_there_are_given_up_early_with_advice(address, monk
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.5")
-    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1000")
     forget_stores()
     store, _ = open_store(address.format(port=port))
     with pytest.raises(
@@ -102,8 +101,24 @@ def test_a_server_that_has_answered_before_is_waited_for():
         trouble.failed(error, asked_at=long_ago, begun=long_ago, attempts=1, seconds=300)
     trouble.answered()
     trouble.failed(error, asked_at=long_ago, begun=long_ago, attempts=1, seconds=300)
-    with pytest.raises(StorageTimeoutError, match="DEADLINE_SECONDS=300 for how long"):
+    with pytest.raises(StorageTimeoutError, match="DEADLINE_SECONDS=300 how long each"):
         trouble.failed(error, asked_at=long_ago, begun=long_ago - 300, attempts=2, seconds=300)
+
+
+def test_a_request_is_retried_soon_after_the_store_answers_others(monkeypatch):
+    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("energon.io.retries._random.uniform", lambda _, longest: longest)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            trouble.answered()  # in another thread, say
+
+    trouble = Retries("s3://b", StorageSettings(), None, sleep=sleep)
+    error, now = StorageError("s3://b/x: 503", transient=True), time.monotonic()
+    trouble.failed(error, asked_at=now, begun=now, attempts=9, seconds=300)
+    assert len(slept) == 3
 
 
 def test_the_host_behind_a_bucket_is_named(monkeypatch):
@@ -122,14 +137,17 @@ def test_the_host_behind_a_bucket_is_named(monkeypatch):
     forget_stores()
 
 
-def test_the_default_of_the_patience_is_named(proxy):
-    store, _ = open_store(proxy.url)
-    proxy.plan([Fault("status")] * 50)
-    with pytest.raises(StorageTimeoutError) as caught:
-        store.read_range("x.bin", 0, 10)
-    assert "after 10 attempts" in str(caught.value)
-    assert "ENERGON_STORAGE_ATTEMPTS=10" in str(caught.value)
-    assert "ENERGON_STORAGE_DEADLINE_SECONDS=300" in str(caught.value)
+@pytest.mark.parametrize("attempts", [None, 3])
+def test_the_patience_is_the_deadline_unless_attempts_are_limited(attempts):
+    """The patience of a request is what the log promises, with as many attempts as fit."""
+    trouble = Retries("s3://b", StorageSettings(attempts=attempts), None, sleep=len_of_sleep)
+    error, now = StorageError("s3://b/x: 503", transient=True), time.monotonic()
+    for number in range(1, attempts or 100):
+        trouble.failed(error, asked_at=now, begun=now, attempts=number, seconds=300)
+    begun = now if attempts else now - 300
+    with pytest.raises(StorageTimeoutError, match="DEADLINE_SECONDS=300 how long each") as caught:
+        trouble.failed(error, asked_at=now, begun=begun, attempts=attempts or 100, seconds=300)
+    assert ("ENERGON_STORAGE_ATTEMPTS=3 how often" in str(caught.value)) is bool(attempts)
 
 
 def test_requests_that_were_on_their_way_when_credentials_changed_are_made_again():

@@ -61,7 +61,7 @@ class Retries:
         self._lock = threading.Lock()
         self._renewed_at = -RENEW_SECONDS
         self._failures = 0
-        self._began = self._last = 0.0
+        self._began = self._last = self._answered_at = 0.0
         self._unreachable_since: float | None = None
         self._was_found = False
 
@@ -73,9 +73,8 @@ class Retries:
         with self._lock:
             self.is_denied = False
             self._unreachable_since = None
-            now = time.monotonic()
-            # While some requests fail and others do not, it is the same episode.
-            if self._failures and now - self._last > SAY_SECONDS / 2:
+            now = self._answered_at = time.monotonic()
+            if self._failures and self._is_calm():
                 logger.warning(
                     "%s answers again, after %s in %.0f s",
                     self._origin,
@@ -113,7 +112,9 @@ class Retries:
         if is_lost:
             longest = min(longest, settings.refused_seconds / 5)
         pause = _random.uniform(0.0, min(longest, settings.first_wait_seconds * 2**attempts / 2))
-        gives_up = attempts >= settings.attempts or now + pause - begun > seconds
+        gives_up = now + pause - begun > seconds
+        if settings.attempts is not None:
+            gives_up |= attempts >= settings.attempts
         if is_lost and self._unreachable_since is not None:
             gives_up |= now + pause - self._unreachable_since > settings.refused_seconds
         if gives_up:
@@ -125,6 +126,8 @@ class Retries:
         while pause > 0:
             self._sleep(min(pause, STEP_SECONDS))
             pause -= STEP_SECONDS
+            if self._is_calm():
+                return  # a trainer may be waiting for this request
             if pause > 0:
                 self._say(error, begun, seconds)
 
@@ -152,6 +155,14 @@ class Retries:
             elif self._unreachable_since is None:
                 self._unreachable_since = asked_at
 
+    def _is_calm(self) -> bool:
+        """Return whether the store answers again.
+
+        While some requests fail and others do not, it is the same episode.
+        """
+        now = time.monotonic()
+        return self._answered_at > self._last and now - self._last > SAY_SECONDS / 2
+
     def _say(self, error: StorageError, begun: float, seconds: float) -> None:
         now = time.monotonic()
         if error.unreachable and not self._was_found:
@@ -178,15 +189,18 @@ class Retries:
             return (
                 "Check the address and the endpoint, that the server is running, and that this "
                 f"machine can reach it. {PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets "
-                "how long a server that has never answered is tried, "
-                f"{PREFIX}ATTEMPTS={settings.attempts} how often"
+                f"how long a server that has never answered is tried{self._how_often()}"
             )
         return (
             "Is the store reachable, and can it serve this many requests? "
             f"{PREFIX}PARALLEL_REQUESTS={settings.parallel_requests} sets how many run at once, "
-            f"{PREFIX}ATTEMPTS={settings.attempts} how often each is tried, "
-            f"{PREFIX}DEADLINE_SECONDS={settings.deadline_seconds:g} for how long"
+            f"{PREFIX}DEADLINE_SECONDS={settings.deadline_seconds:g} how long each is tried"
+            f"{self._how_often()}"
         )
+
+    def _how_often(self) -> str:
+        attempts = self._settings.attempts
+        return "" if attempts is None else f", {PREFIX}ATTEMPTS={attempts} how often"
 
     def _renew(self, asked_at: float) -> bool:
         """Look up the credentials again; return whether they may differ from those of a request.

@@ -26,7 +26,8 @@ class StorageSettings:
     `ENERGON_STORAGE_CACHE_BYTES=200GB`.
 
     Args:
-        attempts: Maximum number of attempts of a request, including the first.
+        attempts: Maximum number of attempts of a request, including the first; None for as many
+            as the deadline allows.
         first_wait_seconds: Longest wait before the second attempt; it doubles from one attempt to
             the next. The actual wait is drawn uniformly from zero to that, so that clients do not
             retry in step.
@@ -46,7 +47,7 @@ class StorageSettings:
         cache_bytes: Maximum size of that folder.
     """
 
-    attempts: int = 10
+    attempts: int | None = None
     first_wait_seconds: float = 0.2
     longest_wait_seconds: float = 20.0
     deadline_seconds: float = 300.0
@@ -60,7 +61,7 @@ class StorageSettings:
 
     def __post_init__(self) -> None:
         hedge = self.hedge_after_seconds
-        if self.attempts < 1 or self.parallel_requests < 1:
+        if (self.attempts is not None and self.attempts < 1) or self.parallel_requests < 1:
             raise ConfigError(f"{self}: expected at least one attempt and one request")
         if min(self.deadline_seconds, self.refused_seconds) <= 0 or (
             hedge is not None and hedge <= 0
