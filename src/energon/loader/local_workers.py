@@ -211,7 +211,7 @@ class InlineWorker:
 
     def _fail(self) -> None:
         raise WorkerTimeoutError(
-            f"a batch takes longer than {self._options.watchdog_timeout_seconds} s in the training "
+            f"a batch takes longer than {self._watchdog.seconds:g} s in the training "
             "process; look for the cause in the stacks that were logged, or use worker processes, "
             "which are replaced when they hang"
         )
@@ -243,6 +243,7 @@ class ThreadWorker:
         self._channel = _Channel(0)
         self._thread: threading.Thread | None = None
         self._timeouts = 0
+        self._timeout = options.watchdog_initial_timeout_seconds
         self._trace = None if options.trace is None else HostTrace(options, name)
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
@@ -260,12 +261,11 @@ class ThreadWorker:
 
     def take(self) -> Event:
         """Return the next event; log, or raise if asked to, when that takes too long."""
-        timeout = self._options.watchdog_timeout_seconds
-        event = self._channel.get(timeout)
+        event = self._channel.get(self._timeout)
         if event is None:
             self._timeouts += 1
             text = (
-                f"{self._name} has not made a batch for {timeout} s; threads cannot be replaced, "
+                f"{self._name} has not made a batch for {self._timeout:g} s; threads cannot be replaced, "
                 "use workers='process' for code that may hang"
             )
             if self._options.fail_on_timeout:
@@ -274,6 +274,7 @@ class ThreadWorker:
             event = self._channel.get(None)
         if event is None:
             raise WorkerError("this loader is closed; build a new one")
+        self._timeout = self._options.watchdog_timeout_seconds
         return event
 
     @property
