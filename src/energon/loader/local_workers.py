@@ -265,8 +265,8 @@ class ThreadWorker:
         if event is None:
             self._timeouts += 1
             text = (
-                f"{self._name} has not made a batch for {self._timeout:g} s; threads cannot be replaced, "
-                "use workers='process' for code that may hang"
+                f"{self._name} has not made a batch for {self._timeout:g} s; threads cannot be "
+                "replaced, use workers='process' for code that may hang"
             )
             if self._options.fail_on_timeout:
                 raise WorkerError(text)

@@ -179,7 +179,9 @@ class Profiler:
         if now >= self._due:
             self._disarm()
             late, self._due = now - self._due, max(now, self._due) + self._draw_period()
-            self._note_gil(late, *self.look())
+            looked = self.look()
+            if not self._is_driven:  # whose callers wait less exactly
+                self._note_gil(late, *looked)
         elif now >= self._due - ARM_SECONDS and not self._is_armed:
             self._is_armed = True
             _switching.shorten()

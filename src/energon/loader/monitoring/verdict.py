@@ -130,7 +130,7 @@ def verdict_of(
     case = _Case(figures, workers, setup)
     troubles = list(_troubles(case))
     # The first cause that applies explains the wait; any further one would be misleading.
-    causes = _rebuilding(case) or _starved(case) or _too_short(case)
+    causes = _rebuilding(case) or _too_short(case) or _starved(case)
     if not causes and not troubles:
         causes = _idle(case)
     if not causes:
