@@ -381,10 +381,12 @@ class _Deal:
 def _check(folder: Path, text: str) -> None:
     """Refuse to mix what is packed according to `text` with anything else in the folder."""
     path = folder / META / RECORD
-    present = path.read_text() if path.exists() else None
     if folder.is_file():
         raise ConfigError(f"{folder}: is a file; expected a folder, or the name of a new one")
-    if present is None and _has_files(folder):
+    # Asked first: a process that packs now has written its record before any other file.
+    has_files = _has_files(folder)
+    present = path.read_text() if path.exists() else None
+    if present is None and has_files:
         raise ConfigError(
             f"{folder}: is not empty, and was not made by `energon pack`; choose a new folder"
         )
