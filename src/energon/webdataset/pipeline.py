@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.webdataset.running.loop import EpochCounter, Extent, Loop, Scope, Snapshot
+from energon.webdataset.running.epochs import EpochCounter
+from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
 from energon.webdataset.running.place import (
     TorchLookalike,
     add_length_method,

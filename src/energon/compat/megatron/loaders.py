@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from energon.cache.pool import CachePool
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
+from energon.loader.distributed import gather_states, merge_saved
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
 from energon.loader.pipeline import Pipeline
 from energon.worker import WorkerConfig
@@ -140,9 +141,9 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
         """
         target = global_dst_rank if dst_rank is None else dst_rank
         state = self.save_state_rank()
-        states = core_savable.gather_states(state, self.worker_config, dst_rank=target)
+        states = gather_states(state, self.worker_config, dst_rank=target)
         if states is not None:
-            core_savable.merge_saved(states)  # which says what restoring them would refuse
+            merge_saved(states)  # which says what restoring them would refuse
         return states
 
     def restore_state_rank(self, state: Any, **arguments: Any) -> None:
