@@ -142,11 +142,11 @@ def test_the_patience_is_the_deadline_unless_attempts_are_limited(attempts):
     """The patience of a request is what the log promises, with as many attempts as fit."""
     trouble = Retries("s3://b", StorageSettings(attempts=attempts), None, sleep=len_of_sleep)
     error, now = StorageError("s3://b/x: 503", transient=True), time.monotonic()
-    for number in range(1, attempts or 100):
+    for number in range(1, attempts or 2000):
         trouble.failed(error, asked_at=now, begun=now, attempts=number, seconds=300)
     begun = now if attempts else now - 300
     with pytest.raises(StorageTimeoutError, match="DEADLINE_SECONDS=300 how long each") as caught:
-        trouble.failed(error, asked_at=now, begun=begun, attempts=attempts or 100, seconds=300)
+        trouble.failed(error, asked_at=now, begun=begun, attempts=attempts or 2000, seconds=300)
     assert ("ENERGON_STORAGE_ATTEMPTS=3 how often" in str(caught.value)) is bool(attempts)
 
 

@@ -111,7 +111,8 @@ class Retries:
         is_lost = error.unreachable and not self._was_found
         if is_lost:
             longest = min(longest, settings.refused_seconds / 5)
-        pause = _random.uniform(0.0, min(longest, settings.first_wait_seconds * 2**attempts / 2))
+        doubled = settings.first_wait_seconds * 2.0 ** min(attempts - 1, 60)
+        pause = _random.uniform(0.0, min(longest, doubled))
         gives_up = now + pause - begun > seconds
         if settings.attempts is not None:
             gives_up |= attempts >= settings.attempts
