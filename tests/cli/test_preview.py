@@ -44,7 +44,7 @@ def test_shows_the_fields_of_typed_samples(tmp_path):
     assert first.startswith("CaptioningSample 's1'\n")
     assert "  image: ndarray (8, 12, 3) uint8" in first
     assert "  caption: 'caption 1'" in first
-    assert str(root) in first
+    assert f"  sources: {root}: s1.jpg, s1.txt in " in first
     assert second.startswith("CaptioningSample 's2'\n")
 
 

@@ -175,7 +175,7 @@ def test_far_moments_are_found_at_once(path):
 
 
 def test_an_unknown_key_is_an_error(path):
-    with pytest.raises(ConfigError, match=r"no dataset has a sample 'x1'.*a/train, b/train"):
+    with pytest.raises(ConfigError, match="a/train, b/train.* has a sample 'x1'"):
         find_key(plan(path), "x1", batches=9)
 
 
@@ -189,7 +189,7 @@ def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path)
     )
     assert [len(find_key(run, f"s{n}", batches=30)) for n in (0, 1, 3)] == [10, 10, 10]
     for key in ("s2", "s4"):
-        with pytest.raises(ConfigError, match="no dataset has"):
+        with pytest.raises(ConfigError, match="has a sample"):
             find_key(run, key, batches=30)
 
 

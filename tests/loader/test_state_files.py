@@ -147,7 +147,7 @@ def test_says_where_a_run_was(states, tmp_path):
     as_json(states[0], tmp_path / "all.json")
     output = invoke("info", tmp_path / "all.json").output
     assert "4 of 4 lanes, 12 batches" in output
-    assert "batches of a lane: 3 to 3" in output
+    assert "batches per lane: 3\n" in output
     assert "world sizes: 1, 2, 4" in output
     assert "ds/train: epoch 2, after 8 of 20 samples" in output
     assert json.loads(invoke("info", "--json", tmp_path / "all.json").output)["lanes"] == 4

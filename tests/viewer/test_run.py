@@ -17,7 +17,7 @@ from energon import (
     get_train_dataset,
     stateless,
 )
-from energon.inspect.planned_run import ReadFrom, open_saved_run
+from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.loader.state import merge_states
 from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run

@@ -185,7 +185,7 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
     from energon.inspect import state_edits
-    from energon.inspect.planned_run import ReadFrom, num_ranks, open_saved_run
+    from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
     if not (options.skip_steps or options.weights or options.positions or options.keys):
@@ -236,7 +236,8 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     lanes = state["lanes"]
     done = counted(sum(batches), "batch")
     yield f"{len(saved)} of {counted(lanes, 'lane')}, {done}, {size:,} bytes"
-    yield f"batches of a lane: {min(batches, default=0)} to {max(batches, default=0)}"
+    least, most = min(batches, default=0), max(batches, default=0)
+    yield f"batches per lane: {least if least == most else f'{least} to {most}'}"
     match about.get("run"):
         case {"path": path, "split": split, "world_size": ranks}:
             yield f"split {split} of {path}, read by {counted(ranks, 'rank')}"

@@ -135,7 +135,7 @@ _OF_ANY_RUN = frozenset(
 
 def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPath]) -> PlannedRun:
     """Return the run of a state, and print what its plan does not know."""
-    from energon.inspect.planned_run import ReadFrom, open_saved_run
+    from energon.inspect.saved_run import ReadFrom, open_saved_run
     from energon.loader.state_files import read_states
 
     given = context.params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -23,11 +24,11 @@ from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.notebook import as_pixels, contact_sheet, recording_in_words
+from energon.samples.notebook import as_pixels, contact_sheet, recording_in_words, sources_in_words
 from energon.samples.terminal_images import Drawing, draws_images, half_blocks, image_protocol
 
 if TYPE_CHECKING:
-    from energon.inspect.planned_run import ReadFrom
+    from energon.inspect.saved_run import ReadFrom
     from energon.io.epath import AnyPath
     from energon.stages.base import State
     from energon.task_encoder.dataset import SavableDataset
@@ -69,10 +70,10 @@ class PreviewOptions:
         metavar="FILE",
         multiple=True,
         type=ADDRESS,
-        help="With --step: a state or checkpoint of the run; may be repeated for files of ranks.",
+        help="With --step: state or checkpoint of the run; may be repeated for files of ranks.",
     )
     step: int | None = option(
-        type=click.IntRange(0), help="Show the samples of this step of the run of --state."
+        type=click.IntRange(0), help="With --state: show the samples of this step of the run."
     )
     world_size: int | None = option(
         type=click.IntRange(1), help="With --state: number of ranks of the run."
@@ -97,10 +98,10 @@ class PreviewOptions:
 @options_object(PreviewOptions)
 @partial(allow_option, expose_value=True)
 def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -> None:
-    """Show samples of the dataset or metadataset at PATH, as hooks receive them.
+    """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
-    Those of crude datasets are shown part by part, decoded. On terminals, images are drawn; those
-    of more than 8 bits from their darkest to their brightest pixel.
+    Samples of crude datasets are shown part by part, decoded. Images are drawn on terminals; those
+    of more than 8 bits are stretched from their darkest to their brightest pixel.
 
     \b
     Example:
@@ -115,7 +116,7 @@ def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -
     state: State | None = None
     split_part, dataset_config = options.split_part, options.dataset_config
     if options.states:
-        from energon.inspect.planned_run import ReadFrom
+        from energon.inspect.saved_run import ReadFrom
         from energon.loader.state_files import read_states
 
         state = read_states(options.states)
@@ -249,7 +250,7 @@ class _Chosen:
             ]
             if not places:
                 raise ConfigError(
-                    f"no dataset has a sample {key!r}; keys are the paths of files in a shard up "
+                    f"no dataset has a sample {key!r}; in a shard, keys are the paths of files up "
                     "to the first dot of their names"
                 )
             found += places
@@ -270,7 +271,7 @@ class _Chosen:
         self, state: State, read_from: ReadFrom, step: int, world_size: int | None
     ) -> list[tuple[int, int]]:
         """Return the samples of a step of a saved run."""
-        from energon.inspect.planned_run import open_saved_run
+        from energon.inspect.saved_run import open_saved_run
         from energon.viewer.run import show_saved_run
 
         saved = open_saved_run(read_from, state, world_size=world_size)
@@ -317,8 +318,7 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
                 str(_all_fields(sample)["__key__"]),
                 {
                     name: value if as_pixels(value) is not None else _text(value)
-                    for name, value in _all_fields(sample).items()
-                    if not name.startswith("__") or name == "__sources__"
+                    for name, value in _shown_fields(sample)
                 },
             )
             for sample in samples
@@ -327,20 +327,31 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
     any_path(file).write_bytes(page.encode("utf-8", "replace"))
 
 
+def _shown_fields(sample: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a sample that a page shows."""
+    fields = _all_fields(sample)
+    yield from ((name, value) for name, value in fields.items() if not name.startswith("__"))
+    if fields.get("__sources__"):
+        yield "sources", "\n".join(sources_in_words(fields["__sources__"]))
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _short(value)
 
 
 def _all_fields(sample: Any) -> dict[str, Any]:
-    return sample if isinstance(sample, dict) else _fields(sample)
+    if isinstance(sample, dict):
+        return sample
+    return {each.name: getattr(sample, each.name) for each in dataclasses.fields(sample)}
 
 
 def _lines(sample: Any) -> Iterator[str]:
     fields = _all_fields(sample)
     yield f"{type(sample).__name__} {fields['__key__']!r}"
-    for name in ("__subflavors__", "__sources__"):
-        if fields.get(name):
-            yield f"  {name.strip('_')}: {_short(fields[name])}"
+    if fields.get("__subflavors__"):
+        yield f"  subflavors: {_short(fields['__subflavors__'])}"
+    if fields.get("__sources__"):
+        yield f"  sources: {', '.join(sources_in_words(fields['__sources__']))}"
     for name, value in fields.items():
         if not name.startswith("__"):
             yield f"  {name}: {_short(value)}"
@@ -368,12 +379,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {**about, "bytes": len(value)}
     return {**about, "text": _short(value)}
-
-
-def _fields(sample: Any) -> dict[str, Any]:
-    from dataclasses import fields
-
-    return {each.name: getattr(sample, each.name) for each in fields(sample)}
 
 
 def _short(value: Any) -> str:

@@ -21,7 +21,7 @@ from energon.cli.options import ADDRESS, allow_option, logging_to_terminal, opti
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.inspect.planned_run import ReadFrom
+    from energon.inspect.saved_run import ReadFrom
     from energon.io.epath import AnyPath
     from energon.stages.base import State
     from energon.viewer.run import ShownRun
@@ -82,10 +82,9 @@ class ViewOptions:
 @options_object(ViewOptions)
 @partial(allow_option, expose_value=True)
 def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]) -> None:
-    """Browse the datasets and metadatasets at PATH…: a gallery, and every part of every sample.
+    """Browse the datasets and metadatasets at PATH: a gallery of samples, and every part of each.
 
-    With --state, pass at most one PATH, the current location of the data; without it, they are
-    read where the run has read them.
+    With --state, pass at most one PATH: the current location of the data, if it has moved.
 
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
     with --host; browsers then need the token that is part of the printed address.
@@ -142,7 +141,7 @@ def _state(
     paths: Sequence[str], states: Sequence[AnyPath], split_part: str | None
 ) -> tuple[State, ReadFrom]:
     """Return the state of the run to show, and the data that it reads."""
-    from energon.inspect.planned_run import ReadFrom
+    from energon.inspect.saved_run import ReadFrom
     from energon.loader.state_files import read_states
 
     if len(paths) > 1:
@@ -152,7 +151,7 @@ def _state(
 
 
 def _saved_run(shown: Shown, state: State, read_from: ReadFrom, world_size: int | None) -> ShownRun:
-    from energon.inspect.planned_run import open_saved_run
+    from energon.inspect.saved_run import open_saved_run
     from energon.viewer.run import show_saved_run
 
     saved = open_saved_run(read_from, state, world_size=world_size, may_pack=True)

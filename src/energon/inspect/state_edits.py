@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon.errors import ConfigError, StateError
-from energon.inspect.planned_run import SavedRun
+from energon.inspect.saved_run import SavedRun
 from energon.inspect.saved_state import (
     drawn_samples,
     mix_entries,

@@ -51,7 +51,8 @@ def sample_html(title: str, fields: Mapping[str, Any]) -> str:
     if any(subflavors) if isinstance(subflavors, list | tuple) else subflavors:
         rows.append(("subflavors", _text(subflavors)))
     if shown.get("__sources__"):
-        rows.append(("sources", _sources(shown["__sources__"])))
+        sources = sources_in_words(shown["__sources__"])
+        rows.append(("sources", "<br>".join(map(safe_html, sources))))
     elif "__shard__" in shown:
         rows.append(("shard", _text(shown["__shard__"])))
     return table_html(title, rows)
@@ -224,8 +225,11 @@ def _text(value: Any) -> str:
     return safe_html(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…")
 
 
-def _sources(sources: Sequence[Any]) -> str:
-    # A batch may have the sources of each of its samples, or those of all in one.
+def sources_in_words(sources: Sequence[Any]) -> list[str]:
+    """Return where samples come from: dataset, parts and shard of each source.
+
+    A batch may have the sources of each of its samples, or those of all in one.
+    """
     flat = [one for each in sources for one in (each if isinstance(each, list | tuple) else [each])]
     found = [
         f"{each.dataset_path}: {', '.join(each.file_names)} in {each.shard_name}"
@@ -234,7 +238,7 @@ def _sources(sources: Sequence[Any]) -> str:
     ]
     if len(found) > MAX_SOURCES:
         found[MAX_SOURCES:] = [f"and {len(found) - MAX_SOURCES} more"]
-    return "<br>".join(map(safe_html, found))
+    return found
 
 
 def _as_array(value: Any) -> NDArray[Any] | None:

@@ -354,7 +354,7 @@ def _show_image(view: PartView, file: BrowsedFile) -> None:
             tags = image.getexif()
             if tags.get(ExifTags.Base.Orientation, 1) != 1:
                 view.facts["orientation"] = (
-                    "EXIF asks to rotate it; shown as stored, as loaders decode it"
+                    "EXIF says to rotate it; shown as stored, which is how loaders decode it"
                 )
             for tag, value in list(tags.items())[:MAX_EXIF_TAGS]:
                 view.facts[f"EXIF {ExifTags.TAGS.get(tag, tag)}"] = _short(value, 100)

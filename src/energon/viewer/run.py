@@ -9,14 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.inspect.plan_report import counts_over_time, shares_of
-from energon.inspect.planned_run import (
-    PlannedRun,
-    ReadFrom,
-    SavedRun,
-    Sighting,
-    list_step,
-    open_run,
-)
+from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_run
+from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import read_positions
 from energon.sources.kinds import Source

@@ -117,7 +117,7 @@ class SamplePage:
         leaf, sample = self.site.sample(request)
         notes = self.site.notes
         if not secrets.compare_digest(fields.get("form", "").encode(), self.site.form.encode()):
-            raise HTTPException(403, "the form was made by another server; reload the page")
+            raise HTTPException(403, "the server has been restarted; reload the page")
         if notes is None or leaf.leaf.join:
             raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
         dataset, where = leaf.leaf.path, sample.where

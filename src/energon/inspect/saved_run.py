@@ -1,0 +1,210 @@
+"""A training run as described by a saved state: what it reads, its order, and where it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from energon.errors import ConfigError, StateError
+from energon.inspect.planned_run import PlannedRun
+from energon.io.address import redact
+from energon.loader.relane import rows_read
+from energon.loader.state import check_steps, covered_by, read_positions
+from energon.loader.state_differences import RUN
+from energon.messages import counted
+from energon.metadataset.resolve import resolve
+from energon.plan.recipe import PlanRecipe
+from energon.stages.base import State
+from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.worker import WorkerConfig, check_lanes
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as described by a saved state.
+
+    Args:
+        read_from: The data that it reads.
+        run: Its order, before and after it was saved.
+        step: How many batches each rank had received.
+        shifted: How many samples further lanes were than full batches would take them: hooks have
+            skipped that many, and later samples have moved up. The plan does not know when.
+    """
+
+    read_from: ReadFrom
+    run: PlannedRun
+    step: int
+    shifted: int
+
+
+class ReadFrom(NamedTuple):
+    """What a saved run reads."""
+
+    path: str | os.PathLike[str]
+    split_part: str = "train"
+    exclude_from: str | os.PathLike[str] | None = None
+    dataset_config: str | None = None
+    split_config: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        state: State,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        split_part: str | None = None,
+        exclude_from: str | os.PathLike[str] | None = None,
+    ) -> ReadFrom:
+        """Return which data the run of a state reads, according to the state.
+
+        Args:
+            state: As `read_states` returns it.
+            path: Where the data is now; None if it has not moved.
+            split_part: Which split; None for that of the run.
+            exclude_from: The quarantine files; None for those given to the run.
+
+        Raises:
+            ConfigError: If neither the state nor `path` says where the data is.
+        """
+        run = state["fingerprint"].get(RUN, {})
+        saved = run if isinstance(run, Mapping) else {}
+        found = saved.get("path") if path is None else path
+        if found is None:
+            raise ConfigError(
+                "the state does not say which dataset its run reads, because it is an older state "
+                "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
+            )
+        return cls(
+            found,
+            split_part or saved.get("split", "train"),
+            exclude_from or saved.get("exclude_from"),
+            saved.get("dataset_config"),
+            saved.get("split_config"),
+        )
+
+    def open_leaves(self) -> list[OpenedLeaf]:
+        """Return the datasets, opened."""
+        resolved = resolve(
+            self.path,
+            split_part=self.split_part,
+            training=True,
+            dataset_config=self.dataset_config,
+            split_config=self.split_config,
+        )
+        return open_leaves(resolved.leaves, None, self.exclude_from)
+
+
+def open_saved_run(
+    read_from: ReadFrom,
+    state: State,
+    *,
+    world_size: int | None = None,
+    may_pack: bool = False,
+) -> SavedRun:
+    """Return the run that saved a state; everything that determines its order is in the state.
+
+    Args:
+        read_from: The data that it reads.
+        state: As `read_states` returns it.
+        world_size: How many ranks it had, if the state does not say.
+        may_pack: Whether the run may pack samples; which samples its steps have is unknown until
+            its batches are made.
+
+    Raises:
+        StateError: If the data differs from that of the run, or steps cannot be told from rows.
+        ConfigError: If the number of ranks is unknown or impossible.
+    """
+    about, lanes = state["fingerprint"], state["lanes"]
+    recipe = PlanRecipe.from_json(about)
+    packs = bool(about.get("packing_buffer_size"))
+    if packs and not may_pack:
+        raise StateError(
+            "the run packs samples, so the order does not tell how many each of its steps took; "
+            "restore_sample of the loader recreates a batch from its __restore_key__"
+        )
+    ranks = num_ranks(state, world_size)
+    positions = read_positions(state, (int(lane) for lane in state["positions"]))
+    check_steps(state, state)
+    batch_size = about["batch_size"] or 1
+    turns, shifts = [], []
+    changes: dict[int, tuple[int, ...]] = {}
+    for lane, position in positions.items():
+        rows, changed = rows_read(position.saved_state())
+        stream = lane % recipe.num_streams(lanes)
+        changes[stream] = max(changed, changes.get(stream, ()), key=len)
+        turns.append(position.batches - rows // batch_size)
+        shifts.append(rows - position.batches * batch_size)
+    # Lanes that have not started over have delivered all of their batches.
+    first_turn = max(turns, default=0) if recipe.eras and not packs else 0
+    done = sum(position.batches for position in positions.values())
+    run = PlannedRun(
+        recipe,
+        tuple(_saved_leaves(read_from, about["leaves"])),
+        lanes,
+        batch_size,
+        WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
+        first_turn,
+        changes,
+    )
+    own = len(positions) * ranks // lanes
+    shifted = 0 if packs else sum(max(0, shift + first_turn * batch_size) for shift in shifts)
+    return SavedRun(read_from, run, done // max(1, own), shifted)
+
+
+def num_ranks(state: State, given: int | None) -> int:
+    """Return how many ranks the run of a state had.
+
+    Args:
+        state: As `read_states` returns it.
+        given: How many it had, if the state does not say; None to use what it says.
+
+    Raises:
+        ConfigError: If it is unknown or impossible.
+    """
+    whose = covered_by(state)
+    saved: int | None = None if whose is None else whose[1]
+    match state["fingerprint"].get(RUN):
+        case {"world_size": int(world_size)} if saved is None and world_size > 0:
+            saved = world_size
+    if given is not None and saved is not None and saved != given:
+        raise ConfigError(f"the state says that the run had {counted(saved, 'rank')}, not {given}")
+    ranks = saved or given
+    if ranks is None:
+        raise ConfigError(
+            "this state of all ranks does not say how many there were, and a step is one batch "
+            "per rank; pass their number with --world-size"
+        )
+    check_lanes(state["lanes"], ranks)
+    if whose is not None:
+        return ranks
+    done = sum(position["batches"] for position in state["positions"].values())
+    if done % ranks and not any(each.get("ended") for each in state["positions"].values()):
+        raise ConfigError(
+            f"the run has delivered {done} batches, so it cannot have had {ranks} ranks with "
+            "equally many; pass the number of ranks of the run with --world-size"
+        )
+    return ranks
+
+
+def _saved_leaves(
+    read_from: ReadFrom, saved: Mapping[str, Mapping[str, object]]
+) -> list[OpenedLeaf]:
+    """Return the datasets of a run in its order, which must be those that it has read."""
+    known = {leaf.plan_leaf.uid: leaf for leaf in read_from.open_leaves()}
+    missing = [uid for uid in saved if uid not in known]
+    if missing:
+        raise StateError(
+            f"the run has read {missing[0]!r}, which is not in split {read_from.split_part!r} of "
+            f"{redact(read_from.path)}: it has {', '.join(known)}; give the path and the split of "
+            "the run"
+        )
+    for uid, about in saved.items():
+        for name, now in known[uid].source.fingerprint().items():
+            if about.get(name, now) != now:
+                raise StateError(
+                    f"{uid} has changed since the run read it: {name} was {about[name]!r}, now "
+                    f"{now!r}; its rows have other content than they had"
+                )
+    return [known[uid] for uid in saved]
