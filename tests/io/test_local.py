@@ -57,17 +57,6 @@ def test_a_forked_child_opens_files_of_its_own(tmp_path):
     assert pool._pid == os.getpid()
 
 
-def test_ranges_are_read_into_a_buffer(tmp_path):
-    (tmp_path / "x").write_bytes(bytes(range(100)))
-    file = OpenFile(str(tmp_path / "x"))
-    file.will_read(0, 100)
-    buffer = bytearray(20)
-    file.pread_into(30, memoryview(buffer)[5:15])
-    assert buffer == bytes(5) + bytes(range(30, 40)) + bytes(5)
-    with pytest.raises(TruncatedError, match="ends at byte 100, expected 20 bytes from byte 90"):
-        file.pread_into(90, memoryview(buffer))
-
-
 def test_a_file_is_closed_although_the_interpreter_has_cleared_its_module(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"0123")
     file = OpenFile(str(tmp_path / "x"))

@@ -320,19 +320,16 @@ class Store:
         """
         return bool(self.first(prefix, 1))
 
-    def names_in(self, prefix: str = "", *, looked_at: int = 10_000) -> Sequence[str]:
+    def names_in(self, prefix: str = "") -> Sequence[str]:
         """Return the names of files and folders directly in the folder `prefix`, sorted.
 
-        Args:
-            prefix: The folder.
-            looked_at: Maximum number of objects below it to look at; there may be millions.
+        Only the first objects below it are looked at, since there may be millions.
 
         Raises:
             StorageError: If the place does not support listing, as web servers do not.
         """
         cut = len(prefix) + 1 if prefix else 0
-        found = self.first(prefix, looked_at)
-        return sorted({each.key[cut:].partition("/")[0] for each in found})
+        return sorted({each.key[cut:].partition("/")[0] for each in self.first(prefix)})
 
     def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:

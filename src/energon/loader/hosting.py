@@ -30,6 +30,12 @@ from energon.stages.lane import Host, Lane, Present
 
 if TYPE_CHECKING:
     pass
+from typing import TYPE_CHECKING
+
+from energon.loader.monitoring.trace import TrainerTrace
+
+if TYPE_CHECKING:
+    pass
 
 
 class DeliveryOrder:
@@ -378,3 +384,14 @@ class RankStream:
             position.ended = True
             self._order.drop()
         raise StopIteration
+
+
+def close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:
+    """Close `workers` and drop them; they stop in parallel, not one after another."""
+    for worker in workers:
+        worker.stop()
+    while workers:
+        workers[-1].close()
+        workers.pop()
+    if trace is not None:
+        trace.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
-from energon.loader.hosting import LaneWorker, RankStream, deal_lanes
+from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
@@ -72,7 +72,7 @@ class BasicDataLoader:
         self.worker_config = dataset.worker_config
         self.options = options or LoaderOptions()
         self._lanes = dataset.default_lanes
-        self._positions = self._first_positions()
+        self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
@@ -90,7 +90,7 @@ class BasicDataLoader:
         # Whether all ranks of the run have delivered the same number of batches, as far as is
         # known.
         self._began_together = True
-        self._close = weakref.finalize(self, _close_all, self._workers, self._trace)
+        self._close = weakref.finalize(self, close_all, self._workers, self._trace)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 
@@ -259,7 +259,7 @@ class BasicDataLoader:
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
         self._stream = None
-        _close_all(self._workers, self._trace)
+        close_all(self._workers, self._trace)
         self._trace = None
 
     def __enter__(self) -> BasicDataLoader:
@@ -270,9 +270,6 @@ class BasicDataLoader:
 
     def _rank_lanes(self) -> Sequence[int]:
         return self.worker_config.rank_lanes(self._lanes)
-
-    def _first_positions(self) -> dict[int, LanePosition]:
-        return {lane: LanePosition() for lane in self._rank_lanes()}
 
     def _is_over(self) -> bool:
         """Return whether all lanes of this rank are at the end of a pass over the data."""
@@ -414,14 +411,3 @@ def _warn_of_endless_loop(length: int) -> None:
         length,
         length,
     )
-
-
-def _close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:
-    """Close `workers` and drop them; they stop in parallel, not one after another."""
-    for worker in workers:
-        worker.stop()
-    while workers:
-        workers[-1].close()
-        workers.pop()
-    if trace is not None:
-        trace.close()

@@ -201,7 +201,7 @@ class LaneLoader(SavableDataLoader):
         if before is not None and not self._snapshot.has_stages_of(before):
             # Workers have the stages that they began with, and positions mean nothing in others.
             self.close()
-            self._positions = self._first_positions()
+            self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
         has_begun = any(position.state is not None for position in self._positions.values())
         if self.dataset.virtual_epoch_length and has_begun:
             # The data has no end: loops continue where the one before stopped.

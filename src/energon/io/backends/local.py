@@ -106,22 +106,6 @@ class OpenFile:
             data += more
         return data
 
-    def pread_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer of bytes with those from `offset` on.
-
-        Raises:
-            TruncatedError: If the file ends earlier.
-        """
-        if not hasattr(os, "preadv"):  # macOS
-            buffer[:] = self.pread(offset, len(buffer))
-            return
-        done = os.preadv(self.descriptor, [buffer], offset)
-        while done < len(buffer):
-            more = os.preadv(self.descriptor, [buffer[done:]], offset + done)
-            if not more:
-                raise cut_off(self.path, offset + done, offset, len(buffer))
-            done += more
-
     def will_read(self, offset: int, size: int) -> None:
         """Ask the system to load a range from disk, unless it is in memory."""
         if hasattr(os, "posix_fadvise"):  # macOS has none

@@ -78,7 +78,6 @@ class SplitDraw:
         strata: For each stratum the hashes of all of its keys, ascending; None draws each sample
             independently.
         column: The name of the stratum in rows.
-        moved: By key, samples that go to a different split than their number says.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class SplitDraw:
         *,
         strata: Mapping[str, NDArray[np.uint64]] | None = None,
         column: str = "",
-        moved: Mapping[str, str] | None = None,
     ) -> None:
         total = sum(ratios.values())
         self.names = [name for name, ratio in ratios.items() if ratio > 0]
@@ -95,7 +93,8 @@ class SplitDraw:
         self.edges[-1] = 1.0
         self.strata = strata
         self.column = column
-        self.moved = dict(moved or {})
+        self.moved: dict[str, str] = {}
+        """By key, samples that go to a different split than their number says."""
 
     def __call__(self, key: str, row: Row) -> str:
         """Return the split of a sample."""
