@@ -110,7 +110,7 @@ class ApplyIterator(DatasetIterator[Any]):
             self._give_again(given)
 
     def _give_again(self, given: int) -> None:
-        """Make the outputs of the next input that were already returned once more."""
+        """Produce again the outputs of the next input that were already returned."""
         present, batch = self.lane.present, self.next_batch
         self.before = self._position()
         output = self._begin()
@@ -122,11 +122,11 @@ class ApplyIterator(DatasetIterator[Any]):
                 self._next_output()
 
     def _position(self) -> State:
-        """Return where the next input is drawn."""
+        """Return the position of the next input."""
         return {"inner": self.inner.state_dict()}
 
     def _go_to(self, position: State) -> None:
-        """Go to where an input was drawn."""
+        """Return to the position of an input."""
         (inner,) = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
@@ -141,7 +141,7 @@ class ApplyIterator(DatasetIterator[Any]):
         address: RowAddress,
         key: Callable[[], RestoreKey | None],
     ) -> Any:
-        """Return the output of hooks for `argument`, or the first, or SKIPPED.
+        """Return the first output of the hooks for `argument`, or SKIPPED.
 
         Args:
             argument: Argument of the first hook.
@@ -165,12 +165,12 @@ class ApplyIterator(DatasetIterator[Any]):
         address: RowAddress,
         key: RestoreKey | None,
     ) -> Any:
-        """Return the first output of hooks for what a hook yields, or SKIPPED.
+        """Return the first output of the remaining hooks for a generator's items, or SKIPPED.
 
         Args:
-            items: What it yields.
-            runners: Run the hooks that come after it.
-            address: That of its argument.
+            items: The outputs of the generator.
+            runners: Run the hooks after it.
+            address: The address of its argument.
             key: The restore key of its argument.
         """
         present = self.lane.present
@@ -203,7 +203,7 @@ def _expand(
 
 
 def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yield as many outputs as were given before a state was saved; fewer if no more come.
+    """Yield the outputs that were returned before a state was saved; fewer if it ends early.
 
     Raises:
         StateError: If this many cannot have been waiting.
@@ -218,7 +218,7 @@ def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def runners_of(hooks: Sequence[Hook], lane: Lane) -> tuple[HookRunner, ...]:
-    """Return what runs `hooks` in a lane."""
+    """Return the runners of `hooks` in a lane."""
     return tuple(HookRunner(hook, lane) for hook in hooks)
 
 
@@ -232,7 +232,7 @@ def apply_again(
     subs: RestoreKey,
     yields_batches: bool = False,
 ) -> tuple[Any, RestoreKey]:
-    """Return one output of `hooks` for `argument`, and the numbers that are left.
+    """Return one output of `hooks` for `argument`, and the remaining numbers.
 
     Args:
         argument: Argument of the first hook.

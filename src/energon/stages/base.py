@@ -72,7 +72,7 @@ class Dataset(Generic[T_co]):
         return [next(self.open(lane, place)) for place in places]
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        """Make the item with this restore key again, whatever its place.
+        """Recreate the item with this restore key, wherever it is.
 
         Args:
             lane: The lane to run hooks in.
@@ -101,7 +101,7 @@ class DatasetIterator(Iterator[T_co]):
 
     @property
     def row(self) -> int:
-        """The row of the lane that the next item comes from, or begins with."""
+        """The row of the lane at which the next item begins."""
         raise NotImplementedError
 
     @property
@@ -111,7 +111,7 @@ class DatasetIterator(Iterator[T_co]):
 
     @property
     def place(self) -> ItemPlace:
-        """Where the item is that was returned last."""
+        """The place of the last item returned."""
         raise NotImplementedError
 
     def take(self, count: int) -> list[T_co]:
@@ -213,7 +213,7 @@ def check_places(places: Sequence[ItemPlace], *, number_at: int, stop: int | Non
 
 
 class ThroughDataset(Dataset[Any]):
-    """Base of stages that pass on the items of `dataset`."""
+    """Base of stages that yield the items of `dataset` unchanged."""
 
     dataset: Dataset[Any]
 

@@ -112,7 +112,7 @@ class _BatchIterator(BatchIterator):
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
-    """Return what seeds the hooks of a batch: its first sample, or its place in the lane."""
+    """Return the address that seeds the hooks of a batch: its first sample or place in the lane."""
     first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
@@ -140,7 +140,7 @@ def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | No
 def restore_batch(
     dataset: Dataset[Any], hooks: tuple[Hook, ...], lane: Lane, key: RestoreKey
 ) -> tuple[Any, RestoreKey]:
-    """Make the batch whose items have the keys in `key` again, or one item by its own key."""
+    """Recreate the batch of the items whose keys are in `key`, or one item by its own key."""
     split = split_key(key, "batch")
     if split is None:
         return dataset.restore(lane, key)
@@ -208,7 +208,7 @@ class _UnitBatchIterator(BatchIterator):
         return self._apply_to_batch(items, row)
 
     def _next_unit(self) -> tuple[list[Any], bool]:
-        """Return the items of the next unit that has any, and whether the data end with it."""
+        """Return the items of the next unit that is not empty, and whether it is the last."""
         size, present = self.stage.batch_size, self.lane.present
         items: list[Any] = []
         unit = -1

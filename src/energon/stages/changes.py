@@ -1,4 +1,4 @@
-"""Begin another mix in the saved states of a run."""
+"""Change the mix in the saved states of a run."""
 
 from __future__ import annotations
 

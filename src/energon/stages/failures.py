@@ -1,4 +1,4 @@
-"""What is said about hooks that fail: reasons in statistics, records in the log, exits."""
+"""Report hooks that fail: reasons in statistics, log records, exits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN_SAMPLES = 3
 def split_reasons(
     counts: Mapping[str, int],
 ) -> tuple[dict[str, int], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return statistics of lanes without the reasons for failures and skips, and these."""
+    """Split statistics of lanes into counts, reasons for failures, and reasons for skips."""
     others: dict[str, int] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
     for name, number in counts.items():
@@ -63,7 +63,7 @@ def reason_name(*parts: str) -> str:
 
 
 def cause_in_words(error: Exception) -> str:
-    """Return what failures of one cause share: the exception type, and the line that raised."""
+    """Return the cause of a failure in words: the exception type and the line that raised it."""
     _, *place = raised_at(error)
     where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
     return type(error).__name__ + where
@@ -80,7 +80,7 @@ def is_of_program(error: BaseException) -> bool:
 
 
 def describe_exit(error: BaseException) -> str:
-    """Return an exception that is no `Exception` as the user may have written it."""
+    """Describe an exception outside `Exception`, such as `SystemExit`, as code would raise it."""
     arguments = ", ".join(map(repr, error.args))
     return f"{type(error).__name__}({arguments})"
 
@@ -97,7 +97,7 @@ def _comes_from_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> Any:
-    """Return the code of a handler of signals; None if that is not Python."""
+    """Return the code of a signal handler; None if it is not written in Python."""
     while isinstance(handler, partial):
         handler = handler.func
     if not isinstance(handler, FunctionType | MethodType):
@@ -151,7 +151,7 @@ def describe_sources(sources: Any) -> str:
 
 
 def raised_at(error: Exception) -> tuple[Any, ...]:
-    """Return what identifies a cause of failures: the exception type and the line that raised."""
+    """Return the identity of a cause: the exception type and the line that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

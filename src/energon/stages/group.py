@@ -60,7 +60,7 @@ class GroupDataset(Dataset[Any]):
 
 
 class _Bucket:
-    """The items of one group that wait for others, by the number of their arrival."""
+    """The waiting items of one group, by order of arrival."""
 
     def __init__(self, group: Hashable, size: int) -> None:
         self.group = group
@@ -107,7 +107,7 @@ class _GroupIterator(BatchIterator):
         return self._apply_to_batch(items, row)
 
     def _next_full(self) -> list[Any]:
-        """Return the items of the next full bucket, or of any at the end."""
+        """Return the items of the next full bucket, or of any bucket at the end of the data."""
         bucket, self.filled = self.filled, None
         while bucket is None or len(bucket.items) < bucket.size:
             if not self.drawn:
@@ -127,7 +127,7 @@ class _GroupIterator(BatchIterator):
         return min(self.stage.batch_size, *missing) if missing else self.stage.batch_size
 
     def _add(self, item: Any, place: ItemPlace) -> _Bucket | None:
-        """Put an item into its bucket; return which, or None if it is skipped."""
+        """Put an item into its bucket; return the bucket, or None if the item is skipped."""
         key = key_of(item)
         address = ("lane", self.lane.number, row_of(place) + 1) if key is None else key
         found = self.criterion(item, address)

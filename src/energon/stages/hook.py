@@ -69,7 +69,7 @@ class Compiled:
         raise NotImplementedError
 
     def of_columns(self) -> Callable[[Any], Any] | None:
-        """Return the equivalent on columns of this function on rows and collating; None if none.
+        """Return a function on columns that equals this one on rows plus collating; None if none.
 
         With it, batches are made without making samples, if nothing else is done to these.
         """
@@ -139,7 +139,7 @@ class Hook:
 
 
 class HookRunner:
-    """A hook in one lane: knows how often it failed in a row, and in the worker at all.
+    """A hook in one lane, with its failures in a row and in the whole worker.
 
     Whoever walks over many arguments calls `function` itself, adds to `tally` and `record`
     afterwards how often it succeeded, and passes on what did not: to `settle`, `fail` and `exit`.
@@ -185,7 +185,7 @@ class HookRunner:
         return output
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
-        """Return what the function returns, seeded unless nothing is known to draw."""
+        """Call the function, seeded unless it is known not to draw random numbers."""
         host = self.lane.host
         if not host.seeds_calls:
             return self.function(argument)
@@ -193,16 +193,16 @@ class HookRunner:
             return self.function(argument)
 
     def call_here(self, argument: Any) -> Any:
-        """Do the same for what the lane works on, if calls of this hook are to be seeded."""
+        """Do the same for the lane's current item, if calls of this hook are seeded."""
         if not self.seeds_calls:
             return self.function(argument)
         return self.call(argument, self.lane.present.address)
 
     def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
-        """Return None or the outputs of a generator, whatever the function returned.
+        """Validate a return value: None, or the outputs of a generator.
 
         Raises:
-            FatalSampleError: If it may not return that.
+            FatalSampleError: If the hook must not return this.
         """
         if output is None:
             if self.hook.title is not None:
@@ -293,7 +293,7 @@ class HookRunner:
         return SKIPPED
 
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
-        """Log the first failure of a cause in full, some more in a line, then how many there are.
+        """Log the first failure of a cause in full, a few more in one line, then only counts.
 
         A bug in a hook fails for sample after sample, and one traceback is enough.
         """
@@ -313,7 +313,7 @@ class HookRunner:
             )
 
     def exit(self, error: BaseException, argument: Any) -> None:
-        """Raise an error instead of what would end the program without saying why."""
+        """Raise an error in place of an exit that would end the program without a reason."""
         if not is_of_program(error):
             raise FatalSampleError(
                 f"{self.hook.name} raised {describe_exit(error)} on "
@@ -343,7 +343,7 @@ class HookRunner:
             counts[reason_name(name, describe_sources(self._sources(argument)), str(error))] = 1
 
     def _intolerable(self) -> str | None:
-        """Count a failure, and return why it is one too many; None if it is not."""
+        """Count a failure; return why it exceeds the tolerance, or None."""
         hook, lane = self.hook, self.lane
         self.tally.count_failure()
         in_a_row = self.tally.failed_in_a_row

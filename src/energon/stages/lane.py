@@ -26,7 +26,7 @@ RowAddress = tuple[int | str, ...]
 
 @dataclass(eq=False)
 class LaneReading:
-    """What is read in a lane; all stages see the same, whatever else of the lane they replace.
+    """The reading state of a lane, shared by all stages even if they replace other parts of it.
 
     Args:
         plan: The order, if it is not that of the stage which reads.
@@ -43,7 +43,7 @@ Find = Callable[[int, int, int], int | None]
 
 
 class TellsRows(Protocol):
-    """Is told what user code works on."""
+    """Notified of the row that user code works on."""
 
     def __call__(self, row: int, several: bool) -> object: ...
 
@@ -74,7 +74,7 @@ class Tally:
 
 @dataclass(eq=False)
 class Host:
-    """What the lanes have in common that one worker hosts.
+    """State shared by the lanes that one worker hosts.
 
     Args:
         shared: What their stages share, by what only they know. Who uses it keeps it.
@@ -92,7 +92,7 @@ class Host:
 
     @property
     def seeds_calls(self) -> bool:
-        """Whether calls of hooks are seeded that should be: not while none is known to draw."""
+        """Whether calls of hooks are seeded: not until one is known to draw random numbers."""
         return self.watch is None or self.watch.seeds
 
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
@@ -140,11 +140,11 @@ class Walk:
 
     @property
     def taken(self) -> int:
-        """How many samples were passed on."""
+        """How many samples were passed to user code."""
         return len(self.keys) - length_hint(self.rest)
 
     def tell(self, present: Present) -> None:
-        """Note in `present` what user code works on, unless it is known there."""
+        """Record in `present` what user code works on, unless it is known there."""
         taken = self.taken
         row = self.start + taken - 1
         told = row, self.name
@@ -160,7 +160,7 @@ class Walk:
 
 @dataclass(eq=False)
 class Present:
-    """What a lane works on now; all stages see the same.
+    """The current item of a lane, shared by all stages.
 
     Args:
         batch: Number of the batch of the lane; None if that is not known, because a sample is
@@ -188,14 +188,14 @@ class Present:
 
     @property
     def row(self) -> int | None:
-        """Number of the sample that user code got last, in its lane; None before the first."""
+        """Number in the lane of the last sample passed to user code; None before the first."""
         if self.walk is not None:
             self.walk.tell(self)
         return self.known_row
 
     @property
     def address(self) -> RestoreKey:
-        """The address of that sample, or the key that makes it; () of several."""
+        """The address of that sample, or the key that recreates it; () for several."""
         if self.walk is not None:
             self.walk.tell(self)
         return self.known_address
@@ -214,7 +214,7 @@ class Present:
 
     @contextmanager
     def working_for(self, batch: int | None) -> Iterator[None]:
-        """Work for another batch inside the block; for the present one, if it is None."""
+        """Work on another batch inside the block, or on the current one if it is None."""
         before = self.batch
         self.batch = before if batch is None else batch
         try:
@@ -262,7 +262,7 @@ class Lane:
     host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
-        """Record that user code gets the sample of this row, or several that begin with it.
+        """Record that user code receives the sample of this row, or several from it on.
 
         Args:
             row: The row.
@@ -276,7 +276,7 @@ class Lane:
             self.progress(known, several)
 
     def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
-        """Do the same for a row by the number by which it is known outside."""
+        """Do the same for a row given by its number in the whole run."""
         present = self.present
         present.walk = None
         present.known_row, present.known_address = row, address
@@ -299,7 +299,7 @@ class Lane:
 
     @contextmanager
     def working_again(self, number: int | None) -> Iterator[None]:
-        """Make what belongs to batch `number` of the run again; None if it is not known which.
+        """Recreate items of batch `number` of the run inside the block; None if it is unknown.
 
         Raises:
             StateError: If it is not a number.
@@ -317,7 +317,7 @@ class Lane:
         """Return the number, among those of all lanes, of the sample that an address begins with.
 
         Raises:
-            ConfigError: If that cannot be told.
+            ConfigError: If it is unknown.
         """
         present = self.present
         if address[:1] == ("lane",):
@@ -337,13 +337,13 @@ class Lane:
         return present.row * self.lanes + self.number
 
     def batch_number(self, address: RowAddress) -> int:
-        """Return the number of the present batch among those of all lanes.
+        """Return the number of the current batch among those of all lanes.
 
         Args:
-            address: What user code gets.
+            address: The address of the argument of user code.
 
         Raises:
-            ConfigError: If that cannot be told.
+            ConfigError: If it is unknown.
         """
         present = self.present
         if present.batch is not None:
@@ -370,35 +370,35 @@ def active_lane() -> Lane:
     """Return the lane for which this thread runs user code.
 
     Raises:
-        ConfigError: If it runs none.
+        ConfigError: If no user code is running.
     """
     if active.lane is None:
-        raise ConfigError("there is no present sample or batch: ask for it in a hook")
+        raise ConfigError("no hook is running: ask for the sample or batch in a hook")
     return active.lane
 
 
 def active_sample_number() -> int:
-    """Return the number of the sample that the running hook got, or of the first of several.
+    """Return the number of the (first) sample that was passed to the running hook.
 
     Raises:
-        ConfigError: If no hook is running, or the number cannot be told.
+        ConfigError: If no hook is running, or the number is unknown.
     """
     lane = active_lane()
     return lane.sample_number(flat(lane.present.call[1]))
 
 
 def active_batch_number() -> int:
-    """Return the number of the batch that the running hook works for.
+    """Return the number of the batch that the running hook works on.
 
     Raises:
-        ConfigError: If no hook is running, or the number cannot be told.
+        ConfigError: If no hook is running, or the number is unknown.
     """
     lane = active_lane()
     return lane.batch_number(flat(lane.present.call[1]))
 
 
 def active_generator() -> np.random.Generator:
-    """Return the generator of the running call of a hook, seeded by what its argument is.
+    """Return the generator of the running call of a hook, seeded by its argument.
 
     Raises:
         ConfigError: If no hook is running.

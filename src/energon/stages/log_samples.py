@@ -1,4 +1,4 @@
-"""Write down which samples every batch had, for `energon analyze-debug`."""
+"""Log the samples of every batch, for `energon analyze-debug`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _NOTHING: DatasetIterator[Any] = DatasetIterator()
 
 
 class _Runners(dict[int, tuple[HookRunner, ...]]):
-    """What runs the hooks of each leaf in a lane, made when its first item comes."""
+    """The hook runners of each leaf in a lane, created with its first item."""
 
     def __init__(self, hooks: tuple[tuple[Hook, ...], ...], lane: Lane) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Runners(dict[int, tuple[HookRunner, ...]]):
 
 
 def _of_columns(hooks: tuple[tuple[Hook, ...], ...]) -> Callable[[Any], Any] | None:
-    """Return what the hooks make of columns; None if they take single items."""
+    """Return the output of the hooks for columns; None if they take single items."""
     if [len(each) for each in hooks] != [1] or not isinstance(hooks[0][0].function, Compiled):
         return None
     return hooks[0][0].function.of_columns()
@@ -155,7 +155,7 @@ class _MapIterator(ApplyIterator):
         return [self.inner.place, max(0, self.given - 1), self.batch]
 
     def output(self, item: Any, place: ItemPlace) -> Any:
-        """Return the output for `item` that was at `place`, or SKIPPED."""
+        """Return the output for the `item` at `place`, or SKIPPED."""
         inner, sub, batch = place
         self.outputs = None
         with self.lane.present.working_for(batch):
@@ -170,7 +170,7 @@ class _MapIterator(ApplyIterator):
     def _take_some(
         self, items: list[Any], count: int, places: list[ItemPlace] | None = None
     ) -> bool:
-        """Append up to `count` of the next outputs, perhaps none; return False at the end."""
+        """Append at most `count` of the next outputs, possibly none; return False at the end."""
         if self.outputs is not None:
             output = self._next_output()
             if output is SKIPPED:
@@ -231,7 +231,7 @@ class _MapIterator(ApplyIterator):
         return True
 
     def _draw_unknown(self, row: int, outputs: list[Any], places: list[ItemPlace] | None) -> bool:
-        """Do the same for a single input that is not known before it is taken."""
+        """Do the same for a single input that cannot be peeked at."""
         self.before = self._position()
         item = next(self.inner, SKIPPED)
         if item is SKIPPED:
@@ -329,7 +329,7 @@ class _MapIterator(ApplyIterator):
         last: HookRunner,
         outputs: list[Any],
     ) -> None:
-        """Append the first output for the item that a walk has just come to.
+        """Append the first of several outputs for the current item of a walk.
 
         Args:
             output: What one of its hooks has returned: several, or None where it must not.
@@ -349,7 +349,7 @@ class _MapIterator(ApplyIterator):
                 self.places.append([walk.start + walk.taken - 1, 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
-        """Count what hooks have returned in a walk up to the last item, whose `last` has not."""
+        """Count the outputs of a walk up to its last item, for which hook `last` returned none."""
         taken = self.walk.taken
         self._pass(taken - 1)
         for runner in runners[: runners.index(last)]:
@@ -357,7 +357,7 @@ class _MapIterator(ApplyIterator):
         self.walk.passed = taken
 
     def _pass(self, stop: int) -> None:
-        """Count that all hooks have returned something for the items up to `stop`."""
+        """Count an output of every hook for the items up to `stop`."""
         walk = self.walk
         passed, walk.passed = walk.passed, stop
         if self.places is not None:
@@ -393,7 +393,7 @@ def batch_of(place: ItemPlace) -> int | None:
 
 
 def row_of(place: ItemPlace) -> int:
-    """Return the row that an item came from; -1 if its place does not tell."""
+    """Return the row that an item came from; -1 if its place does not contain it."""
     while isinstance(place, list) and place:
         place = place[0]
     return place if isinstance(place, int) else -1

@@ -1,4 +1,4 @@
-"""Pack samples: windows of the stream are divided into groups, each group becomes one sample.
+"""Pack samples: divide windows of the stream into groups, and make one sample of each.
 
 A window is what was carried over from the one before, and as many new samples as fill it. The
 next window is read while the packs of the open one leave, a share of it with each, so that
@@ -24,20 +24,20 @@ from energon.stages.map import row_of
 
 
 class PackEntry(NamedTuple):
-    """A sample of a window, and where it was; None if it was made of those of the window."""
+    """A sample of a window and its place, which is None if a hook made the sample."""
 
     sample: Any
     place: ItemPlace = None
 
     @property
     def row(self) -> int:
-        """The row that it came from; -1 if that is not known."""
+        """The row that it came from; -1 if unknown."""
         return row_of(self.place)
 
 
 @dataclass
 class Window:
-    """A window that was divided.
+    """A window, divided into groups.
 
     Args:
         groups: Those not yet given; a given one is emptied, to free its samples.
@@ -56,7 +56,7 @@ class Window:
 
 @dataclass
 class Start:
-    """Where a window begins, as it is saved.
+    """The saved start of a window.
 
     Args:
         inner: State of the stream before its first new sample.
@@ -78,7 +78,7 @@ class Start:
 def divided(
     selected: Any, entries: list[PackEntry], *, hook: str
 ) -> tuple[list[list[PackEntry]], list[PackEntry]]:
-    """Return the groups of a window and what is carried over to the next, as a hook says.
+    """Return the groups of a window, and the samples that the hook carries over to the next.
 
     Args:
         selected: What the hook returned: groups of samples or a `Selection`, or SKIPPED.
@@ -128,7 +128,7 @@ def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEn
 
 @dataclass(frozen=True)
 class PackDataset(Dataset[Any]):
-    """Make packs of samples that are near one another in the stream.
+    """Make packs of samples that are close to each other in the stream.
 
     Args:
         dataset: The samples.
@@ -178,7 +178,7 @@ class PackDataset(Dataset[Any]):
 
 
 def pack_address(first: RestoreKey) -> RowAddress:
-    """Return what seeds the hooks of a pack, by the key of its first sample."""
+    """Return the address that seeds the hooks of a pack: the key of its first sample."""
     return ("pack", *flat(first))
 
 
@@ -317,7 +317,7 @@ class _PackIterator(ApplyIterator):
         self.window = None
 
     def _open_window(self) -> None:
-        """Read what is missing of the next window, and divide it."""
+        """Read the rest of the next window, and divide it."""
         start, lane, inner_lane = self.start, self.lane, self.inner_lane
         # A window that was divided before is divided in the same way again, though a worker
         # may have died of one of its samples since.
@@ -356,7 +356,7 @@ class _PackIterator(ApplyIterator):
         return [PackEntry(sample, place) for sample, place in found if sample is not SKIPPED]
 
     def _read_ahead(self, count: int, *, batch: int | None) -> None:
-        """Read until `count` samples of the next window are there, or the stream ends."""
+        """Read until the next window has `count` samples, or the stream ends."""
         inner, ahead = self.inner, self.ahead
         with self.lane.present.working_for(batch):
             while len(ahead) < count:
@@ -368,7 +368,7 @@ class _PackIterator(ApplyIterator):
     def _divide(
         self, entries: list[PackEntry], *, last: bool
     ) -> tuple[list[list[PackEntry]], list[PackEntry]]:
-        """Return groups of the samples of a window, and what is carried over to the next."""
+        """Return the groups of the samples of a window, and those carried over to the next."""
         samples = [sample for sample, _ in entries]
         self._enter(entries[0], several=True)
         first = key_of(samples[0])

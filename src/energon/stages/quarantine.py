@@ -1,4 +1,4 @@
-"""List the samples that fail, so that they can be left out from then on."""
+"""Record the samples that fail, so that later runs can exclude them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Quarantine:
             )
 
     def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
-        """Note the only source of a failing sample, and call the other handler."""
+        """Record the source of a failing sample if it has only one, and call the other handler."""
         if sources and len(sources) == 1 and hasattr(sources[0], "key"):
             self._note(sources[0], error)
         self.handler(error, sample, sources)
@@ -90,10 +90,10 @@ class Quarantine:
 
 
 def quarantine_name(dataset_path: Any) -> str:
-    """Return what the file for the samples of a dataset is called, wherever that is mounted."""
+    """Return the name of the file for a dataset, which does not depend on where it is mounted."""
     return f"{os.path.basename(os.path.normpath(str(dataset_path)))}.jsonl"
 
 
 def quarantine_file(folder: str | os.PathLike[str], dataset_path: Any) -> Path:
-    """Return the file for the samples of a dataset in a folder."""
+    """Return the path of the file for a dataset in a folder."""
     return Path(folder) / quarantine_name(dataset_path)

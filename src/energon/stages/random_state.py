@@ -1,4 +1,4 @@
-"""Run user code with the global random generators seeded, and leave no trace.
+"""Run user code with seeded global random generators, and restore them afterwards.
 
 User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from
 an address makes augmentations a function of the sample instead of who loads it. The state of
@@ -40,7 +40,7 @@ _thread = _Thread()
 
 
 def own_process() -> None:
-    """Say that nothing but the pipeline draws random numbers in this process."""
+    """Declare that only the pipeline draws random numbers in this process."""
     global _is_worker_process
     _is_worker_process = True
 
@@ -85,11 +85,11 @@ def seeded(seed: int, watch: DrawWatch | None = None) -> Iterator[None]:
 
 
 class Drawn(Exception):
-    """Something has drawn random numbers that was taken to draw none."""
+    """Code that was assumed not to draw random numbers has drawn some."""
 
 
 class DrawWatch:
-    """Finds out whether anything draws random numbers, by comparing states of the generators.
+    """Detects draws of random numbers by comparing the states of the generators.
 
     Args:
         seed: Returns what the generators are seeded with when that becomes necessary; None if
@@ -116,11 +116,11 @@ class DrawWatch:
         return self._drawn
 
     def expect_present(self) -> None:
-        """Take the states as they are for those in which nothing was drawn."""
+        """Take the current states as those in which nothing was drawn."""
         self._expected = present_states()
 
     def begin_seeding(self) -> None:
-        """Seed from now on. What draws nothing before it is as if it had been seeded, too.
+        """Seed from now on. Calls before that drew nothing are equal to seeded ones.
 
         Raises:
             Drawn: If something has drawn before.
@@ -134,7 +134,7 @@ class DrawWatch:
         _seed(self._seed())
 
     def put_back(self) -> None:
-        """Put the generators back for the program around, if they were drawn from or seeded."""
+        """Restore the generators for the surrounding program, if they were drawn from or seeded."""
         if self._has_begun:
             _thread.inside = self._was_inside
         if (self._drawn or self._has_begun) and not _has_no_program():
@@ -183,7 +183,7 @@ class States(NamedTuple):
 
 
 def present_states() -> States:
-    """Return the states as they are, in 3 µs: bytes to compare, not to look into."""
+    """Return the current states, in 3 µs, as opaque bytes that can only be compared."""
     torch = _torch_generator()
     return States(
         random.getstate()[1] if _python_memory is None else _python_memory.raw,
@@ -221,7 +221,7 @@ def put_back(states: States) -> None:
 
 
 def numpy_hides_a_number() -> bool:
-    """Return whether numpy may give a normal number without a change of what is known of it."""
+    """Return whether numpy may return a normal number without a visible change of its state."""
     global _numpy_without
     words = _numpy_words()
     if not words:
@@ -240,7 +240,7 @@ _WORDS = 625
 
 
 def _find_python_memory() -> Any:
-    """Return where CPython keeps the state of `random`, an index and 624 words; None if elsewhere.
+    """Return the address of the state of `random`: an index and 624 words; None if not found.
 
     To ask for the state takes 17 µs, to copy it 0.2 µs.
     """
@@ -254,7 +254,7 @@ def _find_python_memory() -> Any:
 
 
 def _numpy_words() -> bytes:
-    """Return 624 words and an index; nothing of a generator that is not a Mersenne Twister."""
+    """Return 624 words and an index; b"" for a generator that is not a Mersenne Twister."""
     global _numpy_generator, _numpy_memory, _numpy_kept
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if generator is not _numpy_generator:
@@ -269,7 +269,7 @@ def _numpy_words() -> bytes:
 
 
 def _find_numpy_kept() -> Any:
-    """Return where numpy keeps whether it keeps a normal number, and that; None if elsewhere.
+    """Return the addresses of numpy's cached normal number and its flag; None if not found.
 
     To ask for it takes 30 µs. Where it is, a generator of our own tells, which is made to keep
     a number and to give it.

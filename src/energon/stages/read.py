@@ -80,7 +80,7 @@ class ReadDataset(Dataset[Any]):
         return sample, tuple(key[3:])
 
     def tell_numbers(self, lane: Lane) -> None:
-        """Let user code of `lane` ask for the numbers of samples that are read here."""
+        """Make the numbers of the samples that are read here available to user code of `lane`."""
         # The lane that was active last stays known: it must not keep the stage and its files open.
         reference = weakref.ref(self)
         reading, lanes, stride, offset = lane.reading, lane.lanes, lane.stride, lane.offset
@@ -149,7 +149,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return samples
 
     def _present(self, found: list[Any], start: int) -> Iterator[Any]:
-        """Yield the samples from a row on that exist and are not skipped."""
+        """Yield the samples from a row on, without those that are missing or skipped."""
         left_out = self.lane.skip_rows
         for row, sample in enumerate(found, start):
             if sample is not GAP and row not in left_out:
@@ -242,7 +242,7 @@ def _take_columns(run: ReadSamples, count: int) -> Any:
 
 @dataclass(frozen=True)
 class ChangesDataset(ThroughDataset):
-    """Yield the items of `dataset`, read by a plan whose mixes begin at the rows in the state.
+    """Yield the items of `dataset`, whose plan changes its mix at the rows in the state.
 
     Args:
         dataset: The items.

@@ -1,4 +1,4 @@
-"""Seed the global random generators for each item, from where in the lane it begins."""
+"""Seed the global random generators for each item, by its place in the lane."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _SeedIterator(ThroughIterator):
         self.inner.load_state_dict(state)
 
     def _next_seeded(self) -> Any:
-        """Return the next item, made with seeded generators, and note whether any is drawn from."""
+        """Return the next item, made with seeded generators; record whether any was used."""
         host = self.lane.host
         around = host.watch
         self.saved = None
@@ -72,7 +72,7 @@ class _SeedIterator(ThroughIterator):
         return item
 
     def _next_watched(self) -> Any:
-        """Return the next item, made without seeding, unless something draws after all."""
+        """Return the next item, made without seeding unless something turns out to draw."""
         lane, before = self.lane, self.saved or self.inner.state_dict()
         counts, around = dict(lane.counts), lane.host.watch
         self.saved = None

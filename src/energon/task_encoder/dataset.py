@@ -218,7 +218,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return len(self)
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        """Return how many of them each worker makes, or one of them, rounded up."""
+        """Return how many batches each worker makes per epoch, or one of them, rounded up."""
         workers = max(1, self.worker_config.num_workers)
         return len(range(worker_idx or 0, len(self), workers))
 
@@ -227,7 +227,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return True
 
     def can_restore_sample(self) -> bool:
-        """Return whether `restore_sample` works."""
+        """Return whether `restore_sample` is supported."""
         return True
 
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
@@ -409,7 +409,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return begin_changes(states, self.plan.continuing(fingerprint), lanes)
 
     def restarted(self) -> SavableDataset:
-        """Return this pipeline for another pass over the data, from the beginning."""
+        """Return this pipeline for another pass over the data."""
         return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
 
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:

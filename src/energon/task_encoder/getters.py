@@ -235,7 +235,7 @@ def get_val_datasets(
 
 
 def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
-    """Return what the dataset classes of a program are told of a call."""
+    """Return the description of a call that is passed to dataset classes of the program."""
     if not isinstance(worker_config, WorkerConfig):
         raise TypeError(
             f"worker_config={worker_config!r}: expected a WorkerConfig, as "

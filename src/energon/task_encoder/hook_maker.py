@@ -1,4 +1,4 @@
-"""Make hooks of the methods of a task encoder, run as their marks say, and check the encoder."""
+"""Turn the methods of a task encoder into hooks, as their marks say, and check the encoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
 
 @dataclass(frozen=True)
 class HookMaker:
-    """Makes hooks of the methods of a task encoder.
+    """Turns the methods of a task encoder into hooks.
 
     Args:
         encoder: The user's hooks.
@@ -89,19 +89,19 @@ def _title(encoder: AnyTaskEncoder, name: str, function: Callable[[Any], Any]) -
 
 
 def _mark(marked: Any, name: str, default: Any) -> Any:
-    """Return what `stateless` was given, or the default of the task encoder."""
+    """Return the mark that `stateless` left, or the default of the task encoder."""
     value = getattr(marked, name, None)
     return default if value is None else value
 
 
 @dataclass(frozen=True)
 class DatasetName:
-    """Names the dataset of a sample, or of what is made of samples, through its restore key."""
+    """Names the dataset of a sample, pack or batch, from its restore key."""
 
     names: tuple[str, ...]
 
     def __call__(self, argument: Any) -> str:
-        """Return its name; "several datasets" if there are, "data" if it is not known."""
+        """Return its name, "several datasets" for a mix, or "data" if it is unknown."""
         samples = argument if isinstance(argument, list) else [argument]
         leaves = {key[0] for sample in samples for key in sample_keys(key_of(sample) or ())}
         if len(leaves) > 1:
@@ -112,12 +112,12 @@ class DatasetName:
 
 @dataclass(frozen=True)
 class Locate:
-    """Tells the sources of a sample, a list of them or a batch, through their restore keys."""
+    """Finds the sources of a sample, a list of samples or a batch, from their restore keys."""
 
     reader: LeafReader
 
     def __call__(self, argument: Any) -> tuple[SourceInfo, ...]:
-        """Return what is known about where `argument` came from.
+        """Return the known sources of `argument`.
 
         That may be nothing: hooks may return anything, and messages are made of this.
         """
@@ -136,7 +136,7 @@ _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
 
 def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
-    """Raise ConfigError if `encoder` is none, or its hooks exclude one another."""
+    """Raise ConfigError if `encoder` is not a task encoder, or its hooks exclude each other."""
     if isinstance(encoder, type):
         raise ConfigError(
             f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "
@@ -160,7 +160,7 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
 
 
 def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
-    """Say which methods are called nearly as a hook that is not overridden."""
+    """Warn of methods whose names are nearly those of a hook that is not overridden."""
     known = vars(TaskEncoder).keys()
     hooks = [name for name in _HOOKS if not _overrides(encoder, name)]
     classes = type(encoder).__mro__[:-1]

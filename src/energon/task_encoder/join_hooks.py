@@ -1,4 +1,4 @@
-"""Make one sample of those that a join read for a key."""
+"""Combine the samples that a join read for a key into one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from energon.task_encoder.open_join import find_joiner
 
 
 def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
-    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
     if leaf.join is None:
         return load_hooks(hooks, leaf)
     encoder = hooks.encoder
@@ -45,7 +45,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
 
 @dataclass(frozen=True)
 class JoinSample(Compiled):
-    """Makes a sample of those of the datasets of a join.
+    """Combines the samples of the datasets of a join into one.
 
     Args:
         loaders: Make of the bytes of a dataset's sample what the joiner gets.
@@ -58,7 +58,7 @@ class JoinSample(Compiled):
     joiner: Callable[..., Any]
 
     def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return what joins the samples of the datasets that were read for one key."""
+        """Return a function that joins the samples read for one key."""
         joiner = self.joiner
         loaders = [compiled(load) for load in self.loaders]
 
@@ -81,14 +81,14 @@ class JoinSample(Compiled):
 
 @dataclass(frozen=True)
 class CookJoined:
-    """Cooks what a joiner returned, if that is crude: a dict."""
+    """Cooks the result of a joiner if it is crude, that is, a dict."""
 
     encoder: AnyTaskEncoder
     cooker: Cooker[Any]
     arguments: CookerArguments
 
     def __call__(self, sample: Any) -> Any:
-        """Return what the cooker makes of a crude sample; any other is passed on."""
+        """Return the cooked sample; samples that are not crude are returned unchanged."""
         if not isinstance(sample, dict):
             return sample
         crude = sample if isinstance(sample, CrudeSample) else CrudeSample(sample)
@@ -109,7 +109,7 @@ def _loader(leaf: OpenLeaf, decoder: LoadFunction | None) -> LoadFunction:
 
 
 def _cook_joined(leaf: OpenLeaf, encoder: AnyTaskEncoder) -> CookJoined | None:
-    """Return what cooks the samples of a join; None if no cooker is meant for it."""
+    """Return the hook that cooks the samples of a join; None if no cooker applies."""
     try:
         cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
     except ConfigError:

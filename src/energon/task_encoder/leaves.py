@@ -1,4 +1,4 @@
-"""Open the leaves of a resolved document: from paths to samples that are counted."""
+"""Open the leaves of a resolved document: from paths to datasets with known sample counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from energon.task_encoder.user_dataset import CodeFields, find_code
 
 @dataclass(frozen=True)
 class OpenedLeaf:
-    """A leaf whose samples are counted: what its reading, its order and its hooks need.
+    """An open leaf: its sample counts, and whatever reading, ordering and hooks need.
 
     Args:
         source: Its samples.
@@ -66,7 +66,7 @@ class OpenedLeaf:
 
     @property
     def subflavors(self) -> Mapping[str, Any]:
-        """Those of the dataset and of all documents that refer to it."""
+        """The subflavors of the dataset and of all documents that refer to it."""
         return self.leaf.subflavors
 
 
@@ -174,7 +174,7 @@ def _open_members(
 
 @dataclass(frozen=True)
 class _Dataset:
-    """A dataset, open, with what its samples become."""
+    """An open dataset, and the type of its samples."""
 
     kind: DatasetKind
     source: Source
@@ -274,7 +274,7 @@ def _open_dataset(opening: DatasetOpening) -> _Dataset:
 
 
 def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleLoading, Source]:
-    """Open a dataset as its own description says."""
+    """Open a dataset according to its own `dataset.yaml`."""
     leaf, allow, config = opening.leaf, opening.allow, opening.config
     if config.split_config is not None:
         check_inside([f"{META}/{config.split_config}"], origin=config.origin, allow=allow)
@@ -302,7 +302,7 @@ def _open_aux(leaf: Leaf, pool: ShardPool | None) -> dict[str, FileStore[bytes]]
 
 
 def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
-    """Return what the quarantine file of a dataset lists; nothing has happened without one."""
+    """Return the entries of the quarantine file of a dataset; none if it does not exist."""
     if where is None:
         return []
     from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
@@ -312,7 +312,7 @@ def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
 
 
 def check_exclude_from(leaves: Sequence[Leaf], where: str | os.PathLike[str]) -> None:
-    """Refuse a single quarantine file for several datasets, as it does not say which is meant.
+    """Refuse a single quarantine file for several datasets, because it would be ambiguous.
 
     Raises:
         ConfigError: If it is one.

@@ -1,4 +1,4 @@
-"""From the bytes of a leaf's samples to what the encoding hooks take: decode, load, cook."""
+"""Decode, load and cook: from the bytes of a leaf's samples to the input of encoding hooks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LeafDecoder = SampleDecoder | LoadFunction | None | Inherited
 
 
 def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
-    """Return the decoder that a `dataset.yaml` names; None if it wants none.
+    """Return the decoder that a `dataset.yaml` names; None if it disables decoding.
 
     Raises:
         ConfigError: If it is no `SampleDecoder`, or has settings that are invalid.
@@ -76,19 +76,19 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
 
 
 def decoder_for(own: LeafDecoder, encoder: Any) -> LoadFunction | None:
-    """Return what decodes the parts of a dataset whose own decoder is `own`."""
+    """Return the decoder for a dataset; `own` is the one from its `dataset.yaml`."""
     decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
     return seeded_if_random(decoder)
 
 
 def seeded_if_random(decoder: LoadFunction | None) -> LoadFunction | None:
-    """Return a decoder that draws random numbers for the address of the sample only."""
+    """Return a decoder whose random numbers depend only on the address of the sample."""
     return SeededDecoder(decoder) if getattr(decoder, "is_random", False) else decoder
 
 
 @dataclass(frozen=True)
 class SeededDecoder:
-    """Decodes the parts of a sample as its address wants it: the same on every topology."""
+    """Decodes parts with random numbers seeded by the sample's address, on every topology alike."""
 
     decoder: Any
 
@@ -100,7 +100,7 @@ class SeededDecoder:
 
 @dataclass(frozen=True)
 class OpenLeaf:
-    """A leaf whose dataset is open, with what turns its samples into those of the user.
+    """A leaf with an open dataset, and the hooks that turn its samples into those of the user.
 
     Args:
         name: How messages call it.
@@ -128,7 +128,7 @@ class OpenLeaf:
 
 @dataclass(frozen=True)
 class OpenJoin:
-    """Datasets that are joined to one.
+    """Open datasets that are joined into one.
 
     Args:
         members: The datasets.
@@ -145,7 +145,7 @@ class OpenJoin:
 
 
 def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
-    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
     encoder = hooks.encoder
     if leaf.load is not None:
         return (hooks.make("load_sample", leaf.load),)
@@ -168,7 +168,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
 
 
 def notes_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
-    """Return whether `load_hooks` takes for granted that samples say where they come from."""
+    """Return whether `load_hooks` relies on samples to carry their sources."""
     if leaf.join is not None or leaf.load is not None:
         return False
     is_typed = leaf.sample_type is not None and leaf.field_map is not None
@@ -177,7 +177,7 @@ def notes_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
 
 @dataclass(frozen=True)
 class LoadSample(Compiled):
-    """Makes a typed sample of the bytes of its parts.
+    """Makes a typed sample from the bytes of its parts.
 
     Args:
         dataset_path: The dataset.
@@ -194,7 +194,7 @@ class LoadSample(Compiled):
     noted: bool = False
 
     def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return what makes a sample of the parts of one, decoded."""
+        """Return a function that makes a sample from undecoded parts."""
         path, decoder, noted = self.dataset_path, self.decoder, self.noted
         make = self.field_map.maker(self.sample_type)
 
@@ -210,7 +210,7 @@ class LoadSample(Compiled):
         return load
 
     def of_columns(self) -> Callable[[CrudeSample], Any] | None:
-        """Return what makes a batch of columns of parts, which need no decoder."""
+        """Return a function that makes a batch from columns of parts that need no decoder."""
         if self.decoder is not None:
             return None
         make = self.field_map.maker(self.sample_type)
@@ -229,12 +229,12 @@ class LoadSample(Compiled):
 
 @dataclass(frozen=True)
 class LoadCrude(Compiled):
-    """Decodes the parts of a crude sample, and notes where it comes from.
+    """Decodes the parts of a crude sample, and records its source.
 
     Args:
         dataset_path: The dataset.
         decoder: Decodes the parts.
-        noted: Whether whoever read the sample has noted that.
+        noted: Whether the reader has already recorded the source.
     """
 
     dataset_path: str
@@ -242,10 +242,10 @@ class LoadCrude(Compiled):
     noted: bool = False
 
     def compile(self, then: Callable[[Any], Any] | None = None) -> Callable[[CrudeSample], Any]:
-        """Return what loads a sample.
+        """Return a function that loads a sample.
 
         Args:
-            then: Called with the sample, for what is returned; None returns the sample.
+            then: Called with the sample, and its result returned; None returns the sample.
         """
         path, decoder, noted = self.dataset_path, self.decoder, self.noted
         if decoder is None and noted and then is not None:
@@ -262,7 +262,7 @@ class LoadCrude(Compiled):
 
 @dataclass(frozen=True)
 class CookSample(Compiled):
-    """Makes a sample of a crude one, with the cooker of its leaf."""
+    """Cooks a crude sample with the cooker of its leaf."""
 
     load: LoadCrude
     encoder: AnyTaskEncoder
@@ -270,7 +270,7 @@ class CookSample(Compiled):
     arguments: CookerArguments
 
     def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return what cooks a sample, decoded if there is a decoder."""
+        """Return a function that decodes a sample, if there is a decoder, and cooks it."""
         encoder, cooker, arguments_of = self.encoder, self.cooker, self.arguments
         if not (arguments_of or encoder._hook_method("cook_crude_sample").overridden):
             return self.load.compile(cooker.cook)

@@ -36,7 +36,7 @@ INDEX_VERSION = 1
 
 
 def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
-    """Return the samples of a join; builds its index if that is missing yet.
+    """Return the samples of a join; build its index first if necessary.
 
     Args:
         leaf: The join.
@@ -58,7 +58,7 @@ def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
 
 
 def join_digest(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> str:
-    """Return the name of the index: a hash of all that its content depends on."""
+    """Return the name of the index: a hash of everything that determines its content."""
     content = [
         [source.fingerprint(), _identity(source), member.nonmatch]
         for member, source in zip(leaf.join, sources, strict=True)
@@ -82,7 +82,7 @@ def _lock_path(folder: Path, digest: str) -> Path:
 
 
 def _clear_lock(path: Path) -> None:
-    """Delete the lock of a process that was killed when its index was whole already."""
+    """Delete the lock of a process that was killed after it had completed the index."""
     if path.exists():
         with suppress(OSError), locked(path, deletes=True):
             pass
@@ -111,7 +111,7 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
 
 
 def check_join(leaf: Leaf, sources: Sequence[WebdatasetSource], folder: Path) -> None:
-    """Look for the matches of a join, as building its index does, unless it was built already.
+    """Check that a join has matches, as building its index does, unless that is done.
 
     Args:
         leaf: The join.
@@ -142,7 +142,7 @@ def index_name(digest: str) -> str:
 
 
 def cache_folders(leaf: Leaf) -> Iterator[Path]:
-    """Yield where indexes may be: beside the document, then in the cache of the user."""
+    """Yield the folders that may hold indexes: next to the document, then the user's cache."""
     document = leaf.joiner.document if leaf.joiner else None
     if document is not None:
         yield Path(f"{document}.cache")
@@ -155,7 +155,7 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
 
 
 def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[..., Any]:
-    """Return what puts the samples of a join together, as the document names it.
+    """Return the joiner that the document names.
 
     Args:
         joiner: What is written.
@@ -180,7 +180,7 @@ def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[.
 
 
 def _identity(source: WebdatasetSource) -> str:
-    """Return what changes whenever a dataset is prepared again."""
+    """Return data that change whenever the dataset is prepared again."""
     try:
         return read_text(join_address(source.path, f"{META}/index.uuid")).strip()
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def _column(member: JoinMember, source: WebdatasetSource) -> KeyColumn:
 
 
 def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> list[Path]:
-    """Build the indexes of all joins of a metadataset, where they are missing.
+    """Build all missing indexes for the joins of a metadataset.
 
     They would be built when they are first needed; then all ranks would wait for it. The code
     of joiners is not looked at. Indexes of earlier versions of the document are deleted.
@@ -248,7 +248,7 @@ def build_join_indexes(
     split_config: str | None = None,
     allow: Collection[str] = (),
 ) -> list[Path]:
-    """Build the indexes of the joins in some splits, where they are missing.
+    """Build all missing indexes for the joins in some splits.
 
     Args:
         path: A metadataset YAML, or the document as a dict.

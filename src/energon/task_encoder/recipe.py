@@ -224,7 +224,7 @@ class Recipe:
         )
 
     def _warn_of_hopeless_settings(self) -> None:
-        """Say once what cannot do what it is there for, since the data are too few."""
+        """Warn once of settings that have no effect because there are too few samples."""
         samples = sum(leaf.num_samples for leaf in self.plan.leaves)
         names = ", ".join(leaf.leaf.name for leaf in self.opened[:3])
         size, window = self.settings.batch_size or 1, self.plan.shuffle_window
@@ -287,7 +287,7 @@ class Recipe:
 
     @property
     def _read_from(self) -> dict[str, str]:
-        """What a state of the run tells commands about its data, unless they are not files."""
+        """Where commands find the data of a saved state; empty unless they are files."""
         settings, resolved = self.settings, self.resolved
         if not isinstance(settings, TrainSettings) or resolved is None or not resolved.read_from:
             return {}
@@ -332,7 +332,7 @@ class Recipe:
 def make_reader(
     encoder: AnyTaskEncoder, opened: Sequence[OpenedLeaf], window_rows: int = 0
 ) -> LeafReader:
-    """Return what reads the samples of `opened` for an encoder."""
+    """Return the reader of the samples of `opened` for an encoder."""
     leaves = [leaf.leaf for leaf in opened]
     return LeafReader(
         sources=tuple(leaf.source for leaf in opened),
@@ -343,7 +343,7 @@ def make_reader(
 
 
 def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[Any]:
-    """Return `stage` with more hooks for single samples, in the same stage as those before.
+    """Return `stage` with more hooks for single samples, merged into one stage.
 
     Args:
         stage: The samples.
@@ -384,7 +384,7 @@ def _yields(encoder: AnyTaskEncoder) -> bool:
 
 
 def _leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
-    """Return what turns the bytes of a leaf's samples into what the encoding hooks take."""
+    """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
     if leaf.join is None:
         return load_hooks(hooks, leaf)
     from energon.task_encoder.join_hooks import leaf_hooks

@@ -1,4 +1,4 @@
-"""The order of a training run, from what is known about its leaves and what the call says."""
+"""The order of a training run, from its leaves and the arguments of the getter."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def train_plan(
 
 
 def streams(workers: WorkerConfig) -> int | None:
-    """Return how many groups of lanes read the same slices: one for each worker of the run.
+    """Return the number of groups of lanes that read the same slices: one for each worker.
 
     None, if the user chose the lanes: then the order must not depend on workers.
     """
@@ -191,7 +191,7 @@ def _plan_leaf(
 
 
 def _weighted(plan: PlanRecipe) -> tuple[PlanLeaf, ...]:
-    """Return the leaves with their shares at the beginning, by which reading ahead is planned."""
+    """Return the leaves with their initial shares, by which reading ahead is planned."""
     shares = plan.blend_mix.shares(0, 1, Clock(1, 1), ()) if plan.kind == "blend" else None
     if shares is None:
         return plan.leaves

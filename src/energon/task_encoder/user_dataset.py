@@ -1,4 +1,4 @@
-"""Code that is next to a dataset and makes its samples: `sample_loader.py`.
+"""Code stored with a dataset that makes its samples: `sample_loader.py`.
 
 It runs only where the user allows it. Pipelines carry the text of the file to their workers, so
 that all of them run what the user has allowed, whatever happens to the file.
@@ -56,7 +56,7 @@ class DatasetCode:
 
 @dataclass(frozen=True)
 class CodeFields:
-    """The fields of samples, made by a function of the parts.
+    """Makes the fields of a sample from its parts with a function.
 
     Args:
         loader: The function.
@@ -69,7 +69,7 @@ class CodeFields:
     parts: Collection[str] | PartFilter
 
     def maker(self, sample_type: type) -> SampleMaker:
-        """Return a function that makes a `sample_type` of parts and of what is known of them."""
+        """Return a function that makes a `sample_type` from parts and their metadata."""
         return maker_of(self.apply, sample_type)
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def find_code(
 
 @lru_cache(maxsize=64)
 def _run(origin: str, text: str) -> ModuleType:
-    """Return the module that a file becomes, which is run once in a process."""
+    """Return the file as a module; it runs once per process."""
     digest = hashlib.sha256(f"{origin}\0{text}".encode()).hexdigest()[:16]
     module = ModuleType(f"energon_dataset_code_{digest}")
     module.__file__ = origin
