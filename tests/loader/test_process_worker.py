@@ -296,6 +296,29 @@ def test_views_outlive_the_loader(loader_of):
     assert (first == 0).all()
 
 
+rebuilt_here = []
+
+
+def rebuild(row):
+    rebuilt_here.append(row)
+    return row
+
+
+class NotedWhenRebuilt:
+    def __init__(self, lane, row):
+        self.row = row
+
+    def __reduce__(self):
+        return rebuild, (self.row,)
+
+
+def test_each_batch_is_rebuilt_when_its_turn_comes(loader_of):
+    rebuilt_here.clear()
+    loader = loader_of(NotedWhenRebuilt, workers=1)
+    for row in islice(loader, 500):
+        assert rebuilt_here[-1] == row
+
+
 def test_leaving_a_loop_loses_nothing(loader_of):
     loader = loader_of(workers=2)
     seen = [batch for batch, _ in zip(loader, range(3), strict=False)]

@@ -12,10 +12,10 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,26 @@ _LOG_SECONDS = 0.1
 
 TellsTime = Callable[[float, float], None]
 """Called with the times at which something began and ended, by `time.perf_counter`."""
+
+
+class UnreadEvent(NamedTuple):
+    """An event as it was sent, which is rebuilt only when its turn comes.
+
+    So the objects of a batch are still in the processor cache when the trainer uses it, and take
+    the memory of the batch before it. Rebuilding all batches of a message at once takes twice the
+    time.
+    """
+
+    link: ProcessLink
+    data: memoryview
+    layout: EventLayout
+
+    def read(self) -> Event:
+        """Rebuild the event."""
+        begun = time.perf_counter()
+        event = _read_event(self.data, self.layout, copied=False)
+        self.link.count_rebuilding(begun)
+        return event
 
 
 class ProcessLink:
@@ -128,7 +148,7 @@ class ProcessLink:
                 Message(MessageKind.OPEN, generation=self._generation), share_bytes(data)
             )
 
-    def receive(self, timeout: float) -> list[Event] | None:
+    def receive(self, timeout: float) -> Sequence[Event | UnreadEvent] | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
         self._give_back()
         if time.monotonic() >= self._read_logs_at:
@@ -206,7 +226,14 @@ class ProcessLink:
         self._logs.drain()
         self._read_logs_at = time.monotonic() + _LOG_SECONDS
 
-    def _read(self, message: Message) -> list[Event]:
+    def count_rebuilding(self, begun: float) -> None:
+        """Count the time since then as time to rebuild events."""
+        ended = time.perf_counter()
+        self.rebuild_seconds += ended - begun
+        if self._rebuilt_at is not None:
+            self._rebuilt_at(begun, ended)
+
+    def _read(self, message: Message) -> Sequence[Event | UnreadEvent]:
         """Return the events in a slot, and tell the worker what happened to the slot."""
         if message.descriptors:
             self._slots[message.slot] = map_shared(message.descriptors[0])
@@ -214,21 +241,22 @@ class ProcessLink:
         if message.generation != self._generation:
             self._send(Message(MessageKind.FREE, slot))
             return []
-        begun = time.perf_counter()
-        events = self._rebuilt(slot, message)
-        ended = time.perf_counter()
-        self.rebuild_seconds += ended - begun
-        if self._rebuilt_at is not None:
-            self._rebuilt_at(begun, ended)
-        return events
-
-    def _rebuilt(self, slot: int, message: Message) -> list[Event]:
-        """Return the events in a slot of this generation."""
         mapping = self._slots[slot]
         layouts = read_table(memoryview(mapping)[message.start : message.stop])
-        has_views = any(layout.buffers for layout in layouts)
-        if not has_views or len(self._leases) >= LEASES:
-            self.num_copied += has_views
+        if any(layout.buffers for layout in layouts):
+            begun = time.perf_counter()
+            events = self._rebuilt(slot, layouts)
+            self.count_rebuilding(begun)
+            return events
+        data = memoryview(mapping[: message.start])
+        self._send(Message(MessageKind.FREE, slot))
+        return [UnreadEvent(self, data, layout) for layout in layouts]
+
+    def _rebuilt(self, slot: int, layouts: Sequence[EventLayout]) -> list[Event]:
+        """Return the events in a slot, which have arrays."""
+        mapping = self._slots[slot]
+        if len(self._leases) >= LEASES:
+            self.num_copied += 1
             events = [_read_event(memoryview(mapping), each, copied=True) for each in layouts]
             self._send(Message(MessageKind.FREE, slot))
             return events

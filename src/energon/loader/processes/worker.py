@@ -18,7 +18,7 @@ from energon.loader.hosting import Event, WorkerStatus
 from energon.loader.monitoring.profiler import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
-from energon.loader.processes.link import POLL_SECONDS, ProcessLink, TellsTime
+from energon.loader.processes.link import POLL_SECONDS, ProcessLink, TellsTime, UnreadEvent
 from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
@@ -183,7 +183,7 @@ class ProcessWorker:
         self._rebuilt = rebuilt
         self._owner = os.getpid()
         self._link: ProcessLink | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | UnreadEvent] = deque()
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._ended: set[int] = set()
@@ -212,7 +212,11 @@ class ProcessWorker:
         """Return the next event, replacing the process as often as is useful."""
         while not self._events:
             self._receive()
-        event = self._events.popleft()
+        event = self._events[0]
+        if isinstance(event, UnreadEvent):
+            event = event.read()
+        # Only now, so that an interrupt does not lose it.
+        self._events.popleft()
         self._taken += 1
         if event.ended:
             self._ended.add(event.lane)
@@ -273,24 +277,23 @@ class ProcessWorker:
     def _receive(self) -> None:
         """Wait for events, or for the end of the process that should send them."""
         self._check_owner()
-        if self._link is None:
+        link = self._link
+        if link is None:
             raise WorkerError("this loader is closed; build a new one")
-        beats, since = self._link.heartbeat.beats, time.monotonic()
+        beats, since = link.heartbeat.beats, time.monotonic()
         while True:
             timeout = self._timeout(beats)
-            events = self._link.receive(
-                POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)
-            )
-            if events is None or (not events and self._link.exit_code() is not None):
-                return self._died()
+            events = link.receive(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS))
+            if events is None or (not events and link.exit_code() is not None):
+                return self._died(link)
             if events:
                 self._deaths.delivered()
                 self._events.extend(events)
                 return None
-            if self._link.heartbeat.beats != beats:
-                beats, since = self._link.heartbeat.beats, time.monotonic()
+            if link.heartbeat.beats != beats:
+                beats, since = link.heartbeat.beats, time.monotonic()
             elif timeout is not None and time.monotonic() - since >= timeout:
-                return self._hung(timeout)
+                return self._hung(link, timeout)
 
     def _timeout(self, beats: tuple[int, int]) -> float | None:
         """Return how long to wait for a sign of life, in seconds; None for no limit."""
@@ -298,10 +301,7 @@ class ProcessWorker:
             return self._options.watchdog_initial_timeout_seconds
         return self._options.watchdog_timeout_seconds
 
-    def _hung(self, timeout: float) -> None:
-        link = self._link
-        if link is None:
-            return
+    def _hung(self, link: ProcessLink, timeout: float) -> None:
         self._stats["worker_timeouts"] += 1
         where = link.traceback()
         cause = f"made no progress for {timeout} s and was killed"
@@ -311,10 +311,7 @@ class ProcessWorker:
             raise WorkerError(f"{self._name} {cause} {place}; it was here:\n{where}")
         self._replace(link, cause, killed=False)
 
-    def _died(self) -> None:
-        link = self._link
-        if link is None:
-            return
+    def _died(self, link: ProcessLink) -> None:
         link.close()
         self._stats["worker_deaths"] += 1
         code = link.exit_code()
