@@ -199,3 +199,12 @@ def test_a_run_whose_token_expires_asks_but_a_few_times(tmp_path, proxy):
             pass
     # At most what was on its way, twice: the credentials were looked up again once.
     assert len(proxy.requests) <= 2 * 16 + 2
+
+
+def test_what_has_no_credentials_is_not_said_to_have_looked_them_up():
+    error = StorageAccessError("/data/x: Permission denied")
+    with pytest.raises(StorageAccessError) as caught:
+        Retries("/", StorageSettings(), None).failed(
+            error, asked_at=0, begun=0, attempts=1, seconds=9
+        )
+    assert caught.value is error

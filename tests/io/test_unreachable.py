@@ -1,12 +1,15 @@
-"""A host that does not exist, in every scheme: an error of ours that says so."""
+"""A host that does not exist or never answers: an error of ours that says so, soon."""
 
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import ExitStack
 
 import pytest
 
-from energon.errors import StorageError
+from energon.errors import StorageError, StorageTimeoutError
+from energon.io.backends import object_backend
 from energon.io.files import forget_stores, open_store
 
 HOST = "no-such-host.invalid"
@@ -66,4 +69,32 @@ def test_a_host_that_does_not_exist_is_told(address, tmp_path, monkeypatch, quic
         ) as caught:
             ask(what)
         assert "secret" not in str(caught.value)
+    forget_stores()
+
+
+@pytest.fixture
+def silent():
+    """A port that drops connections, like hosts behind firewalls: its queue is full."""
+    with ExitStack() as sockets:
+        server = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            client = sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "hf"])
+def test_a_host_that_accepts_no_connection_is_given_up_early(
+    silent, scheme, monkeypatch, caplog, quick_retries
+):
+    monkeypatch.setattr(object_backend, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.15")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{silent}")
+    forget_stores()
+    address = {"http": f"http://{silent}/x", "hf": "hf://datasets/me/x/y"}[scheme]
+    store, key = open_store(address)
+    with pytest.raises(StorageTimeoutError, match=r"no connection in time.*REFUSED_SECONDS=0\.15"):
+        list(store.list(key)) if scheme == "hf" else store.read(key)
+    assert "accepted no connection in time; retrying" in caplog.text
     forget_stores()

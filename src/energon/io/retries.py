@@ -101,6 +101,8 @@ class Retries:
         if isinstance(error, StorageAccessError) and not error.transient:
             if not self._renew(asked_at):
                 self.is_denied = True
+                if self._renew_credentials is None:
+                    raise error
                 raise _denied(error) from error
         elif not error.transient:
             raise error

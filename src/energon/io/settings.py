@@ -34,8 +34,8 @@ class StorageSettings:
         longest_wait_seconds: Upper limit of the doubling.
         deadline_seconds: Longest time for a request including all retries. While an object is
             streamed, every MiB may take this long.
-        refused_seconds: How long to try a server that has never answered and refuses connections,
-            or whose name cannot be resolved.
+        refused_seconds: How long to try a server that has never answered and refuses connections
+            or does not accept any, to which there is no route, or whose name cannot be resolved.
         hedge_after_seconds: Send a read request a second time if it is not answered within this
             time, and take the first answer; None never does.
         parallel_requests: Maximum number of read-ahead requests of one process to one store at

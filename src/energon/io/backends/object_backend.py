@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
@@ -29,6 +29,7 @@ from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.object_errors import (
     TRANSIENT_STATUS,
     UNREACHABLE,
+    ConnectTimeoutError,
     cause_of,
     changed,
     translate,
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
-CONNECT_SECONDS = 10
+CONNECT_SECONDS = 5
+"""How long a host may take to accept a connection; twice that is a store's default patience."""
 READ_SECONDS = 30
 """How long a connection may stay silent."""
 ANSWER_SECONDS = 120
@@ -198,7 +200,7 @@ def connection_settings(
     """
     client = {
         "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": f"{min(CONNECT_SECONDS, round(seconds))}s",
+        "connect_timeout": f"{round(min(CONNECT_SECONDS, seconds) * 1000)}ms",
         "read_timeout": f"{min(READ_SECONDS, round(seconds))}s",
         "timeout": f"{round(seconds * 1000)}ms",
         "user_agent": f"energon/{__version__}",
@@ -266,7 +268,33 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-_opener = urllib.request.build_opener(_Redirects)
+class _ConnectingInTime(HTTPConnection):
+    """Waits less for a connection than for an answer."""
+
+    def connect(self) -> None:
+        patience, self.timeout = self.timeout, min(self.timeout or READ_SECONDS, CONNECT_SECONDS)
+        try:
+            super().connect()
+        except TimeoutError as error:
+            raise ConnectTimeoutError from error
+        self.sock.settimeout(patience)
+
+
+class _SecureConnectingInTime(_ConnectingInTime, HTTPSConnection):
+    pass
+
+
+class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Makes connections that are given up early."""
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_ConnectingInTime, req)
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_SecureConnectingInTime, req)
+
+
+_opener = urllib.request.build_opener(_Redirects, _Connections)
 
 
 def refused_redirect(url: str, headers: Mapping[str, str], place: str) -> StorageError | None:

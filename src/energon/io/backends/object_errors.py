@@ -6,6 +6,7 @@ status, the store's code and the kind of failure are passed on.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from collections.abc import Callable
@@ -28,7 +29,9 @@ _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 REFUSED = "connection refused"
 UNKNOWN_HOST = "the host name cannot be resolved"
-UNREACHABLE = (REFUSED, UNKNOWN_HOST)
+NO_ROUTE = "there is no route to the host"
+NO_CONNECTION = "the host accepted no connection in time"
+UNREACHABLE = (REFUSED, UNKNOWN_HOST, NO_ROUTE, NO_CONNECTION)
 """Causes that an address is more likely to have than a server."""
 _HOST = re.compile(r"https?://(?:[^/\s@]*@)?([^/\s?()]+)")
 _BAD_LISTING = "InvalidListResponse"
@@ -39,6 +42,8 @@ _CAUSES = {
     "Parse(": "the answer is not HTTP",
     "dns error": UNKNOWN_HOST,
     "ConnectionRefused": REFUSED,
+    "HostUnreachable": NO_ROUTE,
+    "NetworkUnreachable": NO_ROUTE,
     "ConnectionReset": "connection reset",
     "IncompleteBody": "the answer ended early",
     "IncompleteMessage": "the connection was closed before an answer",
@@ -46,12 +51,20 @@ _CAUSES = {
     "UnexpectedEof": "connection closed",
     "TimedOut": "no answer in time",
 }
+
+
+class ConnectTimeoutError(TimeoutError):
+    """A host did not accept a connection in time."""
+
+
 _OS_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, UNKNOWN_HOST),
     (ConnectionRefusedError, REFUSED),
+    (ConnectTimeoutError, NO_CONNECTION),
     (ConnectionError, "connection reset"),
     (TimeoutError, "no answer in time"),
 )
+_NO_ROUTE_CODES = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 """Statuses that may differ the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
@@ -175,6 +188,8 @@ def _connection_error(said: _Said) -> StorageError:
     kind = _KIND.search(said.text)
     causes = [words for sign, words in _CAUSES.items() if sign in said.text]
     cause = causes[0] if causes else (kind[1] if kind else said.name)
+    if "tcp connect error" in said.text and "TimedOut" in said.text:
+        cause = NO_CONNECTION
     transient = kind is not None and "InvalidCertificate" not in said.text
     transient = transient or _BAD_LISTING in said.text
     host = _HOST.search(said.text)
@@ -268,6 +283,8 @@ def cause_of(error: BaseException) -> str:
     """
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _NO_ROUTE_CODES:
+            return NO_ROUTE
         for kind, words in _OS_CAUSES:
             if isinstance(seen, kind):
                 return words
