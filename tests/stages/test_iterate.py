@@ -69,3 +69,15 @@ def test_more_workers_than_lanes_are_refused(root):
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
     with pytest.raises(ConfigError, match="2 workers of a torch DataLoader for 1 lane "):
         list(loader)
+
+
+def test_a_loader_of_torch_that_would_batch_batches_is_refused(root):
+    def load(dataset, **settings):
+        return next(iter(torch.utils.data.DataLoader(dataset, **settings)))
+
+    batches = val(root, batch_size=3)
+    with pytest.raises(ConfigError, match="pass it batch_size=None"):
+        load(batches)
+    # It may make batches of samples, and whatever its own function makes of batches.
+    assert len(load(val(root, batch_size=None), batch_size=2)["txt"]) == 2
+    assert load(batches, collate_fn=len) == 1

@@ -34,7 +34,14 @@ class IterableLanes:
         """The number of lanes of a new run."""
         return self.worker_config.lanes or self.worker_config.total_workers
 
+    @property
+    def yields_batches(self) -> bool:
+        """Whether an item is a batch, for which torch's DataLoader needs `batch_size=None`."""
+        return False
+
     def __iter__(self) -> Iterator[Any]:
+        if self.yields_batches:
+            _refuse_batches_of_batches()
         lanes = self.default_lanes
         mine = list(self.worker_config.rank_lanes(lanes))
         number, workers = _torch_worker()
@@ -75,6 +82,23 @@ def register_with_torch(kind: type) -> None:
     dataset = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
     if dataset is not None and hasattr(dataset, "register") and not issubclass(kind, dataset):
         dataset.register(kind)
+
+
+def _refuse_batches_of_batches() -> None:
+    """Raise ConfigError if a torch DataLoader, which calls `__iter__`, is going to stack batches.
+
+    Datasets are not told of its arguments, but the object that calls has them. A `collate_fn` of
+    the user may do with batches what it likes.
+    """
+    data = sys.modules.get("torch.utils.data")
+    caller = sys._getframe(2).f_locals.get("self")
+    collate = getattr(caller, "collate_fn", None)
+    stacks = data is not None and collate is data.default_collate
+    if stacks and getattr(caller, "auto_collation", False):
+        raise ConfigError(
+            "torch's DataLoader would make batches of what are batches already; pass it "
+            "batch_size=None, or use energon.get_loader(dataset) instead, which has workers too"
+        )
 
 
 def _torch_worker() -> tuple[int, int]:

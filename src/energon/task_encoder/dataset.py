@@ -179,6 +179,11 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return table_html(type(self).__name__, rows)
 
     @property
+    def yields_batches(self) -> bool:
+        """Whether an item is a batch, for which torch's DataLoader needs `batch_size=None`."""
+        return self.batch_size is not None
+
+    @property
     def default_lanes(self) -> int:
         """The number of lanes of a new run."""
         config = self.worker_config
