@@ -82,42 +82,83 @@ def test_defaults_are_shown_by_the_parser_and_by_nothing_else(path):
         assert f"[default: {default}" in " ".join(shown.split()), option.opts
 
 
-NOWHERE = {
-    "analyze-debug": ("{}",),
-    "checkpoint diff": ("{}", "{}"),
-    "checkpoint edit": ("{}", "{}_new", "--world-size", "2", "--skip-steps", "1"),
-    "checkpoint info": ("{}",),
-    "checkpoint redist": ("{}", "{}_new", "--new-world-size", "2"),
-    "doctor": ("{}",),
-    "index": ("{}",),
-    "info": ("{}",),
-    "lint": ("{}",),
-    "pack": ("{}", "{}_packed"),
-    "plan": ("{}",),
-    "prepare": ("{}", "--non-interactive", "--split-ratio", "1"),
-    "prepare-media": ("{}", "--media-metadata-by-extension"),
-    "preview": ("{}",),
-    "repair": ("{}",),
-    "tar cat": ("{}", "-o", "{}.tar"),
-    "tar create": ("{}", "-o", "{}.tar"),
-    "tar index": ("{}",),
-    "tar ls": ("{}",),
-    "tar proc": ("{}", "-o", "{}_changed", "--command", "true", "--allow", "shell"),
-    "tar sort": ("{}", "-o", "{}.tar"),
-    "tar split": ("{}", "-o", "{}-%06d.tar", "--maxcount", "2"),
-    "tar stat": ("{}",),
-    "tar verify": ("{}",),
-    "verify": ("{}",),
-    "view": ("{}",),
+ON_A_PLACE = {
+    "analyze-debug": "{}",
+    "checkpoint diff": "{} {}",
+    "checkpoint edit": "{} {out} --world-size 2 --skip-steps 1",
+    "checkpoint info": "{}",
+    "checkpoint redist": "{} {out} --new-world-size 2",
+    "doctor": "{}",
+    "index": "{}",
+    "info": "{}",
+    "lint": "{}",
+    "mount": "{} {folder}",
+    "pack": "{} {out}",
+    "plan": "{}",
+    "prepare": "{} --non-interactive",
+    "prepare-media": "{} --media-metadata-by-extension",
+    "preview": "{}",
+    "repair": "{}",
+    "tar cat": "{} -o {out}.tar",
+    "tar create": "{} -o {out}.tar",
+    "tar index": "{}",
+    "tar ls": "{}",
+    "tar proc": "{} -o {out} --command true --allow shell",
+    "tar sort": "{} -o {out}.tar",
+    "tar split": "{} -o {out}-%06d.tar --maxcount 2",
+    "tar stat": "{}",
+    "tar verify": "{}",
+    "verify": "{}",
+    "view": "{} --port 0",
+}
+"""Every command, as run on a place."""
+
+OF_METADATASETS = {"doctor", "info", "lint", "mount", "plan", "prepare", "preview", "view"}
+NOT_THERE = {
+    "a missing dataset": "{tmp}/nowhere",
+    "a refused connection": "http://127.0.0.1:1/x.tar",
+    "an unknown host": "http://no-such-host.invalid/x.tar",
+}
+BROKEN = {
+    "a missing leaf": "splits: {train: {blend: [{path: ds}, {path: nowhere}]}}",
+    "a leaf in a store that cannot be reached": "splits: {train: {path: 'http://127.0.0.1:1/x'}}",
+    "malformed YAML": "splits: {train: [",
+    "a misspelled key": "splits: {train: {pth: ds}}",
 }
 
 
-@pytest.mark.parametrize("command", sorted({" ".join(path) for path in COMMANDS} - {"mount"}))
-def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, command):
-    done = run(*command.split(), *(each.format(tmp_path / "nowhere") for each in NOWHERE[command]))
-    assert done.exit_code == 2, done.output
-    assert "Traceback" not in done.output
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return make_crude(tmp_path_factory.mktemp("prepared") / "ds", [3])
+
+
+@pytest.mark.parametrize("command", [" ".join(path) for path in COMMANDS])
+def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, monkeypatch, prepared, command):
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    places = {what: place.format(tmp=tmp_path) for what, place in NOT_THERE.items()}
+    if command in OF_METADATASETS:
+        for number, (what, text) in enumerate(BROKEN.items()):
+            places[what] = str(tmp_path / f"{number}.yaml")
+            (tmp_path / f"{number}.yaml").write_text(text)
+        (tmp_path / "ds").symlink_to(prepared)
+    for what, place in places.items():
+        words = ON_A_PLACE[command].format(place, place, out=tmp_path / "out", folder=folder)
+        done = run(*command.split(), *words.split())
+        assert done.exit_code == 2, (what, done.output)
+        assert "Traceback" not in done.output
     assert run(*command.split(), "--no-such-option").exit_code == 2
+
+
+def test_what_the_system_refuses_ends_with_2_and_without_a_traceback(tmp_path):
+    root = make_crude(tmp_path / "ds", [3])
+    shard = next(root.rglob("*.tar"))
+    shard.unlink()
+    shard.symlink_to(shard)  # a loop, which not even root can open
+    for command in ("info", "preview", "plan"):
+        done = run(*command.split(), root)
+        assert (done.exit_code, type(done.exception)) == (2, SystemExit), (command, done.output)
 
 
 def test_old_names_of_options_go_on_working(tmp_path):
@@ -171,7 +212,11 @@ def test_quiet_commands_say_nothing_and_verbose_ones_all(tmp_path):
     quiet = run(*again, "-q").output
     assert "0 of 1 shards" not in quiet
     assert "3 samples" not in quiet
-    assert run("info", tmp_path / "out", "--quiet", "--verbose").exit_code == 2
+    assert run("info", tmp_path / "out", "--verbose", "--quiet").exit_code == 2
+    assert run("-v", "info", tmp_path / "out", "-q").exit_code == 2
+    assert run("-q", "tar", "-q", "ls", tmp_path / "out/shards/00000.tar").exit_code == 0
+    assert run("-q", *again).output == run("-q", *again, "-q").output == quiet
+    assert "0 of 1 shards were new" in run("-v", *again).output
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_creates_of_a_folder_the_same_bytes_each_time(tmp_path):
 def test_commands_in_recipes_have_to_be_allowed(tmp_path):
     recipe = "1.txt pipe:echo hello\n"
     refused = run("create", "--recipe", "-", "-o", tmp_path / "x.tar", stdin=recipe)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "ENERGON_ALLOW=shell" in refused.output
     assert not (tmp_path / "x.tar").exists()
     ok("create", "--recipe", "-", "-o", tmp_path / "x.tar", "--allow", "shell", stdin=recipe)
@@ -496,7 +496,7 @@ def test_shows_how_far_it_is_on_a_terminal(tmp_path):
 def test_folders_that_nobody_may_write_to_are_errors(tmp_path):
     make_shards(tmp_path, [1])
     result = run("cat", tmp_path / "shard-000000.tar", "-o", "/proc/x.tar")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith("Error: /proc/")
 
 

@@ -109,7 +109,7 @@ def test_a_quoted_merge_key_is_a_key():
         ("<<: 1", "f.yaml:1:5: '<<' merges mappings"),
         ("<<: [{a: 1}, 2]", "f.yaml:1:5: '<<' merges mappings"),
         ("a: 1\n---\nb: 2\n", "f.yaml:2:1: a second document"),
-        ("a: b: c", "f.yaml:1:5: mapping values are not allowed"),
+        ("a: b: c", "f.yaml:1:5: not valid YAML: mapping values are not allowed"),
         ("a: b: c", "needs quotes"),
         ("a:\n\tb: 1", "indent with spaces"),
         ("a: [1,\n\nb: {2\n", "that starts in line 3"),

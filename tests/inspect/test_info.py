@@ -117,7 +117,9 @@ def test_what_is_wrong_with_a_split_is_told_and_the_others_are_described(tmp_pat
     assert list(about["splits"]) == ["train"]
     (problem,) = about["problems"]
     assert "gone does not exist" in problem
-    assert f"- problem: {problem}" in run(tmp_path / "blend.yaml")
+    done = CliRunner().invoke(main, ["info", str(tmp_path / "blend.yaml")])
+    assert done.exit_code == 2
+    assert f"- problem: {problem}" in done.stdout
 
 
 def test_a_dataset_whose_code_is_not_allowed_is_described(tmp_path, monkeypatch):

@@ -169,5 +169,5 @@ def test_says_what_is_wrong_and_in_which_line(tmp_path, text, expected):
 
 
 def test_broken_yaml_is_a_format_error(tmp_path):
-    with pytest.raises(FormatError, match=r"dataset\.yaml:1:5: mapping values"):
+    with pytest.raises(FormatError, match=r"dataset\.yaml:1:5: not valid YAML: mapping values"):
         read(tmp_path, "a: b: c")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError
+from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference, multiply_shuffle
 from energon.metadataset.resolve import resolve, traverse_metadataset
 from tests.metadataset.folders import make_datasets, without_columns, write
@@ -372,7 +372,7 @@ def test_errors_of_a_nested_document_name_that_document(tmp_path):
     path = write(tmp_path / "m.yaml", V2 + "  train: {path: inner.yaml}\n")
     assert message(ConfigError, path).startswith(f"{inner}:4: unknown key 'pth'")
     write(tmp_path / "inner.yaml", "splits: {a: 1, a: 2}")
-    assert message(FormatError, path).startswith(f"{inner}:1: duplicate key")
+    assert message(ConfigError, path).startswith(f"{inner}:1: duplicate key")
 
 
 def test_traverse_lists_datasets_once_for_each_reference(tmp_path):

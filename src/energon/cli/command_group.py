@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 
 from energon.errors import ConfigError, EnergonError
-from energon.messages import escape_line, nearest
+from energon.messages import escape_line, escape_text, nearest
 
 
 def echo(line: str, *, err: bool = False) -> None:
@@ -35,11 +35,10 @@ _KEY = "energon.verbosity"
 
 
 def add_verbosity(command: click.Command) -> click.Command:
-    """Add the options to a command, or to the commands of a group, unless it has them."""
+    """Add the options to a command, and to the commands of a group, unless it has them."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_verbosity(each)
-        return command
     if any(each.name == "quiet" for each in command.params):
         return command
     short = {option for each in command.params for option in each.opts}
@@ -48,14 +47,14 @@ def add_verbosity(command: click.Command) -> click.Command:
             [*(["-q"] if "-q" not in short else []), "--quiet"],
             is_flag=True,
             expose_value=False,
-            callback=_be_quiet,
+            callback=_set_level,
             help="Print only results, warnings and errors.",
         ),
         click.Option(
             [*(["-v"] if "-v" not in short else []), "--verbose"],
             is_flag=True,
             expose_value=False,
-            callback=_be_verbose,
+            callback=_set_level,
             help="Show all log messages.",
         ),
     ]
@@ -77,16 +76,15 @@ def _level() -> str | None:
     return None if context is None else str(context.meta.get(_KEY))
 
 
-def _be_quiet(context: click.Context, option: Any, value: bool) -> None:
-    if value:
-        context.meta[_KEY] = "quiet"
-
-
-def _be_verbose(context: click.Context, option: Any, value: bool) -> None:
-    if value:
-        if context.meta.get(_KEY) == "quiet":
-            raise click.UsageError("choose one of --quiet and --verbose")
-        context.meta[_KEY] = "verbose"
+def _set_level(context: click.Context, option: click.Parameter, given: bool) -> None:
+    """Set the level, once for the whole command line: groups and their commands share it."""
+    level, before = option.name, context.meta.get(_KEY)
+    if not given or before == level:
+        return
+    if before is not None:
+        raise click.UsageError("choose one of --quiet and --verbose")
+    context.meta[_KEY] = level
+    if level == "verbose":
         layout = "%(levelname)s %(name)s: %(message)s"
         context.with_resource(logging_at(logging.DEBUG, layout))
 
@@ -112,15 +110,18 @@ GO_ON = frozenset({"index", "pack", "prepare", "prepare-media", "repair"})
 
 
 class RefusedCommandError(click.ClickException):
-    """What a command was asked for is invalid or missing."""
+    """What a command was asked for is invalid or missing, or cannot be read or written."""
 
     exit_code = 2
 
 
-def failed_command(error: EnergonError) -> click.ClickException:
-    """Return the exception with which click reports one of our errors."""
-    reasons = (error, error.__cause__)
-    refused = any(isinstance(each, (ConfigError, FileNotFoundError)) for each in reasons)
+def failed_command(error: EnergonError | OSError) -> click.ClickException:
+    """Return the exception with which click reports an error of ours or of the system."""
+    if not isinstance(error, EnergonError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return RefusedCommandError(escape_text(f"{where}{error.strerror or error}"))
+    # What the system or a store refuses says nothing about the data.
+    refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))
     return (RefusedCommandError if refused else click.ClickException)(str(error))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import sys
 
 import click
 
-from energon.cli.command_group import echo
+from energon.cli.command_group import RefusedCommandError, echo_json, echo_lines
 from energon.cli.options import allow_option
 
 
@@ -22,6 +22,8 @@ from energon.cli.options import allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH holds.
 
+    Exits with 2 if a metadataset names datasets that cannot be opened, after describing the rest.
+
     \b
     Example:
       energon info ./coco
@@ -32,7 +34,8 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
 
     about = describe(path, split_config=split_config, dataset_config=dataset_config, parts=parts)
     if as_json:
-        click.echo(json.dumps(about, indent=2))
-        return
-    for line in info_lines(about):
-        echo(line)
+        echo_json(about)
+    else:
+        echo_lines(info_lines(about))
+    if about.get("problems"):
+        sys.exit(RefusedCommandError.exit_code)

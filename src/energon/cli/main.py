@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
 import click
 
-from energon.cli.command_group import InterruptedCommandError, LazyGroup, failed_command
+from energon.cli.command_group import (
+    InterruptedCommandError,
+    LazyGroup,
+    add_verbosity,
+    failed_command,
+)
 from energon.errors import EnergonError
 from energon.version import __version__
 
@@ -32,12 +38,14 @@ COMMANDS = {
 
 
 class _Main(LazyGroup):
-    """Shows our errors as messages, and reports an interruption."""
+    """Shows errors of ours and of the system as messages, and reports an interruption."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except EnergonError as error:
+        except (EnergonError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # a reader that has stopped (`| head`) knows
             raise failed_command(error) from error
         except KeyboardInterrupt as error:
             raise InterruptedCommandError(ctx.invoked_subcommand) from error
@@ -59,6 +67,8 @@ def main() -> None:
       energon info ./my_dataset
     """
 
+
+add_verbosity(main)
 
 if __name__ == "__main__":
     sys.exit(main())

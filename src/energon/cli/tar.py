@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-from typing import Any
-
 import click
 
 from energon.cli.command_group import LazyGroup
-from energon.errors import EnergonError
 
 COMMANDS = {
     "cat": "Join shards: shuffled, sliced, with other fields or keys.",
@@ -22,7 +18,6 @@ COMMANDS = {
     "verify": "Check shards for damage and other problems.",
 }
 
-
 _FILES = {
     "inspect": ("index", "ls", "stat", "verify"),
     "make": ("create", "proc"),
@@ -30,23 +25,9 @@ _FILES = {
 }
 
 
-class _TarGroup(LazyGroup):
-    """Says what the system refuses without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except OSError as error:
-            # Our errors are reported elsewhere, and a reader that has stopped (`| head`) knows.
-            if isinstance(error, EnergonError) or error.errno == errno.EPIPE:
-                raise
-            where = "" if error.filename is None else f"{error.filename}: "
-            raise click.ClickException(f"{where}{error.strerror or error}") from error
-
-
 @click.group(
     "tar",
-    cls=_TarGroup,
+    cls=LazyGroup,
     summaries=COMMANDS,
     homes={
         name: f"energon.cli.tar_commands.{file}:{name}_command"

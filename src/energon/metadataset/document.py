@@ -59,8 +59,7 @@ def read_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset:
         allow: "env" permits references to environment variables, if it is on this machine.
 
     Raises:
-        FormatError: If it is not YAML.
-        ConfigError: If it breaks the grammar; names every place where it does.
+        ConfigError: If it is not YAML, or breaks the grammar; names every place where it does.
         SecurityError: If it reads the environment and may not.
     """
     return _sound(parse_metadataset(path, allow))
@@ -80,12 +79,15 @@ def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | B
     """Return the document at address `path`, whether or not it follows the grammar.
 
     Raises:
-        FormatError: If it is not YAML.
-        ConfigError: If it is not a mapping.
+        ConfigError: If it is not YAML, or not a mapping.
         SecurityError: If it reads the environment and may not.
     """
     origin = redact(path)
-    raw = load(read_document(path), origin=origin)
+    try:
+        raw = load(read_document(path), origin=origin)
+    except FormatError as error:
+        # It is what the user wrote, not damaged data.
+        raise ConfigError(str(error)) from error
     return _parse(raw, origin, parent_address(path), allow, from_afar=is_remote(path))
 
 

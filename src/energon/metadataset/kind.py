@@ -430,6 +430,8 @@ def advice(path: str) -> str:
             folder = shown.rpartition("/")[0] or "."
             return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
         return f"is a file; {_READABLE}"
+    if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
+        return "cannot be read by this user: permission denied"
     names = list(islice(_files_below(path), MAX_COMPARED))
     inside = _datasets_in(path)
     of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)

@@ -265,9 +265,10 @@ class Shown:
     def _open(self, path: str, label: str) -> ShownPath:
         found = find_leaves(path, training=True, allow=self._allow)
         problems = [f"split {name!r}: {line}" for name, line in found.problems]
-        if not found.mixes and not problems:
+        if not found.mixes:
             raise ConfigError(
-                f"{redact(path)} has no split with samples to show; a folder of files is packed "
+                "\n".join(problems)
+                or f"{redact(path)} has no split with samples to show; a folder of files is packed "
                 f"into a dataset by `energon pack {redact(path)} NEW_FOLDER`"
             )
         first = len(self.splits)

@@ -116,7 +116,7 @@ def verify_command(
 
     Finds what is truncated or damaged, samples whose files are scattered, keys that exist
     twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
-    and 2 if there are no such shards.
+    and 2 if no shard can be read.
 
     \b
     Example:

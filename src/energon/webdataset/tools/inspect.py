@@ -153,7 +153,7 @@ class Verifier:
                         problems.append(f"{url}: {problem}")
         except EnergonError as error:
             problems.append(str(error))
-            self.not_there += isinstance(error, DatasetNotFoundError)
+            self.not_there += isinstance(error, OSError)
         for kind, number in known.items():
             if number > MAX_EXAMPLES:
                 problems.append(f"{url}: {number - MAX_EXAMPLES} more of this kind: {kind}")
