@@ -86,7 +86,8 @@ def _set_level(context: click.Context, option: click.Parameter, given: bool) -> 
     context.meta[_KEY] = level
     if level == "verbose":
         layout = "%(levelname)s %(name)s: %(message)s"
-        context.with_resource(logging_at(logging.DEBUG, layout))
+        # Click closes the outermost context alone if parsing ends with an error.
+        context.find_root().with_resource(logging_at(logging.DEBUG, layout))
 
 
 @contextmanager
@@ -94,10 +95,11 @@ def logging_at(level: int, layout: str) -> Iterator[None]:
     """Show log messages on standard error, from a level on."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(layout))
+    handler.setLevel(level)
     logger = logging.getLogger("energon")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(level)
+    logger.setLevel(min(before, level) if before else level)
     try:
         yield
     finally:

@@ -329,8 +329,7 @@ def logging_to_terminal(level: int = logging.INFO) -> Iterator[None]:
         yield  # the option shows everything
         return
     level = max(level, logging.WARNING) if is_quiet() else level
-    before = logging.getLogger("energon").level
-    with logging_at(min(before, level) if before else level, "%(message)s"):
+    with logging_at(level, "%(message)s"):
         yield
 
 
