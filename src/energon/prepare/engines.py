@@ -268,7 +268,8 @@ def _ray(engine: Engine) -> Iterator[Workers]:
     except (OSError, RuntimeError, ValueError) as error:
         raise WorkerError(
             f"no Ray cluster answers at {engine.address}: {error}; start one with `ray start "
-            "--head`, and pass its address with --address"
+            "--head`, pass its address with --address, and if it requires a token, set "
+            "RAY_AUTH_MODE=token"
         ) from error
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
