@@ -105,7 +105,7 @@ class SeekPoints:
         return len(self.bits)
 
     def holding(self, offsets: Ints) -> Ints:
-        """Return the numbers of the points behind which bytes of the content lie."""
+        """Return the index of the last point at or before each offset in the content."""
         return np.searchsorted(self.starts, offsets, side="right") - 1
 
     def packed_range(self, numbers: Ints) -> tuple[Ints, Ints]:
@@ -226,7 +226,7 @@ class PointFinder:
         return not self._starts or self._unpacked - self._starts[-1] >= SPACING_BYTES
 
     def _note(self, bit: int, start: int, window: bytes) -> None:
-        """Note a point; `window` is what comes before it."""
+        """Record a point; `window` is the content before it."""
         packed = zlib.compress(window) if window else b""
         self._bits.append(bit)
         self._starts.append(start)
@@ -261,7 +261,7 @@ class PointFinder:
             data = data.lstrip(b"\0")
 
     def _enter(self, decoder: Any, data: bytes, at: int) -> tuple[bytes, Any, bytes]:
-        """Unpack up to the first block that begins in `data`, and note a point there.
+        """Decompress up to the first block that begins in `data`, and record a point there.
 
         Args:
             decoder: What unpacks the file.
@@ -357,7 +357,7 @@ _HEADER_BYTES = 12
 
 
 def _dynamic_blocks(piece: NDArray[np.uint8]) -> Ints:
-    """Return the bits at which the header of a block with codes of its own makes sense."""
+    """Return the bits at which a block with dynamic Huffman codes has a valid header."""
     bits = np.unpackbits(piece, bitorder="little")
     triple = bits[:-2] | bits[1:-1] << 1 | bits[2:] << 2
     at = np.flatnonzero(triple[: -8 * _HEADER_BYTES] == 0b100)  # not the last block
@@ -381,7 +381,7 @@ def _stored_blocks(piece: NDArray[np.uint8]) -> Ints:
 
 
 def _end_of_block(decoder: Any, byte: int, bit: int) -> bytes | None:
-    """Return what comes before the block at some bit of the next byte; None if there is none.
+    """Return the content before the block at some bit of the next byte; None if there is none.
 
     If a block begins there, another one can take its place: the last, with a content of ours.
     """
@@ -399,12 +399,12 @@ _MARK = bytes.fromhex("5f1c9ae03b7742d8")
 
 
 def _entered(window: bytes) -> Any:
-    """Return what unpacks deflated bytes that follow `window`."""
+    """Return a decompressor for deflated bytes that follow `window`."""
     return zlib.decompressobj(-15, zdict=window) if window else zlib.decompressobj(-15)
 
 
 def _aligned(bit: int, byte: int) -> bytes:
-    """Return the byte in which a block begins at some bit, behind blocks that stand for nothing.
+    """Return `byte`, in which a block begins at `bit`, after empty blocks that align it.
 
     These have 10 bits each; if the bit is odd, the first has 95.
     """
@@ -417,7 +417,7 @@ def _aligned(bit: int, byte: int) -> bytes:
 
 
 def _empty_block() -> int:
-    """Return the 95 bits of a block with codes of its own, in which nothing but its end comes."""
+    """Return the 95 bits of an empty block with dynamic Huffman codes."""
     fields = [(0b100, 3), (0, 5), (0, 5), (15, 4)]
     # Lengths of the codes for 18 (many zeros), 0 and 1, in the order in which these are listed.
     lengths = {18: 1, 0: 2, 1: 2}
@@ -436,7 +436,7 @@ _EMPTY_BLOCK = _empty_block()
 
 
 def _inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
-    """Return `size` bytes of what is in members of gzip, from a block of the first on."""
+    """Return `size` bytes of the content of gzip members, from a block of the first one on."""
     decoder = _entered(window)
     blocks = [decoder.decompress(_aligned(bit, data[0])) if data else b""]
     rest, missing = data[1:], size - len(blocks[0])
@@ -457,7 +457,7 @@ def _inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
 
 
 def _unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
-    """Yield what is in frames of zstd, up to `size` bytes."""
+    """Yield up to `size` bytes of the content of zstd frames."""
     while size > 0 and data:
         if data[1:4] == _SKIPPED_MAGIC:
             data = data[8 + int.from_bytes(data[4:8], "little") :]
@@ -472,14 +472,14 @@ def _unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _zstd_decoder() -> Any:
-    """Return what unpacks one frame."""
+    """Return a decompressor for one frame."""
     with needs_extra("formats", "files of zstd need zstandard"):
         import zstandard
     return zstandard.ZstdDecompressor().decompressobj()
 
 
 def _zstd_error() -> type[Exception]:
-    """Return what zstandard raises; without it, nothing is unpacked that could."""
+    """Return the exception class of zstandard; without the package, nothing can raise it."""
     try:
         import zstandard
     except ImportError:

@@ -85,7 +85,7 @@ class TokenIndex:
 
     @classmethod
     def parse(cls, data: Any, *, num_bytes: int, origin: str) -> TokenIndex:
-        """Return the index that `data` hold.
+        """Return the index in `data`.
 
         Reads its head and its end, so that it takes no longer for a long one. What is between
         is checked where it is used.
@@ -122,7 +122,7 @@ class TokenIndex:
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence."""
+        """The number of tokens in each sequence."""
         return self._array("<i4", self.num_sequences, _HEADER.size)
 
     @cached_property
@@ -132,7 +132,7 @@ class TokenIndex:
 
     @cached_property
     def documents(self) -> Ints:
-        """The first sequence of each document, and the number of all."""
+        """The first sequence of each document, and the number of sequences."""
         at = _HEADER.size + 12 * self.num_sequences
         return self._array("<i8", self.num_documents + 1, at)
 
@@ -142,7 +142,7 @@ class TokenIndex:
         return self._array("i1", self.num_sequences, self._end(0)) if self.has_modes else None
 
     def sequences(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the first sequences of documents, and the ones after their last.
+        """Return the first sequence of each document, and the one after its last.
 
         Raises:
             FormatError: If the index is invalid there.
@@ -153,7 +153,7 @@ class TokenIndex:
         return first, stop
 
     def document_lengths(self, start: int, stop: int) -> Ints:
-        """Return how many tokens the documents from `start` to `stop` have.
+        """Return the number of tokens in each document from `start` to `stop`.
 
         Raises:
             FormatError: If the index is invalid there.
@@ -173,7 +173,7 @@ class TokenIndex:
         return np.diff(ends[edges - low])
 
     def places(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the byte at which documents begin in the `.bin` file, and their tokens.
+        """Return the offsets of documents in the `.bin` file, and their numbers of tokens.
 
         Raises:
             FormatError: If the index is invalid there.
@@ -195,7 +195,7 @@ class TokenIndex:
         return begin, length
 
     def extents(self, sequences: Ints) -> tuple[Ints, Ints]:
-        """Return where sequences begin and end in the `.bin` file, in bytes.
+        """Return the start and end of sequences in the `.bin` file, in bytes.
 
         Raises:
             FormatError: If the index is invalid there.

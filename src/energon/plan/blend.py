@@ -84,7 +84,7 @@ class BlendPlan:
         return stream_row
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
-        """Return the plan of a run in which `lane` took up the later mixes at `rows`.
+        """Return the plan of a run in which `lane` changed its mix at `rows`.
 
         Each begins with a unit, or where the lane ended with the mix before.
         """
@@ -110,7 +110,7 @@ class BlendPlan:
         return self.at(lane, np.arange(start, stop, dtype=np.int64), gaps=True)
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
-        """Return what comes at `rows` of a lane, in any order; all must exist.
+        """Return the samples at `rows` of a lane, in any order; all rows must exist.
 
         Raises:
             StateError: If a row was drawn from a source that is gone, and `gaps` is not set: then
@@ -141,7 +141,7 @@ class BlendPlan:
         return Rows(leaf, epoch, ordinal)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
-        """Return which leaf comes at `rows` of a lane; below 0 for a gap."""
+        """Return the leaf of each of `rows` of a lane; below 0 for a gap."""
         if any(len(leaves) > 1 for leaves in self.sources):
             return self.at(lane, rows, gaps=True).leaf
         source, _ = self.draws(lane, rows)
@@ -149,7 +149,7 @@ class BlendPlan:
         return np.where(source < 0, source, only[source])
 
     def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the source, and the number of the draw among all from it."""
+        """Return the source of each row, and the number of the draw among all from that source."""
         source, draws = self.draws(lane, rows)
         return source, self._order.numbers(lane, source, draws)
 
@@ -158,7 +158,7 @@ class BlendPlan:
         return self._order.quota(lane, source, total)
 
     def draws(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the source, below 0 if it is gone, and draws from it before."""
+        """Return the source of each row, below 0 if it was removed, and earlier draws from it."""
         if self._is_single:
             return np.zeros(len(rows), np.int32), rows
         stages = self._stages.until(lane, int(rows.max(initial=0)) + 1)
@@ -173,9 +173,9 @@ class BlendPlan:
         return source, draws
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf, if it does.
+        """Return the lane and row of a sample in an epoch of its leaf, or None.
 
-        None, too, if it is not known at which rows its lane took up another mix.
+        Also None if it is unknown at which rows its lane changed its mix.
         """
         source = next((n for n, leaves in enumerate(self.sources) if leaf in leaves), None)
         if source is None:
@@ -194,11 +194,11 @@ class BlendPlan:
         return None if row is None else (lane, row)
 
     def _row_of(self, lane: int, source: int, draw: int) -> int | None:
-        """Return with which row a lane makes a draw from a source; None if it never does."""
+        """Return the row in which a lane makes a draw from a source; None if it never does."""
         return draw if self._is_single else self._stages.row_of(lane, source, draw)
 
     def last_row(self, source: int) -> tuple[int, int] | None:
-        """Return in which lane and row the last draw of a source comes; None if it has none."""
+        """Return the lane and row of the last draw from a source; None if there is none."""
         limit = self.mixes[-1].limits.get(source)
         if limit is None:
             return None
@@ -230,12 +230,12 @@ class BlendPlan:
 
     @cached_property
     def _is_single(self) -> bool:
-        """Whether the draws of the only source are the rows."""
+        """Whether there is only one source, so that its draws are the rows."""
         return len(self.sources) == len(self.mixes) == 1 and not self._ends
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether each source is the leaf of the same number, as it is."""
+        """Whether each source is the unchanged leaf of the same number."""
         return self.sources == tuple((number,) for number in range(len(self.leaves))) and all(
             leaf.repetitions == 1 for leaf in self.leaves
         )
@@ -247,7 +247,7 @@ class BlendPlan:
 
     @cached_property
     def _parts(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The source of each leaf, and which part of it the leaf is."""
+        """The source of each leaf, and the leaf's number within it."""
         source = np.zeros(len(self.leaves), np.int32)
         share = np.zeros(len(self.leaves))
         for number, leaves in enumerate(self.sources):

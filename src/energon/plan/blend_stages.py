@@ -1,4 +1,4 @@
-"""The stages of the lanes of a blend: where shares change, and what was drawn until then.
+"""The stages of the lanes of a blend: where shares change, and the draws until then.
 
 A pattern realises weights almost exactly in every interval. The weights become whole numbers t_d
 with sum T, and a pattern of T entries in which the j-th entry of number d lies near (j + u)/t_d
@@ -31,7 +31,7 @@ MIN_PATTERN, MAX_PATTERN = 4096, 65536
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Which of some numbered things comes at each place."""
+    """A repeated pattern of numbers, such as those of sources."""
 
     number: NDArray[np.int32]
     """What comes, for each entry."""
@@ -42,11 +42,11 @@ class Pattern:
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.number)
 
     def place_of(self, number: int, turn: int) -> int:
-        """Return at which entry of the repeated pattern `number` comes for the `turn`-th time."""
+        """Return the entry of the repeated pattern with the `turn`-th occurrence of `number`."""
         rounds, rank = divmod(turn, int(self.counts[number]))
         return rounds * self.size + int(self._places[self._starts[number] + rank])
 
@@ -59,7 +59,7 @@ class Pattern:
         return np.cumsum(self.counts) - self.counts
 
     def count_until(self, entries: int) -> Ints:
-        """Return how often each number comes in the first `entries` of the repeated pattern."""
+        """Return how often each number occurs in the first `entries` of the repeated pattern."""
         rounds, at = divmod(entries, self.size)
         counts: Ints = np.bincount(self.number[:at], minlength=len(self.counts))
         counts += rounds * self.counts
@@ -109,7 +109,7 @@ Mixture = tuple[Pattern, NDArray[np.int32]]
 
 
 class Mixtures:
-    """Patterns by rows, each made once: a run may have thousands of lanes that ask for the same.
+    """Patterns by rows, each made once, because thousands of lanes of a run may need the same.
 
     Args:
         name: Returns the name of a source.
@@ -124,7 +124,7 @@ class Mixtures:
         self._known: dict[tuple[object, ...], Mixture | None] = {}
 
     def of(self, mix: Mix, row: int, stop: int | None, used: Sequence[int]) -> Mixture | None:
-        """Return what is drawn over rows without a change; None if nothing is left to draw.
+        """Return the pattern over rows without a change; None if nothing is left to draw.
 
         Args:
             mix: Shares; kept by the caller for as long as this lives.
@@ -164,7 +164,7 @@ class MixStage(NamedTuple):
     """Consecutive rows that come from one source."""
 
     def at(self, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the source, and how often it was drawn before."""
+        """Return the source of each row, and how often it was drawn before."""
         turn, within = np.divmod(rows - self.start + self.entry, self.unit)
         rounds, place = np.divmod(turn, self.pattern.size)
         number = self.pattern.number[place]
@@ -178,7 +178,7 @@ class MixStage(NamedTuple):
         return _count(self, self.entry + row - self.start) + self.base
 
     def row_of(self, source: int, draw: int) -> int | None:
-        """Return with which row of the stage a draw is made; None if it draws no such source."""
+        """Return the row of the stage that makes a draw; None if the stage lacks the source."""
         (numbers,) = np.nonzero(self.columns == source)
         if not len(numbers) or not self.pattern.counts[numbers[0]]:
             return None
@@ -187,12 +187,12 @@ class MixStage(NamedTuple):
         return place - self.entry + self.start
 
     def turn_at(self, row: int, pattern: Pattern) -> int:
-        """Return which entry of another pattern lies as far in it as `row` does in this one."""
+        """Return the entry of another pattern that is as far into it as `row` is into this one."""
         turn = (self.entry + row - self.start) // self.unit % self.pattern.size
         return turn * pattern.size // self.pattern.size
 
     def first_end(self, quotas: Mapping[int, int], stop: int | None) -> int | None:
-        """Return where the stage ends: at the first draw that its source does not have.
+        """Return the end of the stage: the first draw beyond the limit of its source.
 
         Args:
             quotas: How many draws there are of sources with a limit.
@@ -213,13 +213,13 @@ def begin_stage(
     drawn: Ints,
     unit: int,
 ) -> MixStage:
-    """Return a stage, its end unknown, before which sources were `drawn` so often."""
+    """Return a stage with an unknown end; `drawn` are the draws from each source before it."""
     stage = MixStage(start, None, pattern, entry, columns, drawn, drawn, unit)
     return stage._replace(base=drawn - _count(stage, entry))
 
 
 def _count(stage: MixStage, place: int) -> Ints:
-    """Return how often each source comes in the repeated pattern before a place in rows."""
+    """Return how often each source occurs in the repeated pattern before a row."""
     turn, within = divmod(place, stage.unit)
     counts = stage.pattern.count_until(turn) * stage.unit
     if within:
@@ -235,7 +235,7 @@ _finding = RLock()
 
 
 def _find_next(found: list[MixStage], more: Iterator[MixStage]) -> bool:
-    """Append the next stage to those that are known; return False if there is none."""
+    """Append the next stage to the known ones; return False if there is none."""
     with _finding:
         stage = next(more, None)
         if stage is not None:
@@ -245,7 +245,7 @@ def _find_next(found: list[MixStage], more: Iterator[MixStage]) -> bool:
 
 @dataclass(frozen=True)
 class BlendStages:
-    """The stages of all lanes, each found when it is first asked for.
+    """The stages of all lanes, each computed when it is first needed.
 
     Args:
         mixes: Shares over sources, one after another.
@@ -271,7 +271,7 @@ class BlendStages:
     _found: dict[int, tuple[list[MixStage], Iterator[MixStage]]] = field(default_factory=dict)
 
     def until(self, lane: int, row: int | None) -> list[MixStage]:
-        """Return the stages of a lane until some row, or all; the last one ends behind it."""
+        """Return the stages of a lane up to the one that contains a row, or all."""
         found, more = self._of(lane)
         while not found or ((stop := found[-1].stop) is not None and (row is None or stop < row)):
             if not _find_next(found, more):
@@ -279,7 +279,7 @@ class BlendStages:
         return found
 
     def end(self, lane: int, until: int | None) -> int | None:
-        """Return where a lane ends, or a row at or behind `until`; None if there is no end."""
+        """Return the end of a lane, or some row at or after `until`; None if there is no end."""
         stages = self.until(lane, until)
         return stages[-1].stop if stages else 0
 
@@ -288,7 +288,7 @@ class BlendStages:
         return self.end(lane, None) if self._mix(lane, None).limits else None
 
     def row_of(self, lane: int, source: int, draw: int) -> int | None:
-        """Return with which row a lane makes a draw from a source; None if it never does.
+        """Return the row in which a lane makes a draw from a source; None if it never does.
 
         Where a source was set back, that is the later one of two rows.
         """
@@ -301,7 +301,7 @@ class BlendStages:
         return next((row for row in places if row is not None), None)
 
     def _row_from(self, lane: int, source: int, draw: int, start: int) -> int | None:
-        """Return the first row from `start` on with which a lane makes a draw from a source."""
+        """Return the first row from `start` on in which a lane draws from a source."""
         found, more = self._of(lane)
         number = 0
         while True:
@@ -316,15 +316,15 @@ class BlendStages:
             number += 1
 
     def limit(self, source: int, epochs: float) -> int:
-        """Return how many draws of a source make up this many epochs."""
+        """Return how many draws from a source make up this many epochs."""
         return max(1, round(epochs * self.lines[source].length))
 
     def _of(self, lane: int) -> tuple[list[MixStage], Iterator[MixStage]]:
-        """Return the stages of a lane that are known, and what finds the others."""
+        """Return the known stages of a lane, and the iterator that computes the others."""
         return self._found.setdefault(lane, ([], self._walk(lane)))
 
     def _walk(self, lane: int) -> Iterator[MixStage]:
-        """Yield the stages of a lane; after the last one the lane ends, or it has no end."""
+        """Yield the stages of a lane, forever if it has no end."""
         row: int | None = 0
         drawn = np.zeros(len(self.lines), np.int64)
         stage: MixStage | None = None
@@ -364,7 +364,7 @@ class BlendStages:
         return begin_stage(row, pattern, entry, columns, drawn, self.unit)
 
     def _moved(self, lane: int, row: int, drawn: Ints) -> Ints:
-        """Return how often each source counts as drawn by a lane, where sources move at a row."""
+        """Return the draws of a lane that count for each source, where sources move at a row."""
         moved = drawn
         for change, moves in zip(self.changes.get(lane, ()), self.moves, strict=False):
             for source, total in moves.items() if change == row else ():
@@ -374,17 +374,17 @@ class BlendStages:
         return moved
 
     def _mix(self, lane: int, row: int | None) -> Mix:
-        """Return the mix at a row of a lane; None is the end of time."""
+        """Return the mix at a row of a lane; its last mix if `row` is None."""
         changes = self.changes.get(lane, ())
         return self.mixes[len(changes) if row is None else bisect_right(changes, row)]
 
     def _next_knot(self, mix: Mix, row: int) -> int | None:
-        """Return the first row behind `row` at which a mix changes on its own."""
+        """Return the first row after `row` at which a mix changes by its own schedule."""
         knots = self._knots[id(mix)]
         return next(iter(knots[bisect_right(knots, row) :]), None)
 
     def _next_change(self, lane: int, row: int, knot: int | None) -> int | None:
-        """Return the next knot, or the row before it with which another mix begins."""
+        """Return the next knot, or an earlier row at which another mix begins."""
         rows = [*self.changes.get(lane, ()), *(() if knot is None else (knot,))]
         return min((each for each in rows if each > row), default=None)
 

@@ -1,4 +1,4 @@
-"""Make the plan of a run. Other rooms call nothing else of this one for the order."""
+"""Make the plan of a run: the only entry to this room that decides on order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def mix_plan(
     clock: Clock | None = None,
     moves: Sequence[Mapping[int, int]] = (),
 ) -> BlendPlan | LinePlan | WindowPlan:
-    """Return a plan that draws from sources as mixes say; endless, unless they have limits.
+    """Return a plan that draws from sources by mixes, endless unless they have limits.
 
     Args:
         leaves: At least one.

@@ -19,7 +19,7 @@ MIN_STEP_ROWS = 16
 
 
 class Point(NamedTuple):
-    """A value from some position of the run on."""
+    """A value that applies from some position of the run on."""
 
     position: int
     value: float
@@ -57,7 +57,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A number as a function of how far a run is.
+    """A number as a function of the position in a run.
 
     Args:
         points: In ascending order, the first at 0.
@@ -82,7 +82,7 @@ class Curve:
 
     @classmethod
     def constant(cls, value: float) -> Curve:
-        """Return the curve that always has one value."""
+        """Return a constant curve."""
         return cls((Point(0, float(value)),))
 
     @property
@@ -91,7 +91,7 @@ class Curve:
         return len({point.value for point in self.points}) == 1
 
     def knots(self, clock: Clock) -> Iterator[int]:
-        """Yield the rows at which a stage begins, the steps of ramps included."""
+        """Yield the rows at which stages begin, including the steps of ramps."""
         for before, after in pairwise(self.points):
             start, stop = (
                 clock.row(before.position, self.unit),
@@ -103,7 +103,7 @@ class Curve:
             yield stop
 
     def mean(self, start: int, stop: int | None, clock: Clock) -> float:
-        """Return the value over rows in which no knot lies: in a ramp, that of its middle.
+        """Return the value over rows without a knot: in a ramp, the value at their middle.
 
         Args:
             start: First row.

@@ -42,11 +42,11 @@ class DealtPlan:
         return self.lanes // self.plan.lanes
 
     def stream_of(self, lane: int) -> int:
-        """Return which stream a lane reads."""
+        """Return the stream that a lane reads."""
         return lane % self.plan.lanes
 
     def stream_rows(self, lane: int, rows: Ints) -> Ints:
-        """Return which rows of its stream some rows of a lane are."""
+        """Return the rows of its stream that some rows of a lane are."""
         turn, within = divided(rows, self.stripe)
         number = lane // self.plan.lanes
         return (turn * self.lanes_of_stream + number) * self.stripe + within
@@ -63,7 +63,7 @@ class DealtPlan:
         return None if end is None else self.rows_before(lane, end)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> DealtPlan:
-        """Return the plan of a run in which the stream of `lane` took up other mixes at `rows`.
+        """Return the plan of a run in which the stream of `lane` changed its mix at `rows`.
 
         These are rows of the stream: all of its lanes have to be given the same.
         """
@@ -78,11 +78,11 @@ class DealtPlan:
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
-        """Return what comes at `rows` of a lane, in any order."""
+        """Return the samples at `rows` of a lane, in any order."""
         return self.plan.at(self.stream_of(lane), self.stream_rows(lane, rows), gaps=gaps)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
-        """Return which leaf comes at `rows` of a lane; below 0 for a gap."""
+        """Return the leaf of each of `rows` of a lane; below 0 for a gap."""
         return self.plan.leaf_of(self.stream_of(lane), self.stream_rows(lane, rows))
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
@@ -98,12 +98,12 @@ class DealtPlan:
         return recent
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf."""
+        """Return the lane and row of a sample in an epoch of its leaf."""
         found = self.plan.find(leaf, epoch, ordinal)
         return None if found is None else self.lane_of(*found)
 
     def lane_of(self, stream: int, row: int) -> tuple[int, int]:
-        """Return to which lane a row of a stream is dealt, and as which of its rows."""
+        """Return the lane that a row of a stream is dealt to, and its row there."""
         batch, within = divmod(row, self.stripe)
         turn, number = divmod(batch, self.lanes_of_stream)
         return number * self.plan.lanes + stream, turn * self.stripe + within

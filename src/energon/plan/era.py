@@ -1,4 +1,4 @@
-"""End the era of a run in which it has some lanes, so that it can continue with others.
+"""End an era of a run, that is, a part with fixed lanes, to continue with other lanes.
 
 Lanes do not read at the same pace where hooks skip samples, so what they have drawn from a source
 is not quite its first D draws. Those who come after them begin with draw D, D being how many were
@@ -37,7 +37,7 @@ def end_era(
     stripe: int,
     changes: Mapping[int, tuple[int, ...]] | None = None,
 ) -> EndedEra:
-    """Return how a run continues that has done with some rows of all its lanes.
+    """Return how a run continues after it has completed some rows of all its lanes.
 
     Args:
         recipe: Its order until now.
@@ -73,7 +73,7 @@ def end_era(
 
 
 class _Done:
-    """What the lanes of a stream have drawn in an era.
+    """The draws of the lanes of a stream in an era.
 
     Args:
         recipe: The order.
@@ -117,7 +117,7 @@ class _Done:
         return int(self._counts[source]) + int((self._source == source).sum())
 
     def count_behind(self, source: int, total: int) -> int:
-        """Return how many of these draws are not among the first `total` of the run."""
+        """Return how many of these draws are beyond the first `total` of the run."""
         before = self._plan.quota(self._stream, source, total)
         behind = (self._source == source) & (self._numbers >= total)
         return max(0, int(self._counts[source]) - before) + int(behind.sum())

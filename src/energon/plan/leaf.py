@@ -43,7 +43,7 @@ WITH_REPLACEMENT = -1
 
 @dataclass(frozen=True)
 class PlanLeaf:
-    """A leaf, as far as the order is concerned.
+    """The properties of a leaf that determine its order.
 
     Args:
         uid: Distinct for every leaf of a run; part of all its keys.
@@ -129,7 +129,7 @@ class LeafOrder:
         return self.at(leaf, self.numbers(lane, leaf, draws))
 
     def numbers(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> Ints:
-        """Return which draws of their leaves draws of a lane are, elementwise."""
+        """Return the numbers, among all draws from a leaf, of draws by a lane, elementwise."""
         table, lanes = self.table, self.lanes
         numbers = draws * lanes + lane
         if table.keeps_order.any():
@@ -140,7 +140,7 @@ class LeafOrder:
         return numbers + table.before[leaf] if self.eras else numbers
 
     def lane_of(self, leaf: int, number: int) -> tuple[int, int] | None:
-        """Return which lane makes draw `number` of a leaf, and with which of its own draws.
+        """Return the lane that makes draw `number` of a leaf, and the number among its own draws.
 
         None if it was made before the run had these lanes.
         """
@@ -197,7 +197,7 @@ class LeafOrder:
     def _place_by_era(
         self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
     ) -> Ints:
-        """Return what `_place` does, by the lanes that there were when each pass began."""
+        """Do the same as `_place`, with the number of lanes at the start of each pass."""
         place = np.empty(len(position), np.int64)
         left = np.ones(len(position), np.bool_)
         for era in (*self.eras, None):
@@ -211,7 +211,7 @@ class LeafOrder:
         return place
 
     def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
-        """Return where on the line of samples each position of a pass lies."""
+        """Return the place on the line of samples of each position in a pass."""
         lanes, size = table.lanes, table.size[leaf]
         row, column = divided(position, lanes)
         length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
@@ -243,7 +243,7 @@ class LeafOrder:
         column: Ints,
         keys: U64,
     ) -> Ints:
-        """Return what `_place` does, also for rows that fill no slice in every column."""
+        """Do the same as `_place`, also for rows that do not fill a slice in every column."""
         lanes, size = table.lanes, table.size[leaf]
         length, parallel = table.slice_samples[leaf], table.parallel[leaf]
         sliced = table.sliced_rows[leaf]
@@ -309,11 +309,11 @@ class LeafOrder:
 
     @cached_property
     def table(self) -> LeafTable:
-        """The numbers of the leaves."""
+        """The leaves as arrays."""
         return self._table_of(self.lanes)
 
     def table_of_pass(self, leaf: int, pass_: int) -> LeafTable:
-        """Return the numbers of the leaves as they were when a pass over one of them began."""
+        """Return the leaves as arrays, as they were when a pass over one of them began."""
         return self._table_of(self.lanes_of(leaf, pass_))
 
     def _table_of(self, lanes: int) -> LeafTable:
@@ -325,7 +325,7 @@ WINDOW, SLICE, REST, SINGLE, ROTATION = range(5)
 
 
 class LeafTable:
-    """The numbers of all leaves as arrays."""
+    """The properties of all leaves as arrays."""
 
     def __init__(
         self, leaves: Sequence[PlanLeaf], lanes: int, seed: int, before: Sequence[int]
@@ -356,7 +356,7 @@ class LeafTable:
 
 
 def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-    """Return which lane draws a sample in an epoch of a leaf, and with which of its draws.
+    """Return the lane that draws a sample in an epoch of a leaf, and the number of its draw.
 
     None if it was drawn before the run had these lanes.
 
@@ -378,7 +378,7 @@ def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[in
 
 
 def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
-    """Return at which position of a pass a place on the line of samples stands.
+    """Return the position in a pass of a place on the line of samples.
 
     See `LeafOrder` for what the parts of a line are.
     """

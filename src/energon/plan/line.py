@@ -40,7 +40,7 @@ class Line:
 
     @cached_property
     def order(self) -> PlanLeaf:
-        """The line as one leaf, whose order is that of the line."""
+        """The line as a single leaf, which determines its order."""
         if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
             return self.leaves[0]
         shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
@@ -53,7 +53,7 @@ class Line:
         )
 
     def at(self, passes: Ints, positions: Ints) -> Rows:
-        """Return what lies at `positions` of the line in some of its passes, elementwise."""
+        """Return the samples at `positions` of the line in some of its passes, elementwise."""
         if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
             return Rows(np.zeros(len(positions), np.int32), passes, positions)
         leaf = (np.searchsorted(self._bounds, positions, side="right") - 1).astype(np.int32)
@@ -71,7 +71,7 @@ class Line:
         return np.diff(self._bounds) / self.length
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which pass and at which position a sample is in an epoch of its leaf.
+        """Return the pass and position of a sample in an epoch of its leaf.
 
         None if a fraction of the leaf is all that comes then, and it is not among that.
         """
@@ -167,7 +167,7 @@ class LinePlan:
         return full * stripe + min(stripe, max(0, rest - lane * stripe))
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> LinePlan:
-        """Return this plan: a line has no mix that could have changed."""
+        """Return this plan, since a line has no mix that could change."""
         return self
 
     def rows(self, lane: int, start: int, count: int) -> Rows:
@@ -177,7 +177,7 @@ class LinePlan:
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64))
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
-        """Return what comes at `rows` of a lane, in any order; a line has no gaps."""
+        """Return the samples at `rows` of a lane, in any order; a line has no gaps."""
         _, numbers = self.numbers(lane, rows)
         if self.shuffle:
             line, position = self._order.at(np.zeros(len(rows), np.int32), numbers)
@@ -186,11 +186,11 @@ class LinePlan:
         return self._line.at(line, position)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
-        """Return which leaf comes at `rows` of a lane."""
+        """Return the leaf of each of `rows` of a lane."""
         return self.at(lane, rows).leaf
 
     def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """Return for each row the source, which is the line, and the number of the draw from it."""
+        """Return the source of each row, which is the line, and the number of the draw from it."""
         source = np.zeros(len(rows), np.int32)
         if self.shuffle:
             return source, self._order.numbers(lane, source, rows)
@@ -220,7 +220,7 @@ class LinePlan:
         return counts
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
+        """Return the lane and row of a sample in an epoch of its leaf, or None."""
         found = self._line.find(leaf, epoch, ordinal)
         if found is None:
             return None
@@ -240,7 +240,7 @@ class LinePlan:
         return (lane, row) if end is None or row < end else None
 
     def _position(self, lane: int, rows: Any) -> Any:
-        """Return where on the endless line rows of a lane lie that keeps its order."""
+        """Return the positions on the endless line of rows of a lane, for lines in order."""
         turn, within = np.divmod(rows, self.stripe)
         return (turn * self.lanes + lane) * self.stripe + within + self._before
 

@@ -1,4 +1,4 @@
-"""In which shares sources are mixed: a tree of weights that may change over a run.
+"""Shares of sources: a tree of weights that may change over a run.
 
 The shares of a level are divided among the entries that are left, so whatever happens to one
 entry changes nothing outside of its blend:
@@ -23,7 +23,7 @@ from energon.plan.curve import Clock, Curve, CurveUnit
 
 @dataclass(frozen=True)
 class MixEntry:
-    """Something in a blend.
+    """A source or a blend in a blend.
 
     Args:
         node: Number of a source, or a blend.
@@ -64,12 +64,12 @@ class Mix:
 
     @cached_property
     def limits(self) -> dict[int, float]:
-        """How many epochs may be drawn of the sources that have a limit."""
+        """The maximum number of epochs of each source that has a limit."""
         return {number: limit for number, limit in self._leaves(None) if limit is not None}
 
     @property
     def units(self) -> set[CurveUnit]:
-        """In what the changes of weights are counted."""
+        """The units in which changes of weights are counted."""
         return {curve.unit for curve in self._curves() if not curve.is_constant}
 
     @property
@@ -113,7 +113,7 @@ class Mix:
     def shares(
         self, start: int, stop: int | None, clock: Clock, used: Collection[int]
     ) -> tuple[float, ...] | None:
-        """Return the share of each of `sources` over rows without a knot; None if all are 0.
+        """Return the shares of `sources` over rows without a knot; None if all are 0.
 
         Args:
             start: First row.

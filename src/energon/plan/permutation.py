@@ -27,7 +27,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def shared(values: NDArray[Scalar]) -> NDArray[Scalar]:
-    """Return a single value, to be broadcast, if all values are the same; otherwise all of them.
+    """Return one value, to be broadcast, if all are the same; otherwise all of them.
 
     Example:
         >>> shared(np.array([7, 7, 7])), shared(np.array([7, 8]))
@@ -37,7 +37,7 @@ def shared(values: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def picked(values: NDArray[Scalar], places: NDArray[np.int64] | slice) -> NDArray[Scalar]:
-    """Return the values at some places; a single one, which stands for all, as it is."""
+    """Return the values at some places; a single value stands for all and is returned as is."""
     return values if len(values) == 1 else values[places]
 
 
@@ -51,7 +51,7 @@ def divided(numbers: Ints, divisor: Ints | int) -> tuple[Ints, Ints]:
 
 
 def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
-    """Return where each index goes in the permutation of its size and key.
+    """Return the image of each index under the permutation of its size and key.
 
     Args:
         indices: Numbers with 0 ≤ index < size.
@@ -79,7 +79,7 @@ def permute(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> 
 
 
 def unpermute(images: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
-    """Return which index went to each image: the inverse of `permute`."""
+    """Return the index of each image: the inverse of `permute`."""
     images, sizes, keys = np.broadcast_arrays(images, sizes, keys)
     limits = sizes.astype(np.uint64)
     result = _feistel(images.astype(np.uint64), limits, keys, back=True)
@@ -98,7 +98,7 @@ def unpermute(images: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) ->
 
 
 def unpermuted(image: int, size: int, key: U64) -> int:
-    """Return which of `size` numbers goes to `image` in the permutation of `key`."""
+    """Return which of `size` numbers has this `image` under the permutation of `key`."""
     return int(unpermute(np.array([image]), np.array([size]), key)[0])
 
 

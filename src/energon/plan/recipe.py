@@ -1,4 +1,4 @@
-"""All that decides the order of a run but the number of lanes, as a value."""
+"""Everything that determines the order of a run, except the number of lanes, as a value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = "all"
 
 
 class _Continued(NamedTuple):
-    """What a run takes over from the state that it continues from."""
+    """The part of a saved state that a run continues from."""
 
     streams: int | None
     stripe: int | None
@@ -52,7 +52,7 @@ class _Continued(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanRecipe:
-    """What a plan is made of.
+    """The ingredients of a plan.
 
     Args:
         kind: "blend" draws from sources by weight; "epochized" permutes all samples as one
@@ -106,7 +106,7 @@ class PlanRecipe:
 
     @property
     def source_names(self) -> list[str]:
-        """The names of the sources: that of the leaf, or those of all."""
+        """The names of the sources: the name of the leaf, or of all leaves."""
         return [self._line(source).order.uid for source in self.blend_sources]
 
     @property
@@ -234,7 +234,7 @@ class PlanRecipe:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> PlanRecipe:
-        """Return the recipe of a run, as far as its order is concerned, from its fingerprint.
+        """Return the recipe of the order of a run from its fingerprint.
 
         Args:
             saved: What `to_json` returned, with the `leaves` and the `batch_size`.
@@ -291,14 +291,14 @@ class PlanRecipe:
 
     @property
     def _mixes(self) -> list[Mix]:
-        """The mixes of the run from its beginning on; sources that are gone are below 0."""
+        """All mixes of the run so far; removed sources are below 0."""
         numbers = {name: number for number, name in enumerate(self.source_names)}
         numbers |= {name: -1 - number for number, name in enumerate(self._gone)}
         return [*(Mix.from_json(mix, numbers) for mix in self.past), self.blend_mix]
 
     @property
     def _moves(self) -> list[dict[int, int]]:
-        """With which draws sources continued behind each mix of the past."""
+        """The draws with which sources continued after each earlier mix."""
         numbers = {name: number for number, name in enumerate(self.source_names)}
         return [
             {numbers[name]: draw for name, draw in _then(mix).items() if name in numbers}
@@ -307,7 +307,7 @@ class PlanRecipe:
 
     @property
     def _gone(self) -> list[str]:
-        """The names of sources that only the past knows."""
+        """The names of sources that only earlier mixes had."""
         names = {name: None for mix in self.past for name in Mix.names_in(mix)}
         return [name for name in names if name not in self.source_names]
 
@@ -327,7 +327,7 @@ class PlanRecipe:
 
 
 def _then(mix: Mapping[str, Any]) -> dict[str, int]:
-    """Return with which draws sources continue after a saved mix, checked."""
+    """Return the draws with which sources continue after a saved mix, checked."""
     found = mix.get("then", {})
     if isinstance(found, dict) and all(
         isinstance(draw, int) and 0 <= draw < MAX_NUMBER for draw in found.values()

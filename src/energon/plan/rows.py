@@ -1,4 +1,4 @@
-"""What a plan is, and the one that shuffles the rows of another one in windows."""
+"""The contract of a plan, and the plan that shuffles the rows of another one in windows."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Plan(Protocol):
         """How many lanes read the same slices, see `DealtPlan`."""
 
     def stream_rows(self, lane: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which rows of the stream that a lane reads some of its rows are."""
+        """Return the rows of its stream that some rows of a lane are."""
 
     def rows_before(self, lane: int, stream_row: int) -> int:
         """Return how many rows of a lane come before a row of its stream."""
 
     def at(self, lane: int, rows: NDArray[np.int64], *, gaps: bool = False) -> Rows:
-        """Return what comes at `rows` of a lane, in any order; all must exist.
+        """Return the samples at `rows` of a lane, in any order; all rows must exist.
 
         Raises:
             StateError: If a dataset is gone from which a row was drawn, unless `gaps` is set.
@@ -74,7 +74,7 @@ class Plan(Protocol):
         """Return how many rows a lane has; None means no end."""
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
-        """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""
+        """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`.
@@ -83,7 +83,7 @@ class Plan(Protocol):
         """
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf.
+        """Return the lane and row of a sample in an epoch of its leaf.
 
         None if it does not: the plan ends before, or draws from the leaf no longer.
 
@@ -93,15 +93,15 @@ class Plan(Protocol):
 
 
 class StreamPlan(Plan, Protocol):
-    """A plan each of whose lanes is a stream, and that knows what is drawn from its sources."""
+    """A plan whose lanes are streams, with the draws from its sources."""
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> StreamPlan:
-        """Return the plan of a run in which `lane` took up each mix but the first at `rows`."""
+        """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def numbers(
         self, lane: int, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return for each row the source, and the number of the draw among all from it."""
+        """Return the source of each row, and the number of the draw among all from that source."""
 
     def drawn(self, lane: int, row: int) -> NDArray[np.int64]:
         """Return how often each source comes in the rows of a lane before `row`."""
@@ -114,7 +114,7 @@ class StreamPlan(Plan, Protocol):
 class WindowPlan:
     """Permutes each run of `size` rows of every lane of `plan`: a shuffle buffer without a buffer.
 
-    A window in which a run took up another mix keeps all of its rows: some of them have been given
+    A window in which a run changed its mix keeps all of its rows: some of them have been given
     already, and each of the others is one that was not. So the new mix begins with the next
     window, and windows are counted from there.
 
@@ -153,7 +153,7 @@ class WindowPlan:
         return self.plan.num_rows(lane)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> WindowPlan:
-        """Return the plan of a run in which `lane` took up other mixes at `rows`.
+        """Return the plan of a run in which `lane` changed its mix at `rows`.
 
         Each begins with the first window of which no row was asked for before its row.
         """
@@ -188,7 +188,7 @@ class WindowPlan:
         return counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        """Return in which lane and row a sample comes in an epoch of its leaf, if it does."""
+        """Return the lane and row of a sample in an epoch of its leaf, or None."""
         found = self.plan.find(leaf, epoch, ordinal)
         if found is None:
             return None
@@ -198,7 +198,7 @@ class WindowPlan:
         return lane, start + unpermuted(row - start, int(size[0]), self._keys(lane, begin))
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
-        """Return what comes at `rows` of a lane, in any order."""
+        """Return the samples at `rows` of a lane, in any order."""
         return self.plan.at(lane, self.unmixed(lane, rows), gaps=gaps)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
@@ -206,16 +206,16 @@ class WindowPlan:
         return self.plan.leaf_of(lane, self.unmixed(lane, rows))
 
     def unmixed(self, lane: int, rows: Ints) -> Ints:
-        """Return which rows of the plan come at `rows`."""
+        """Return the rows of the inner plan at `rows`."""
         begin, size = self._windows(lane, rows)
         return begin + permute(rows - begin, size, self._keys(lane, begin))
 
     def window_of(self, lane: int, row: int) -> int:
-        """Return with which row the window of a row begins."""
+        """Return the first row of the window of a row."""
         return int(self._windows(lane, np.array([row], np.int64))[0][0])
 
     def _windows(self, lane: int, rows: Ints) -> tuple[Ints, Ints]:
-        """Return for each row with which row its window begins, and how many rows that has."""
+        """Return the first row of each row's window, and the size of the window."""
         end = self.num_rows(lane)
         bounds = np.array([0, *self.cuts.get(lane, ()), _NEVER if end is None else end], np.int64)
         part = np.searchsorted(bounds[:-1], rows, side="right") - 1

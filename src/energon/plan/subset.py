@@ -1,4 +1,4 @@
-"""Narrow a line of samples: to ranges, several times over, and by leaving samples out."""
+"""Narrow a line of samples to nested ranges, and exclude samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def include_ordinals(ordinals: Ints, excluded: Ints) -> Ints:
-    """Return the raw indices of samples that are numbered with `excluded` left out.
+    """Return the raw indices of samples that are numbered without `excluded`.
 
     Args:
         ordinals: Numbers among the samples that are left.

@@ -29,7 +29,7 @@ CACHED_BLOCKS = 128
 
 
 class Pieces(NamedTuple):
-    """Parts of documents that windows are made of, in the order of the windows."""
+    """The parts of documents in windows, in the order of the windows."""
 
     window: Ints
     """The window, as its place among those that were asked for."""
@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
 
 
 class TokenWindows:
-    """Windows over documents laid end to end. Each token comes once, but for overlaps.
+    """Windows over concatenated documents. Each token occurs once, except in overlaps.
 
     The rest after the last full window, which is shorter than a step, is left out.
 
@@ -78,14 +78,14 @@ class TokenWindows:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return int(self._ends[-1])
 
     def __len__(self) -> int:
         return max(0, (self.num_tokens - self.length) // self.step + 1)
 
     def pieces(self, windows: Ints) -> Pieces:
-        """Return what windows are made of."""
+        """Return the parts of windows."""
         begin = windows * self.step
         first = np.searchsorted(self._ends, begin, side="right") - 1
         last = np.searchsorted(self._ends, begin + self.length, side="left") - 1
@@ -115,7 +115,7 @@ class TokenWindows:
         )
 
     def _block(self, number: int) -> tuple[Ints, Ints]:
-        """Return the documents of a block in their order, and where each begins in it."""
+        """Return the documents of a block in order, and the start of each."""
         found = self._blocks.get(number)
         if found is None:
             block = int(self._order[number])
@@ -137,7 +137,7 @@ class TokenWindows:
 
 
 def _expand(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Return the numbers of each range from `first` to `last`, and which range they are of."""
+    """Return the numbers in each range from `first` to `last`, and the index of their range."""
     counts = np.maximum(last - first + 1, 0)
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)

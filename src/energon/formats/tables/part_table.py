@@ -29,7 +29,7 @@ Column = NDArray[Any]
 
 
 def common_header(scan: TarScan) -> tuple[int, int] | None:
-    """Return how samples begin, if all begin the same way.
+    """Return the header that all samples begin with, if it is the same for all.
 
     Returns:
         Blocks before the content of the first part of each sample, and the block in which the
@@ -57,7 +57,7 @@ def common_schema(scan: TarScan) -> tuple[int, ...] | None:
 
 
 def common_key_length(scan: TarScan) -> int | None:
-    """Return how many bytes every key has; None if they differ."""
+    """Return the length of all keys in bytes; None if they differ."""
     lengths = np.diff(scan.key_start)
     if not len(lengths) or (lengths != lengths[0]).any():
         return None
@@ -65,7 +65,7 @@ def common_key_length(scan: TarScan) -> int | None:
 
 
 def key_order(scan: TarScan) -> tuple[NDArray[np.int64] | None, bool]:
-    """Return the samples in the order of their keys, and whether no key is there twice.
+    """Return the samples in the order of their keys, and whether all keys are unique.
 
     The order is None if they are in it.
     """
@@ -85,7 +85,7 @@ def smallest(column: Column) -> Column:
 
 
 class RepeatedPart(NamedTuple):
-    """A part that a sample has twice. Two samples with one key, side by side, look like that."""
+    """A part that a sample has twice, as if two adjacent samples had the same key."""
 
     key: str
     part: str
@@ -95,7 +95,7 @@ class RepeatedPart(NamedTuple):
     """Where the content begins that claims to be the same part."""
 
     def error(self, shard: object) -> DuplicateSampleKeyError:
-        """Return the error that says so of a shard."""
+        """Return the error that reports it for a shard."""
         return DuplicateSampleKeyError(
             f"{shard}: sample {self.key!r} has the part {self.part!r} twice, at bytes "
             f"{self.offset} and {self.again}; if these are two samples, rename one; "
@@ -105,7 +105,7 @@ class RepeatedPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """Where the parts of a shard lie. N samples, P parts."""
+    """The positions of the parts in a shard. N samples, P parts."""
 
     num_samples: int
     num_parts: int
@@ -160,7 +160,7 @@ class PartTable:
         return np.tile(np.array(self.schema), self.num_samples)
 
     def extents(self, parts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the contents of some parts begin, and how many bytes they have.
+        """Return the offsets and sizes of the contents of some parts.
 
         Unlike the whole columns, which are made again each time they are asked for, this costs
         what is asked for.
@@ -238,7 +238,7 @@ class PartTable:
 
     @property
     def part_crc32(self) -> Column | None:
-        """(P,) CRC-32 of each content; None if they are not known."""
+        """(P,) CRC-32 of each content; None if unknown."""
         return self.columns.get("part_crc32")
 
     @property
@@ -275,7 +275,7 @@ class PartTable:
         return bytes(self.key_bytes[start:stop])
 
     def index_of(self, key: str) -> int | None:
-        """Return which sample has this key, or None."""
+        """Return the index of the sample with this key, or None."""
         wanted = key.encode("utf-8", "surrogateescape")
         place = self.first_from(wanted)
         if place == self.num_samples or self.key_at(place) != wanted:
@@ -290,7 +290,7 @@ class PartTable:
             yield self.index_at(place)
 
     def first_from(self, key: bytes, low: int = 0) -> int:
-        """Return the place, from `low` on, of the first key that is not before `key`."""
+        """Return the rank, from `low` on, of the first key that does not sort before `key`."""
         high = self.num_samples
         while low < high:
             middle = (low + high) // 2
@@ -301,12 +301,12 @@ class PartTable:
         return low
 
     def index_at(self, place: int) -> int:
-        """Return which sample has a place among all keys in ascending order."""
+        """Return the index of the sample whose key has this rank in ascending order."""
         order = self.columns.get("key_order")
         return place if order is None else int(order[place])
 
     def key_at(self, place: int) -> bytes:
-        """Return the key that has a place among all keys in ascending order."""
+        """Return the key with this rank in ascending order."""
         return self.encoded_key(self.index_at(place))
 
     def _first_parts(self, indices: NDArray[np.int64]) -> Column:

@@ -1,4 +1,4 @@
-"""The bytes of a part table, which says where each part of each sample of a shard lies.
+"""The encoding of a part table, which contains the position of every part in a shard.
 
 A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
 parsing a tar header. It is mapped into memory, and what follows from the rest is left out, as
@@ -100,7 +100,7 @@ def encode_part_table(
 def decode_part_table(
     data: Any, *, origin: str, verify: bool
 ) -> tuple[dict[str, Any], dict[str, Column], memoryview]:
-    """Return what the JSON has, the columns and the keys, without copying them.
+    """Return the JSON header, the columns and the keys, without copying them.
 
     Args:
         data: A buffer with the whole file.
@@ -165,13 +165,13 @@ def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
 
 
 def has_other_version(data: Any) -> bool:
-    """Return whether a buffer begins as part tables do that earlier or later releases write."""
+    """Return whether a buffer begins like a part table of an earlier or later release."""
     magic = bytes(data[: len(MAGIC)])
     return magic.startswith(_FAMILY) and magic != MAGIC
 
 
 def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:
-    """Raise ValueError unless all is there that the samples need, and as long as it has to be."""
+    """Raise ValueError unless every required column exists and has the right length."""
     if missing := _FIELDS - about.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
     samples, parts = (_number(about, name) for name in ("samples", "parts"))
@@ -202,7 +202,7 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
 
 
 def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
-    """Raise ValueError if numbers in columns lead out of what they are numbers of."""
+    """Raise ValueError if offsets or indices in columns are out of range."""
     samples, parts, size = about["samples"], about["parts"], about["shard_size"]
     block, sizes = columns["part_block"], columns["part_size"]
     # Bounds first: sums of numbers below them do not overflow.
@@ -249,7 +249,7 @@ def _number(about: Mapping[str, Any], name: str) -> int:
 
 
 def _numbers(values: Any, largest: int) -> list[int]:
-    """Return values that are whole numbers from 0 to `largest`, or raise ValueError."""
+    """Return values as integers from 0 to `largest`, or raise ValueError."""
     if not isinstance(values, list) or not values:
         raise ValueError(f"{str(values)[:80]!r} where a list of numbers should be")
     for value in values:

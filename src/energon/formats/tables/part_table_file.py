@@ -1,4 +1,4 @@
-"""Where the part table of a shard is, and what is read if it is missing."""
+"""Find the part table of a shard, or scan the shard if it is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ReadAt = Callable[[int, int], bytes]
 
 
 def find_misplaced(table: PartTable, read: ReadAt, *, count: int) -> int | None:
-    """Return a sample whose headers say something else than the table, or None.
+    """Return a sample whose tar headers contradict the table, or None.
 
     Args:
         table: Of the shard, maybe of an earlier version of it.
@@ -65,7 +65,7 @@ log = logging.getLogger("energon")
 
 
 def part_table_path(shard: str | os.PathLike[str]) -> Path:
-    """Return where the part table of a shard is: beside it."""
+    """Return the path of the part table of a shard, next to it."""
     path = Path(shard)
     return path.with_name(path.name + ".parts")
 
@@ -73,7 +73,7 @@ def part_table_path(shard: str | os.PathLike[str]) -> Path:
 def open_part_table(
     shard: str | os.PathLike[str], *, verify: bool = True, dataset: object = None
 ) -> PartTable:
-    """Return the table of a shard: that beside it, or one made by scanning it.
+    """Return the table of a shard: the file next to it, or the result of scanning it.
 
     Datasets that were prepared by other tools have no part tables, and those that were prepared
     by another release may have some of another version; each shard is then scanned when it is
@@ -100,7 +100,7 @@ def open_part_table(
 
 
 def warn_of_other_version(dataset: object) -> None:
-    """Log that part tables are of no use, once for each dataset."""
+    """Log once per dataset that its part tables cannot be used."""
     warn_once(
         log,
         f"part tables of {dataset}",

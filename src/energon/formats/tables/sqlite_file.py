@@ -1,4 +1,4 @@
-"""Read SQLite files that nobody writes while they are read, and that anybody may have made.
+"""Read immutable SQLite files from untrusted sources.
 
 An index is plain tables. What else SQLite can keep in a file — views, triggers, virtual tables,
 computed columns — makes it run what the file says, so a file with any of these is refused. Damaged
@@ -50,7 +50,7 @@ _COLUMNS = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden != 0"
 
 
 class SqliteReader:
-    """Rows of a file that stays as it is, as those do that are replaced as a whole.
+    """Rows of an immutable file: one that is only ever replaced as a whole.
 
     Takes no lock. To be closed, and used by one thread.
 
@@ -108,7 +108,7 @@ class SqliteReader:
         return row
 
     def numbers(self, *values: Any) -> tuple[int, ...]:
-        """Return values of a row, after it is known that they are whole numbers from 0 up.
+        """Return values of a row, checked to be integers from 0 up.
 
         Columns of SQLite take values of any type.
 
@@ -124,7 +124,7 @@ class SqliteReader:
         return values
 
     def text(self, value: Any) -> str:
-        """Return a value of a row, after it is known that it is text; see `numbers`."""
+        """Return a value of a row, checked to be text; see `numbers`."""
         if isinstance(value, str):
             return value
         raise FormatError(
@@ -133,7 +133,7 @@ class SqliteReader:
         )
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -163,12 +163,12 @@ class SqliteReader:
             connection.execute(f"PRAGMA {setting}")
 
     def _count_steps(self) -> bool:
-        """Return whether a query is to be ended."""
+        """Return whether a query must end because it takes too many steps."""
         self._steps += STEPS_BETWEEN
         return self._steps > self._most_steps
 
     def _plain_tables(self) -> dict[str, str]:
-        """Return all tables, after it is known that there is nothing else."""
+        """Return all tables; refuse a schema with anything but plain tables and indexes."""
         most, tables = SQLITE_TABLES.value, {}
         for number, (kind, name, sql) in enumerate(self.rows(_SCHEMA)):
             if number >= most:
@@ -191,7 +191,7 @@ class SqliteReader:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Raise errors of SQLite as ours."""
+        """Translate SQLite's errors to ours."""
         try:
             yield
         except UnicodeEncodeError:
@@ -222,7 +222,7 @@ def name_of(file: SqliteFile) -> str:
 
 
 def get_mark(path: Path) -> int | None:
-    """Return the number that `set_mark` has left in a file; None if there is no such file."""
+    """Return the number that `set_mark` stored in a file; None if there is no such file."""
     if not path.exists():
         return None
     with closing(sqlite3.connect(path)) as connection:
@@ -233,13 +233,13 @@ def get_mark(path: Path) -> int | None:
 
 
 def set_mark(path: Path, number: int) -> None:
-    """Leave a number in a file, which is made if there is none."""
+    """Store a number in a file, creating it if necessary."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA user_version = {number}")
 
 
 class ThreadReaders:
-    """A reader for each thread and process that asks, of the same file.
+    """Readers of one file, one for each thread and process.
 
     Args:
         file: The file.

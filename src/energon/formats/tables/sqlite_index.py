@@ -112,7 +112,7 @@ def extend_sqlite_index(path: str | os.PathLike[str], shards: Iterable[ShardToIn
 
 
 def indexed_shards(path: str | os.PathLike[str]) -> list[ShardState] | None:
-    """Return of which shards an index is, in their order; None if it does not say.
+    """Return the shards of an index, in order; None if it does not list them.
 
     It does not if another tool has written it, or if it is damaged. If it does, its tables are
     those that `extend_sqlite_index` expects.
@@ -213,7 +213,7 @@ def _part_rows(
 
 
 def _duplicate(connection: sqlite3.Connection) -> DuplicateSampleKeyError:
-    """Return the error that says which key is there twice, and where."""
+    """Return the error for a duplicate key, which names both places."""
     key, first, last = connection.execute(
         "SELECT sample_key, min(shard), max(shard) FROM samples JOIN energon_shards "
         "USING (tar_file_id) GROUP BY sample_key HAVING count(*) > 1 LIMIT 1"

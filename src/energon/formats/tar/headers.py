@@ -1,4 +1,4 @@
-"""What a tar header says: its name, its size, its checksum, and the records of extended ones.
+"""Fields of tar headers: name, size, checksum, and the records of extended headers.
 
 Reads ustar, GNU (long names, base-256 sizes) and PAX headers (POSIX.1-2001). Bytes in, values
 out: what a header means for those that follow it is `energon.formats.tar.parser`'s to say. Names
@@ -32,7 +32,7 @@ _DECIMAL = re.compile(rb"[0-9]{1,18}")
 
 
 def padded_size(size: int) -> int:
-    """Return how many bytes the blocks of `size` bytes of content have."""
+    """Return the size of the blocks that hold `size` bytes of content."""
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
@@ -46,7 +46,7 @@ def member_name(header: bytes) -> str:
 
 
 def member_size(header: bytes, origin: str, pos: int) -> int:
-    """Return how many bytes of content follow the header at byte `pos`.
+    """Return the size of the content after the header at byte `pos`.
 
     Raises:
         FormatError: If its size field is not a number.
@@ -64,7 +64,7 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
 
 
 def verify_checksum(header: bytes, origin: str, pos: int) -> None:
-    """Check that the checksum of the header at byte `pos` fits, as a whole header has one.
+    """Check the checksum of the header at byte `pos`, which damaged headers do not match.
 
     Raises:
         FormatError: If it does not.
@@ -101,7 +101,7 @@ def verify_checksums(window: bytes, headers: list[int], origin: str, pos: int) -
 
 
 def have_checksums(headers: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which of (M, 512) headers have the checksum that they state in the usual way.
+    """Return which of (M, 512) headers have a correct checksum in the usual notation.
 
     Others may be sound, too: `verify_checksum` has the last word.
     """
@@ -126,14 +126,14 @@ def _sum(header: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _stated_sum(field: bytes) -> int | None:
-    """Return the sum of a header that has this checksum field; None if that is not a number."""
+    """Return the byte sum that a checksum field states; None if it is not a number."""
     found = _OCTAL.fullmatch(field)
     # The checksum is made with eight spaces in the place of the field.
     return None if found is None else (int(found[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
 
 
 class Overrides(NamedTuple):
-    """What extended headers say of the next member; None leaves what its own header says."""
+    """Values from extended headers for the next member; None keeps those of its own header."""
 
     path: str | None = None
     size: int | None = None
@@ -151,7 +151,7 @@ def check_extension(length: int, origin: str, pos: int) -> None:
 
 
 def long_name(payload: bytes, origin: str, pos: int) -> str:
-    """Return the name in an extended header of GNU tar, which ends before byte `pos`.
+    """Return the name in a GNU extended header, which ends before byte `pos`.
 
     Raises:
         FormatError: If it is longer than the limits allow.
@@ -169,7 +169,7 @@ def _name(name: bytes, origin: str, pos: int) -> str:
 
 
 def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
-    """Return what the records of an extended header say, which ends before byte `pos`.
+    """Return the values in the records of a PAX header, which ends before byte `pos`.
 
     Raises:
         FormatError: If they are malformed.
@@ -217,7 +217,7 @@ _MAX_DIFFERENT = 32
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return the key and the part that a member's name stands for, or None for no part.
+    """Return the key and the part in the name of a member; None if it is not a part.
 
     The key is the path up to the first dot of the base name. Names without one, with an empty
     base name before it, and below a folder like `__this__` belong to no sample.
@@ -256,7 +256,7 @@ class SplitNames(NamedTuple):
         return self.names[index, : self.key_length[index]].tobytes()
 
     def same_key_as_before(self) -> NDArray[np.bool_]:
-        """Return for each member but the first whether the one before has the same key."""
+        """Return for each member after the first whether it has the key of the one before."""
         length = self.key_length[1:]
         behind = np.arange(self.names.shape[1]) >= length[:, None]
         equal = (self.names[1:] == self.names[:-1]) | behind
@@ -264,13 +264,13 @@ class SplitNames(NamedTuple):
         return same
 
     def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Ints]:
-        """Return the keys of some members, one after another, and how long each is."""
+        """Return the keys of some members, concatenated, and the length of each."""
         names, lengths = self.names[chosen], self.key_length[chosen]
         inside = np.arange(names.shape[1]) < lengths[:, None]
         return names[inside].tobytes(), lengths
 
     def parts(self) -> tuple[list[bytes], Ints]:
-        """Return the different names of parts, and which of them each member has."""
+        """Return the distinct part names, and the index of each member's."""
         start = self.key_length + 1
         width = int((self.length - start).max(initial=0))
         if not width:
@@ -309,7 +309,7 @@ def split_names(fields: Bytes) -> SplitNames:
 
 
 def _number(texts: NDArray[np.bytes_]) -> tuple[list[bytes], Ints]:
-    """Return the different texts, in the order in which they come, and the number of each."""
+    """Return the distinct texts in order of appearance, and the index of each."""
     found: list[bytes] = []
     numbers = np.full(len(texts), -1, np.int64)
     left = np.arange(len(texts))

@@ -1,4 +1,4 @@
-"""What a row of tar headers means. No I/O in here.
+"""Interpret a sequence of tar headers. No I/O in here.
 
 The parser is given blocks and says where the next ones begin: a header, the content of an
 extended header, or the rest of the map of a sparse file. Whatever comes before the header of a
@@ -57,12 +57,12 @@ class Member(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where its last block ends."""
+        """The end of its last block."""
         return self.offset + padded_size(self.size)
 
 
 class TarParser:
-    """A place in an archive that moves from header to header.
+    """A position in an archive that moves from header to header.
 
     Args:
         origin: Name of the archive in messages.
@@ -86,7 +86,7 @@ class TarParser:
 
     @property
     def is_within(self) -> bool:
-        """Whether headers have come whose file is still to come."""
+        """Whether extended headers were read whose file has not been."""
         return self._extended >= 0 or bool(self._extension) or self._map_before >= 0
 
     def take(self, data: bytes) -> Member | None:
@@ -108,7 +108,7 @@ class TarParser:
         return None
 
     def finish(self, end: int) -> None:
-        """Check that an archive may stop at byte `end`, with or without an end marker.
+        """Check that an archive may end at byte `end`, with or without an end marker.
 
         Raises:
             TruncatedError: If it may not.
@@ -134,7 +134,7 @@ class TarParser:
             )
 
     def _begin(self) -> None:
-        """Forget what extended headers said."""
+        """Discard the values of extended headers."""
         self._name: str | None = None
         self._size: int | None = None
         self._is_sparse = False
@@ -178,7 +178,7 @@ class TarParser:
         return None
 
     def _take_extension(self, payload: bytes) -> None:
-        """Record what an extended header says of the file after it."""
+        """Record the values of an extended header for the file after it."""
         end = self.position + len(payload)
         if self._extension == b"L":
             self._name = long_name(payload, self.origin, end)
@@ -191,7 +191,7 @@ class TarParser:
         self._extension, self.wanted = b"", BLOCK
 
     def _take_map(self, block: bytes) -> None:
-        """Take one more block of the map of a sparse file, which says whether there are more."""
+        """Skip a block of the map of a sparse file, which states whether another one follows."""
         self.position += BLOCK
         if not block[504]:
             self.position += padded_size(self._map_before)
@@ -216,7 +216,7 @@ _PLAIN_BYTE, _OLD_PLAIN_BYTE, _CONTIGUOUS_BYTE, _FOLDER_BYTE, _EXTENDED_BYTE = b
 
 
 class Run(NamedTuple):
-    """Regular files that lie one after another. M members."""
+    """Consecutive regular files. M members."""
 
     names: Bytes
     """(M, 100) name fields, zeros behind each name."""
@@ -231,7 +231,7 @@ class Run(NamedTuple):
 
 
 def parse_run(blocks: Bytes, limit: int) -> Run:
-    """Return the plain members at the beginning of some blocks, maybe none.
+    """Return the plain members at the beginning of some blocks, possibly none.
 
     Args:
         blocks: (blocks, 512) of an archive, the first of which is a header.
@@ -284,13 +284,13 @@ def _members(
 
 
 def _octal(digits: Bytes) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the numbers in fields of 11 octal digits, and which are nothing else."""
+    """Return the numbers in fields of 11 octal digits, and which fields are valid."""
     values = digits - np.uint8(48)
     return values @ _OCTAL, np.all(values < 8, axis=1)
 
 
 def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Ints:
-    """Return the numbers of the candidates that the chain goes through, from the first block."""
+    """Return the indices of the candidates on the chain that starts at the first block."""
     if not len(candidates) or candidates[0] != 0:
         return np.empty(0, np.int64)
     linked = np.append(following[:-1] == candidates[1:], False) & usable
@@ -312,7 +312,7 @@ def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Int
 
 
 def _length_of_sound(headers: Bytes, chain: Ints) -> int:
-    """Return how many headers of the chain come before the first with another checksum."""
+    """Return how many headers of the chain precede the first with a wrong checksum."""
     chosen = headers[chain] if len(chain) != len(headers) else headers
     return _length_of_true(have_checksums(chosen))
 
@@ -320,7 +320,7 @@ def _length_of_sound(headers: Bytes, chain: Ints) -> int:
 def _length_of_known_extensions(
     blocks: Bytes, candidates: Ints, kind: Bytes, size: Ints, chain: Ints
 ) -> int:
-    """Return how much of the chain comes before an extended header that says more than a date.
+    """Return how much of the chain precedes an extended header with more than a date.
 
     Python's tarfile writes such headers, only for fractions of a second, before each member.
     """
@@ -342,5 +342,5 @@ def _length_of_known_extensions(
 
 
 def _length_of_true(values: NDArray[Any]) -> int:
-    """Return how many values come before the first that is false."""
+    """Return how many values precede the first false one."""
     return len(values) if values.all() else int(values.argmin())

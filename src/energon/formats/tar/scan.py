@@ -1,4 +1,4 @@
-"""Scan shards: which samples they hold, and where the parts of these lie.
+"""Scan shards for samples and the positions of their parts.
 
 Only headers are checked: small members are parsed out of large blocks, content of large ones
 is skipped.
@@ -28,7 +28,7 @@ from energon.formats.tar.scan_builder import ScanBuilder, TarScan
 
 
 def tar_index_path(shard: str | os.PathLike[str]) -> Path:
-    """Return where the index of a shard is: its last suffix becomes `.tar.idx`."""
+    """Return the path of the index of a shard, whose last suffix becomes `.tar.idx`."""
     return Path(shard).with_suffix(".tar.idx")
 
 
@@ -87,7 +87,7 @@ class TarWindow:
         self._buffer = memoryview(bytearray(0))
 
     def block(self, position: int) -> bytes:
-        """Return the block at a position, less of it or nothing if the archive ends there."""
+        """Return the block at a position, cut off or empty if the archive ends there."""
         at = position - self.start
         if at < 0 or position + BLOCK > self.stop:
             self._fill(position)
@@ -116,7 +116,7 @@ class TarWindow:
         return bytes(data[:found])
 
     def expect_jumps(self) -> None:
-        """Read little from now on: most of what was read was content of large members."""
+        """Read little at a time from now on, because most of the data is skipped content."""
         self._wanted = MIN_WINDOW_BYTES
 
     def _fill(self, position: int) -> None:
@@ -140,7 +140,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
-    """Return what a shard on local disk holds, in one pass over its headers.
+    """Return the samples of a shard on local disk, from one pass over its headers.
 
     Args:
         path: The shard.
@@ -164,7 +164,7 @@ def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
 
 
 def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = True) -> TarScan:
-    """Return what an archive holds that can be read at any offset, see `scan_tar`.
+    """Return the samples of an archive that can be read at any offset, see `scan_tar`.
 
     Args:
         read_into: Fills a buffer with the bytes from an offset on, and returns how many.
@@ -256,7 +256,7 @@ class TarWalk:
                 return member
 
     def next_run(self) -> tuple[Run, int] | None:
-        """Return the plain members that are in memory, and where they begin, if these are many."""
+        """Return the plain members in memory and their start, if there are many."""
         parser = self._parser
         start = parser.position
         blocks = self.window.blocks(start)

@@ -1,4 +1,4 @@
-"""Collect what a scan of a shard, or its writer, finds."""
+"""Collect the members that a scan of a shard finds, or that its writer writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from energon.formats.tar.parser import Member, Run
 
 @dataclass(frozen=True, eq=False)
 class TarScan:
-    """What a shard holds: its samples, their parts, and where those lie. N samples, P parts."""
+    """The content of a shard: samples, parts and their positions. N samples, P parts."""
 
     size: int
     """Bytes of the shard."""
@@ -56,7 +56,7 @@ class TarScan:
 
 
 class ScanBuilder:
-    """Collects the members of a shard in their order, and groups them to samples.
+    """Collects the members of a shard in order, and groups them into samples.
 
     Consecutive members with the same key are the parts of a sample.
     """
@@ -125,7 +125,7 @@ class ScanBuilder:
         self._stop = start + run.stop
 
     def finish(self, size: int, part_crc32: NDArray[np.uint32] | None = None) -> TarScan:
-        """Return what was collected; `size` is that of the shard."""
+        """Return the collected members; `size` is the size of the shard."""
         columns = {name: column.whole() for name, column in self._columns.items()}
         return TarScan(
             size=size,
@@ -145,7 +145,7 @@ class ScanBuilder:
 
 
 class _Column:
-    """Ints, added one by one and in runs."""
+    """Integers, added one by one or in runs."""
 
     def __init__(self) -> None:
         self.one = array("q")

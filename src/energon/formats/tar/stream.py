@@ -45,7 +45,7 @@ _PLAIN = re.compile(
 
 
 class SampleParser:
-    """The samples of one archive, or of several that were joined with `cat`.
+    """The samples of one archive, or of several concatenated ones.
 
     Args:
         origin: Name of the archive in messages.
@@ -101,7 +101,7 @@ class SampleParser:
 
     @property
     def is_within_sample(self) -> bool:
-        """Whether a sample has begun that is not complete yet."""
+        """Whether a sample is incomplete so far."""
         return self._key is not None
 
     @property
@@ -110,7 +110,7 @@ class SampleParser:
         return self._parser.num_passed_over
 
     def feed(self, window: bytes) -> None:
-        """Take all whole members off the front of `window`.
+        """Consume all complete members at the start of `window`.
 
         Raises:
             FormatError: If there is something else where a header should be.
@@ -126,7 +126,7 @@ class SampleParser:
         verify_checksums(window, headers, self.origin, base)
 
     def _take_members(self, window: bytes, headers: list[int]) -> None:
-        """Take members off the front of `window`, and note where plain headers begin."""
+        """Consume members at the start of `window`, and record where plain headers begin."""
         match, fields, seen = _PLAIN.match, self._fields, headers.append
         names_are_plain = self._names_are_plain
         end, last = len(window), len(window) - BLOCK
@@ -191,13 +191,13 @@ class SampleParser:
         self._key, self._sample = key, sample
 
     def put_content(self, content: bytes) -> None:
-        """Take the content that was asked for by `content_bytes`."""
+        """Accept the content that `content_bytes` requested."""
         self._sample[self._large_field] = content
         self.position += padded_size(len(content))
         self.content_bytes = 0
 
     def finish(self, end: int) -> None:
-        """Check that the archive is whole if it ends at byte `end`.
+        """Check that the archive is complete if it ends at byte `end`.
 
         Raises:
             TruncatedError: If that is not where an archive can end. The last sample is not
@@ -208,7 +208,7 @@ class SampleParser:
         self._parser.check_end(end)
 
     def _take(self, window: bytes, at: int) -> int:
-        """Give the parser what it wants; return how many bytes it took, 0 if more are needed.
+        """Feed the parser; return how many bytes it consumed, 0 if it needs more.
 
         They may be beyond the window: content that nobody wants is jumped over.
         """
@@ -234,7 +234,7 @@ class SampleParser:
         return headers + self._take_content(member_found, *parts, window, at + headers)
 
     def _take_content(self, member: Member, key: str, field: str, window: bytes, at: int) -> int:
-        """Take the content of a file, which begins at `at`; return how many bytes were taken."""
+        """Consume the content of a file, which begins at `at`; return how many bytes that were."""
         size, header_position = member.size, member.offset - BLOCK
         is_whole = at + size <= len(window) or self._sizes
         if not is_whole and size < LARGE_BYTES:
@@ -251,12 +251,12 @@ class SampleParser:
         return padded_size(size)
 
     def _wanted_parts(self, name: str) -> tuple[str, str] | None:
-        """Return key and field of a member of any name, or None if it is not wanted."""
+        """Return key and field of a member with any name, or None if it is not selected."""
         is_hidden = self._split is None and name[:2] == "__" and split_name(name) is None
         return None if is_hidden or not name else self._parts(name)
 
     def _ask_for_content(self, key: str, field: str, size: int, position: int) -> None:
-        """Ask for content on its own; raise FormatError if none as large is read into memory."""
+        """Request content on its own; raise FormatError if it is too large for memory."""
         if size > TAR_PART_BYTES.value:
             raise FormatError(
                 f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte {position}, "
@@ -265,7 +265,7 @@ class SampleParser:
         self.content_bytes, self._large_field = size, field
 
     def _parts(self, name: str) -> tuple[str, str] | None:
-        """Return key and field of a member that is not hidden, or None if it is not wanted."""
+        """Return key and field of a member that is not hidden, or None if it is not selected."""
         if self._rename is not None:
             name = self._rename(name)
         if self._select is not None and not self._select(name):
@@ -278,7 +278,7 @@ class SampleParser:
         return parts[0], parts[1].lower() if self._lowercase else parts[1]
 
     def _begin_sample(self, key: str, position: int) -> None:
-        """Begin a sample with the headers at `position`, unless the present one has this key."""
+        """Begin a sample with the headers at `position`, unless the current one has this key."""
         encoded = key.encode("utf-8", "surrogateescape")
         if encoded != self._key:
             self._end_sample()
@@ -310,17 +310,17 @@ class SampleParser:
 
 
 class ByteStream(Protocol):
-    """What samples are read from: any raw or buffered binary file will do."""
+    """A source of samples: any raw or buffered binary file."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Return up to `size` bytes; none at the end only."""
+        """Return up to `size` bytes, and none only at the end."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release the underlying resources."""
 
 
 class StreamReader:
-    """The samples of a stream, in blocks of those that were read together.
+    """The samples of a stream, in blocks that were read together.
 
     Args:
         stream: At the beginning of what `parser` expects next.
@@ -372,7 +372,7 @@ class StreamReader:
         self._stream.close()
 
     def _advance(self) -> bool:
-        """Give the parser what it wants next; return False after the end."""
+        """Feed the parser its next bytes; return False after the end."""
         parser = self._parser
         if parser.content_bytes:
             wanted = parser.content_bytes
@@ -396,7 +396,7 @@ class StreamReader:
         return False
 
     def _fill(self, size: int, *, at_least: int) -> bool:
-        """Make the rest a window; return whether it has the bytes that are needed."""
+        """Refill the window; return whether it has the bytes that are needed."""
         self._skip()
         rest = self._rest
         while len(rest) < at_least:
@@ -409,7 +409,7 @@ class StreamReader:
         return len(rest) >= at_least
 
     def _skip(self) -> None:
-        """Pass over bytes that the parser does not want."""
+        """Skip bytes that the parser does not need."""
         missing = self._parser.position - (self._end - len(self._rest))
         if missing and self._rest:
             dropped = min(missing, len(self._rest))
@@ -430,7 +430,7 @@ class StreamReader:
             missing -= passed
 
     def _read_content(self, size: int) -> bytes:
-        """Return the next `size` bytes; fewer at the end only."""
+        """Return the next `size` bytes, and fewer only at the end."""
         chunks = [self._rest[:size]]
         self._rest = self._rest[size:]
         missing = size - len(chunks[0])

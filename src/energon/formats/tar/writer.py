@@ -1,4 +1,4 @@
-"""Write tar archives: POSIX ustar, the same bytes for the same names and contents.
+"""Write tar archives in the ustar format: the same names and contents give the same bytes.
 
 Unless a program asks for others, owner, mode and date are always the same, so that a shard is a
 function of its samples. Names
@@ -57,7 +57,7 @@ def encode_header(name: str, size: int) -> bytes:
 
 
 def padded(content: bytes) -> bytes:
-    """Return `content` with what fills its last block."""
+    """Return `content`, padded to whole blocks."""
     return content + bytes(-len(content) % BLOCK)
 
 
@@ -100,7 +100,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 
 class MemberAttributes:
-    """What members have in common.
+    """The attributes that all members share.
 
     Args:
         user: Name of the owner.
@@ -140,7 +140,7 @@ class MemberAttributes:
 
 
 class ByteSink(Protocol):
-    """What archives are written to: any binary file that is open for writing will do."""
+    """A target of archives: any binary file that is open for writing."""
 
     def write(self, data: bytes, /) -> Any:
         """Write all bytes."""
