@@ -169,7 +169,8 @@ def test_a_program_that_validates_dataset_by_dataset(root):
     ((dataset, about),) = get_val_datasets(
         root, worker_config=config(), batch_size=10, task_encoder=OwnBatches()
     )
-    assert about.paths == [EPath(root)]
+    assert about.paths == [about.path] == [EPath(root)]
+    assert str(about).endswith(f"(path={root})")
     with get_loader(dataset) as loader:
         assert [batch["txt"] for batch in loader] == [10] * 6
 

@@ -113,6 +113,11 @@ class LeafDataset(Sharder, DatasetClass):
         """The dataset folder, as a list of one; those of all datasets of a join."""
         return [EPath(path) for path in self.source.paths]
 
+    @cached_property
+    def path(self) -> AnyPath:
+        """The dataset folder, the first one of a join; classes of programs may set it."""
+        return self.paths[0]
+
     @property
     def _plan_leaf(self) -> PlanLeaf:
         return self._given_plan_leaf or self.opened.plan_leaf
@@ -163,6 +168,9 @@ class LeafDataset(Sharder, DatasetClass):
     def config(self) -> dict[str, Any]:
         """Return a description of the dataset as plain data."""
         return {"type": type(self).__qualname__, "_path": [str(path) for path in self.paths]}
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(path={self.path})"
 
     def as_file_store(self) -> FileStore[Any]:
         """Return the files of the dataset by name."""

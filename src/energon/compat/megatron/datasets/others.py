@@ -199,7 +199,6 @@ class JsonlFactory(LeafDataset):
             worker_config=worker_config,
             training=training,
         )
-        self.path = source.path
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:

@@ -99,7 +99,6 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         )
         if isinstance(self._fields, FieldMap):
             self.source.check_field_map(self._fields)
-        self.path = self.source.path
         self.name = self.source.path.name
         self.primary = WebdatasetFileStore(self.source.path)
         self.split_part = split_part
@@ -196,9 +195,6 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             "max_samples_per_sequence": self.max_samples_per_sequence,
             "subset": None if self.subset is None else [list(s) for s in _subsets(self.subset)],
         }
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__}(path={self.path})"
 
     def __getstate__(self) -> dict[str, Any]:
         # What the pipeline has beside it in any case, and would be gone through in circles.
