@@ -116,14 +116,20 @@ class SampleParser:
             FormatError: If there is something else where a header should be.
         """
         headers: list[int] = []
-        base = self.position
+        base, complete = self.position, len(self.samples)
+        failure: FormatError | None = None
         try:
             self._take_members(window, headers)
-        except FormatError:
-            # A damaged header may have led here: then that is what is wrong.
+        except FormatError as error:
+            failure = error
+        try:
             verify_checksums(window, headers, self.origin, base)
+        except FormatError:
+            # A damaged header: that is what is wrong, and samples after it may be anything.
+            del self.samples[complete:]
             raise
-        verify_checksums(window, headers, self.origin, base)
+        if failure is not None:
+            raise failure
 
     def _take_members(self, window: bytes, headers: list[int]) -> None:
         """Consume members at the start of `window`, and record where plain headers begin."""
@@ -346,21 +352,28 @@ class StreamReader:
         self._end = parser.position + len(head)
         self._next_position = parser.position
         self._finished = False
+        self._failure: FormatError | None = None
 
     def next_block(self) -> list[StreamSample] | None:
         """Return some samples in order, or None after the last.
 
-        The samples before the end marker are yielded when the stream has proven to be whole.
+        The samples before the end marker are yielded when the stream has proven to be whole, those
+        before damage ahead of the error.
 
         Raises:
             TruncatedError: If the archive is truncated.
             FormatError: If it is damaged.
         """
         parser = self._parser
-        while not self._finished:
-            self._finished = not self._advance()
+        while not self._finished and self._failure is None:
+            try:
+                self._finished = not self._advance()
+            except FormatError as error:
+                self._failure = error
             if parser.samples and parser.is_within_sample:
                 break
+        if self._failure is not None and not parser.samples:
+            raise self._failure
         if not parser.samples:
             return None
         self.block_position, self._next_position = self._next_position, parser.sample_position
