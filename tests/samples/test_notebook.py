@@ -88,18 +88,23 @@ def test_a_notebook_shows_dicts_and_lists_of_samples_as_tables_and_all_others_as
 
 
 def test_the_notebook_of_this_process_is_the_one_that_shows_tables(tmp_path):
-    program = (
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "from energon import WorkerConfig, get_train_dataset\n"
-        "config = WorkerConfig(rank=0, world_size=1, num_workers=0)\n"
-        f"train = get_train_dataset({str(make_crude(tmp_path / 'ds', [2]))!r}, "
-        "worker_config=config, batch_size=2)\n"
-        "shown, _ = shell.display_formatter.format(next(iter(train)))\n"
-        "print('Batch of 2 samples' in shown['text/html'])\n"
-    )
+    program = f"""
+from IPython.core.interactiveshell import InteractiveShell
+from energon import WorkerConfig, get_train_dataset
+from energon.webdataset import WebDataset
+
+shell = InteractiveShell.instance()
+root = {str(make_crude(tmp_path / "ds", [2]))!r}
+shown, _ = shell.display_formatter.format(list(WebDataset(f"{{root}}/000.tar", shardshuffle=False)))
+print(shown["text/html"].count("<b>Sample</b>"))
+shell.display_formatter.formatters["text/html"].type_printers.clear()
+config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+train = get_train_dataset(root, worker_config=config, batch_size=2)
+shown, _ = shell.display_formatter.format(next(iter(train)))
+print(shown["text/html"].count("<b>Batch of 2 samples</b>"))
+"""
     pytest.importorskip("IPython")
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "2\n1\n", done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from energon.messages import counted
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
 from energon.samples.crude import RestoreKey, to_tuple
+from energon.samples.notebook import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.changes import begin_changes
@@ -150,10 +150,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def __post_init__(self) -> None:
         register_with_torch(type(self))
-        if "IPython" in sys.modules:
-            from energon.samples.notebook import register_with_notebook
-
-            register_with_notebook()
+        register_with_notebook()
         if self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
@@ -161,8 +158,6 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def _repr_html_(self) -> str:
         """Return a table of its settings, for notebooks."""
-        from energon.samples.notebook import safe_html, table_html
-
         leaves = [
             safe_html(f"{leaf.uid}: {counted(leaf.num_samples, 'sample', grouped=True)}")
             for leaf in self.plan.leaves

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from energon.errors import ConfigError
+from energon.samples.notebook import register_with_notebook
 from energon.webdataset.running.epochs import EpochCounter
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
 from energon.webdataset.running.place import (
@@ -68,6 +69,7 @@ class DataPipeline(TorchLookalike):
         self._loop: Loop | None = None
         self._pending: State | None = None
         self._check_stages()
+        register_with_notebook()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
