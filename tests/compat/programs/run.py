@@ -20,7 +20,16 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MODULES = ["reading", "pipelines", "stages", "decoding", "sources", "openers", "writing"]
-ENERGON = ["datasets", "documents", "hooks", "encoding", "loaders", "running", "parts"]
+ENERGON = [
+    "datasets",
+    "documents",
+    "hooks",
+    "encoding",
+    "loaders",
+    "running",
+    "parts",
+    "trainers",
+]
 
 
 def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:

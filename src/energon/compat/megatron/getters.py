@@ -131,7 +131,7 @@ class _Call:
         known = bound.arguments
         encoder: AnyTaskEncoder = known["task_encoder"] or DefaultTaskEncoder()
         if older:
-            encoder = with_legacy_arguments(encoder, older, known=signature.parameters)
+            encoder = with_legacy_arguments(encoder, older)
         return cls(known, encoder, more, sample_type, training)
 
     @property
@@ -200,29 +200,19 @@ OF_DATASETS = frozenset(
 """Arguments of dataset classes that getters pass on."""
 
 
-def with_legacy_arguments(
-    task_encoder: AnyTaskEncoder | None,
-    arguments: Mapping[str, Any],
-    *,
-    known: Mapping[str, Any] | None = None,
-) -> AnyTaskEncoder:
+def with_legacy_arguments(encoder: AnyTaskEncoder, arguments: Mapping[str, Any]) -> AnyTaskEncoder:
     """Return the task encoder with the decoder that deprecated arguments describe.
 
     `image_decode`, `av_decode` and `video_decode_audio` set up a `SampleDecoder`;
     `auto_decode=False` leaves parts as bytes. `handler` and `ignore_decoder_errors` have no
     effect. The task encoder that was passed is not changed.
-
-    Args:
-        task_encoder: The encoder; None for `DefaultTaskEncoder`.
-        arguments: What was passed.
-        known: The arguments that the getter has, for a proposal; None for those of all getters.
-
-    Raises:
-        UnknownArgumentError: If there is no such argument.
     """
-    encoder: AnyTaskEncoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
     for name in arguments:
-        _warn(name, known or inspect.signature(core.get_train_dataset).parameters)
+        warnings.warn(
+            f"the argument {name!r} of dataset getters is deprecated; use {_INSTEAD[name]}",
+            FutureWarning,
+            stacklevel=4,
+        )
     settings = {name: arguments[name] for name in _OF_DECODER if name in arguments}
     if not settings and "auto_decode" not in arguments:
         return encoder
@@ -232,18 +222,6 @@ def with_legacy_arguments(
     else:
         encoder.decoder = None
     return encoder
-
-
-def _warn(name: str, known: Mapping[str, Any]) -> None:
-    if name not in _INSTEAD:
-        near = difflib.get_close_matches(name, (*known, *_INSTEAD), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see the arguments in its docstring"
-        raise UnknownArgumentError(f"dataset getters have no argument {name!r}; {hint}")
-    warnings.warn(
-        f"the argument {name!r} of dataset getters is deprecated; use {_INSTEAD[name]}",
-        FutureWarning,
-        stacklevel=5,
-    )
 
 
 def get_dataset_from_config(
