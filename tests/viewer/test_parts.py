@@ -72,7 +72,7 @@ def test_what_exif_says_of_orientation_is_named_and_not_done(show):
     image = Image.fromarray(np.zeros((30, 60, 3), np.uint8))
     client, text = show(parts={"jpg": encoded(image, "JPEG", exif=exif.tobytes())})
     assert "60 x 30 pixels" in text
-    assert "shown as stored, as loaders decode it" in text
+    assert "shown as stored, which is how loaders decode it" in text
     assert pixels(client, "/s/0/0/0/thumb/0").shape == (30, 60)
     assert "image-orientation: none" in client.get("/static/view.css").text
 
