@@ -54,7 +54,10 @@ class _RecordIterator(StageIterator):
     def _run(self) -> Iterator[Any]:
         shards = iter(self._source)
         if sum(1 for _ in islice(shards, self._num_shards)) < self._num_shards:
-            raise StateError(f"the saved position is in file {self._num_shards} of fewer")
+            raise StateError(
+                f"the saved position is in file {self._num_shards}, but there are fewer; has the "
+                "list of files changed?"
+            )
         for shard in shards:
             try:
                 yield from self._shard_records(shard)

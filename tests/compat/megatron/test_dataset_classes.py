@@ -300,7 +300,7 @@ def test_a_document_may_not_name_just_any_class(root, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "/etc"}, "'path' is not for a dataset.yaml to say"),
+        ({"path": "/etc"}, "a dataset.yaml cannot set 'path'"),
         ({"louder": True}, "louder"),
         ({"field_map": {"conversatio": "txt"}}, "conversatio"),
         ({"split_part": "nothing"}, "nothing"),

@@ -180,8 +180,8 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
         found = getattr(leaf.dataset, "__sample_type__", None) or leaf.leaf.sample_type
         if not issubclass(found or CrudeSample, sample_type):
             raise SampleTypeError(
-                f"{leaf.name}: samples are of type {(found or CrudeSample).__name__}, which is no "
-                f"subclass of {sample_type.__name__}; correct sample_type, or the dataset.yaml"
+                f"{leaf.name}: samples are of type {(found or CrudeSample).__name__}, which is not "
+                f"a subclass of {sample_type.__name__}; correct sample_type, or the dataset.yaml"
             )
 
 

@@ -388,16 +388,16 @@ def defaults_of(opening: DatasetOpening) -> dict[str, Any]:
 
 
 def check_written(written: Mapping[str, Any], opening: DatasetOpening) -> dict[str, Any]:
-    """Return what a document says to a factory.
+    """Return the arguments that a document has for a factory.
 
     Raises:
-        ConfigError: If it says what only the program that opens it can say.
+        ConfigError: If it sets what only the program that opens it can set.
     """
     for key in _OF_CALLS:
         if key in written:
             raise ConfigError(
-                f"{opening.config.origin}: {key!r} is not for a dataset.yaml to say; it is what "
-                "the dataset is opened with"
+                f"{opening.config.origin}: a dataset.yaml cannot set {key!r}; the program that "
+                "opens the dataset does. Remove it"
             )
     found = dict(written)
     if "subset" in found:
