@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -24,6 +25,7 @@ from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
 from tests.sources.distant import start
+from tests.waiting import wait_until
 
 SAMPLE_BYTES = 20_000
 
@@ -61,6 +63,16 @@ def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, mon
     assert len(said) >= 2
     assert all("429" in line for line in said)
     assert "answers again, after" in last
+
+
+@pytest.mark.parametrize("ask", ["read_range", "info"])
+def test_a_store_that_keeps_silent_is_heard(ask, proxy, caplog, monkeypatch):
+    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.05)
+    store, _ = open_store(proxy.url)
+    proxy.plan([Fault("delay", seconds=0.3)])
+    getattr(store, ask)("x.bin", *([0, 10] if ask == "read_range" else []))
+    assert any("x.bin: no answer yet; this request has waited" in line for line in lines(caplog))
+    wait_until(lambda: "energon storage" not in {each.name for each in threading.enumerate()})
 
 
 def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch):

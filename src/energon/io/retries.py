@@ -10,7 +10,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from energon.errors import (
     StorageAccessError,
@@ -64,6 +65,8 @@ class Retries:
         self._began = self._last = self._answered_at = 0.0
         self._unreachable_since: float | None = None
         self._was_found = False
+        self._under_way: dict[object, tuple[str, float]] = {}
+        self._watcher: threading.Thread | None = None
 
     def answered(self) -> None:
         """Record that the store has answered as it should."""
@@ -135,15 +138,43 @@ class Retries:
                 self._say(error, begun, seconds)
 
     def waited(self, place: str, seconds: float) -> None:
-        """Log that a reader has been waiting this long for an answer."""
+        """Log that a request has been waiting this long for an answer."""
         warn_every(
             SAY_SECONDS,
             logger,
             f"wait for {self._origin}",
-            "%s: no answer yet; its samples have been due for %.0f s",
+            "%s: no answer yet; this request has waited %.0f s",
             place,
             seconds,
         )
+
+    @contextmanager
+    def watching(self, place: str) -> Iterator[None]:
+        """Log from time to time that the request in the block is not answered."""
+        request = object()
+        with self._lock:
+            self._under_way[request] = place, time.monotonic()
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = threading.Thread(
+                    target=self._watch, name="energon storage", daemon=True
+                )
+                self._watcher.start()
+        try:
+            yield
+        finally:
+            del self._under_way[request]
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(SAY_SECONDS / 2)
+            with self._lock:
+                requests = list(self._under_way.values())
+                if not requests:
+                    self._watcher = None
+                    return
+            place, begun = min(requests, key=lambda each: each[1])
+            if (waited := time.monotonic() - begun) >= SAY_SECONDS:
+                self.waited(place, waited)
 
     def _note(self, error: StorageError, asked_at: float) -> None:
         """Count a failure in the present episode, or start a new one."""

@@ -397,7 +397,7 @@ class Store:
             asked_at = time.monotonic()
             left = seconds - (asked_at - begun)
             try:
-                with time_limit(left):
+                with time_limit(left), self._retries.watching(self.place(key)):
                     if hedge_after is not None:
                         found = self._hedge(request, hedge_after)
                     else:
