@@ -1,13 +1,16 @@
 """Fine-tune on conversations with images: JSONL, packed sequences, a loss on answers only.
 
     python examples/finetune_chat.py DATA CHECKPOINT [--steps N] [--workers N]
+    torchrun --nproc-per-node 2 examples/finetune_chat.py DATA CHECKPOINT [--steps N]
 
 DATA is a folder with chats.jsonl.gz and the images that it names, in images/; without it, a small
 one is made there to try it on. A line is a conversation: `{"images": ["7.png"], "messages":
 [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "…"}]}`.
 Conversations are packed into sequences of CONTEXT tokens, in which they attend to themselves only,
-and images are read when their pack is made. Only what the assistant says is learned. If CHECKPOINT
-is there, the run continues where it was saved, with any number of workers.
+and images are read when their pack is made. Only what the assistant says is learned, and each of
+its tokens counts the same, on whichever rank it is. If CHECKPOINT is there, the run continues where
+it was saved: a step has the same packs with any number of workers, and on any number of ranks that
+divides MICRO_BATCHES.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,6 +57,8 @@ ROLES = {"system": 258, "user": 259, "assistant": 260}
 VOCABULARY = 261
 IGNORED = -100
 """The label of tokens that are not learned."""
+MICRO_BATCHES = 6
+"""Batches of a step, over all ranks: 1, 2, 3 or 6 of them."""
 BATCH_SIZE = 2
 
 
@@ -157,10 +163,17 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
-    if not options.data.exists():
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo")
+    if rank == 0 and not options.data.exists():
         make_data(options.data)
-    # Some lanes more than workers, so that another number of them can continue later.
-    config = WorkerConfig(rank=0, world_size=1, num_workers=options.workers, lanes=4)
+    if world_size > 1:
+        torch.distributed.barrier()
+    config = WorkerConfig(
+        rank=rank, world_size=world_size, num_workers=options.workers, lanes=MICRO_BATCHES
+    )
     dataset = get_train_dataset(
         chats(options.data),
         worker_config=config,
@@ -177,17 +190,22 @@ def main(arguments: Sequence[str] | None = None) -> float:
             saved = torch.load(options.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["data"])
+            loader.restore_state_global(saved["data"])
             step = saved["step"]
         batches = iter(loader)
         while step < options.steps:
-            loss = train_step(model, next(batches))
+            micro_batches = [next(batches) for _ in range(MICRO_BATCHES // world_size)]
+            loss = train_step(model, micro_batches, world_size)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+        data = loader.save_state_global(global_dst_rank=0)
+    if rank == 0:
+        click.echo(f"step {step}: loss {loss:.4f}")
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": loader.state_dict(), "step": step}, options.checkpoint)
-    click.echo(f"step {step}: loss {loss:.4f}")
+        torch.save({**content, "data": data, "step": step}, options.checkpoint)
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
     return loss
 
 
@@ -226,14 +244,23 @@ class Model(nn.Module):
         return self.out(hidden)
 
 
-def train_step(model: Model, batch: Packed) -> float:
-    """Add the gradients of a batch; return its loss."""
-    scores = model(batch)
-    loss = functional.cross_entropy(
-        scores.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
-    )
-    loss.backward()
-    return loss.item()
+def train_step(model: Model, batches: Sequence[Packed], world_size: int) -> float:
+    """Add the gradients of a step; return its loss, the mean over all tokens that are learned."""
+    total = torch.zeros(2)
+    for batch in batches:
+        labels = batch.labels.flatten()
+        scores = model(batch).flatten(0, 1)
+        loss = functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum")
+        loss.backward()
+        total += torch.tensor([loss.item(), (labels != IGNORED).sum()])
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    if world_size > 1:
+        for each in (total, *gradients):
+            torch.distributed.all_reduce(each)
+    # Batches have different numbers of such tokens: a mean of their means would weigh them wrongly.
+    for each in gradients:
+        each /= total[1]
+    return float(total[0] / total[1])
 
 
 def make_data(data: Path) -> None:

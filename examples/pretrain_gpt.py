@@ -28,8 +28,8 @@ from energon.formats.tokens import token_index_bytes
 
 VOCABULARY = 256
 CONTEXT = 64
-MICRO_BATCHES = 4
-"""Batches of a step, over all ranks."""
+MICRO_BATCHES = 6
+"""Batches of a step, over all ranks: 1, 2, 3 or 6 of them."""
 BATCH_SIZE = 2
 
 
@@ -44,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
     if world_size > 1:
         torch.distributed.init_process_group("gloo")
     rank = int(os.environ.get("RANK", "0"))
-    if not options.corpora.exists():
+    if rank == 0 and not options.corpora.exists():
         make_corpora(options.corpora)
+    if world_size > 1:
+        torch.distributed.barrier()
     config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0, lanes=MICRO_BATCHES)
     dataset = get_train_dataset(blend(options.corpora), worker_config=config, batch_size=BATCH_SIZE)
     torch.manual_seed(0)

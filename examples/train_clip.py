@@ -44,8 +44,8 @@ from energon.prepare.dataset import prepare_dataset
 
 IMAGE_SIZE, CROPPED_SIZE = 40, 32
 TEXT_LENGTH = 24
-MICRO_BATCHES = 4
-"""Batches of a step, over all ranks."""
+MICRO_BATCHES = 6
+"""Batches of a step, over all ranks: 1, 2, 3 or 6 of them."""
 BATCH_SIZE = 8
 COLORS = ("red", "green", "blue", "gold", "purple", "gray")
 SHAPES = ("circle", "square", "triangle")
@@ -115,8 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
     job = Job.begin()
-    if not options.data.exists():
+    if job.rank == 0 and not options.data.exists():
         make_data(options.data)
+    if job.world_size > 1:
+        torch.distributed.barrier()
     config = WorkerConfig(
         rank=job.rank, world_size=job.world_size, num_workers=options.workers, lanes=MICRO_BATCHES
     )
