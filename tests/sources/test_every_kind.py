@@ -42,6 +42,8 @@ from energon import (
 )
 from energon.errors import EnergonError, FormatError
 from energon.formats.seek_points import SPACING_BYTES
+from energon.metadataset import kind as kinds
+from energon.metadataset.kind import dataset_kind
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
@@ -137,6 +139,18 @@ KINDS = {
 }
 WITH_FILES = ("jsonl", "jsonl.gz", "jsonl.zst")
 """Kinds that can be mounted."""
+
+
+SHARDS = "webdataset"
+"""The kind that the suites of shards are about, and which the others are blended with here."""
+
+
+def test_every_kind_that_can_be_trained_on_is_in_this_suite(tmp_path):
+    tried = {SHARDS}
+    for name, make in KINDS.items():
+        (tmp_path / name).mkdir()
+        tried.add(dataset_kind(make(tmp_path / name)["path"]))
+    assert tried == {kind.name for kind in kinds.KINDS if kind.home and kind.has_samples}
 
 
 @pytest.fixture(params=KINDS)
