@@ -346,3 +346,12 @@ def test_a_command_that_cannot_ask_says_which_option_is_missing(tmp_path):
     )
     assert done.returncode == 2
     assert "Missing option '--new-world-size'" in done.stderr
+
+
+def test_a_folder_of_prepared_datasets_is_prepared_with_a_warning(tmp_path):
+    make_crude(tmp_path / "all/a", [1])
+    again = ("prepare", tmp_path / "all", "--split-ratio", "1", "--non-interactive")
+    assert "contains prepared datasets (a), whose shards" in run(*again).stderr
+    assert (
+        "Warning" not in run("prepare", tmp_path / "all/a", *again[2:], "--force-overwrite").output
+    )

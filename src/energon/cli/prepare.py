@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from energon.prepare.media.probe import MediaFilter
     from energon.sources.kinds import DatasetKind
 
+MAX_SHOWN = 3
+"""How many datasets a warning names."""
 _NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")
 _OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
 _INDEX_ONLY = {
@@ -162,6 +164,7 @@ class _Preparation:
         if not is_quiet():
             names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
             echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
+        _warn_of_datasets_in(self.source)
         if (folder / META / ".info.json").exists() and not self.options.force_overwrite:
             if not ask and not (piped and says_yes()):
                 raise ConfigError(
@@ -170,6 +173,18 @@ class _Preparation:
             if ask:
                 click.confirm(f"{self.source} is already prepared. Prepare it again?", abort=True)
         return decide(folder, shards, self.options, ask=ask, piped=piped, source=self.source)
+
+
+def _warn_of_datasets_in(source: AnyPath) -> None:
+    from energon.metadataset.kind import datasets_in
+
+    if inside := datasets_in(os.fspath(source)):
+        echo(
+            f"Warning: {redact(source)} contains prepared datasets ({', '.join(inside[:MAX_SHOWN])}"
+            f"{', …' if inside[MAX_SHOWN:] else ''}), whose shards become part of this dataset "
+            "too. To train on several datasets, list them in a metadataset instead",
+            err=True,
+        )
 
 
 def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:

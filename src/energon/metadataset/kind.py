@@ -433,11 +433,11 @@ def advice(path: str) -> str:
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
         return "cannot be read by this user: permission denied"
     names = list(islice(_files_below(path), MAX_COMPARED))
-    inside = _datasets_in(path)
+    inside = datasets_in(path)
     of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)
     if inside and all(name.startswith(of_datasets) for name in names):
         return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_SHOWN])}"
-    names = [name.lower() for name in names]
+    names = [name.lower() for name in names if not name.endswith(".jsonl.idx")]
     if not names:
         return f"holds no files; put tar shards into it and run `energon prepare {shown}`"
     if any(name.endswith(".tar") for name in names):
@@ -461,7 +461,7 @@ def _is_bucket(path: str) -> bool:
     return is_remote(path) and not split_address(path).key
 
 
-def _datasets_in(path: str) -> list[str]:
+def datasets_in(path: str) -> list[str]:
     """Return the names of the folders in a folder that are prepared datasets."""
     if is_remote(path):
         store, key = open_store(path)
