@@ -194,17 +194,17 @@ class WebdatasetSource:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         places = back.tolist()
-        buffers = [buffer for piece in sliced for buffer in piece.buffers]
-        keys = [key for piece in sliced for key in piece.meta[0]]
+        buffers = list(chain.from_iterable(piece.buffers for piece in sliced))
+        keys = list(chain.from_iterable(piece.meta[0] for piece in sliced))
         shards = [shard for piece in sliced for shard in islice(piece.meta[1], len(piece))]
         meta = [
-            [keys[place] for place in places],
-            [shards[place] for place in places],
+            list(map(keys.__getitem__, places)),
+            list(map(shards.__getitem__, places)),
             restore_keys,
             [subflavors] * len(places),
         ]
         edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
-        buffers = [buffers[place] for place in places]
+        buffers = list(map(buffers.__getitem__, places))
         return SlicedRows(sliced[0].parts, meta, buffers, edges).late()
 
     def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:

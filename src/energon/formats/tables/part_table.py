@@ -250,18 +250,18 @@ class PartTable:
 
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of samples, in the order of `indices`."""
-        starts, stops = (edges.tolist() for edges in self._key_edges(indices))
+        begins, ends = self._key_edges(indices)
         data = self.key_bytes
-        if len(starts) > 1 and stops[-1] - starts[0] < 64 * len(starts):
+        if len(begins) > 1 and ends[-1] - begins[0] < 64 * len(begins):
             # Neighbors: decode once and cut the text, if characters are bytes.
-            low = min(starts)
-            text = bytes(data[low : max(stops)])
+            low = int(begins.min())
+            text = bytes(data[low : int(ends.max())])
             if text.isascii():
                 letters = text.decode()
-                return [letters[a - low : b - low] for a, b in zip(starts, stops, strict=True)]
-        return [
-            str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, stops, strict=True)
-        ]
+                edges = zip((begins - low).tolist(), (ends - low).tolist(), strict=True)
+                return [letters[start:stop] for start, stop in edges]
+        edges = zip(begins.tolist(), ends.tolist(), strict=True)
+        return [str(data[start:stop], "utf-8", "surrogateescape") for start, stop in edges]
 
     def key_of(self, index: int) -> str:
         """Return the key of one sample."""
