@@ -80,7 +80,8 @@ def azurite_port(tmp_path_factory) -> Iterator[int]:
 
 @pytest.fixture
 def quick_retries(monkeypatch) -> None:
-    """Wait for milliseconds where users wait for seconds."""
+    """Wait for milliseconds where users wait for seconds, and give up as soon."""
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "10")
     monkeypatch.setenv("ENERGON_STORAGE_FIRST_WAIT_SECONDS", "0.001")
     monkeypatch.setenv("ENERGON_STORAGE_LONGEST_WAIT_SECONDS", "0.01")
 

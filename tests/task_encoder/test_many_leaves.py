@@ -62,10 +62,12 @@ def test_each_file_is_read_once_and_no_shard_before_it_is_needed(path):
     _watching.append(True)
     dataset = open_dataset(path)
     _watching.clear()
+    # Threads of earlier tests may open files of their own.
+    own = {name: count for name, count in opened.items() if name.startswith(str(path.parent))}
     assert len(dataset.plan.leaves) == LEAVES
-    assert set(opened.values()) == {1}
-    assert sum(1 for name in opened if ".nv-meta" in name) == 3 * LEAVES
-    assert not [name for name in opened if name.endswith((".tar", ".parts"))]
+    assert set(own.values()) == {1}
+    assert sum(1 for name in own if ".nv-meta" in name) == 3 * LEAVES
+    assert not [name for name in own if name.endswith((".tar", ".parts"))]
 
 
 def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch):
