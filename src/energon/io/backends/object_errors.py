@@ -26,6 +26,7 @@ _STATUS = re.compile(r"status code: (\d{3})([^:\n]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)[:/]")
 """Where cloud machines obtain the credentials of their role."""
+_CONNECTING = re.compile(r"::Error\(\s*Connect,")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 REFUSED = "connection refused"
 UNKNOWN_HOST = "the host name cannot be resolved"
@@ -188,7 +189,7 @@ def _connection_error(said: _Said) -> StorageError:
     kind = _KIND.search(said.text)
     causes = [words for sign, words in _CAUSES.items() if sign in said.text]
     cause = causes[0] if causes else (kind[1] if kind else said.name)
-    if "tcp connect error" in said.text and "TimedOut" in said.text:
+    if _CONNECTING.search(said.text) and "TimedOut" in said.text:
         cause = NO_CONNECTION
     transient = kind is not None and "InvalidCertificate" not in said.text
     transient = transient or _BAD_LISTING in said.text
