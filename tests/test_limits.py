@@ -103,7 +103,7 @@ LARGE = """
 import sys
 import textwrap
 from pathlib import Path
-from energon.errors import FormatError
+from energon.errors import ConfigError, FormatError
 root = Path(sys.argv[1])
 
 def sparse(path):
@@ -115,7 +115,7 @@ def refused():
 
 try:
     refused()
-except FormatError as error:
+except (ConfigError, FormatError) as error:
     assert "ENERGON_LIMIT_DOCUMENT_BYTES" in str(error), error
 else:
     raise AssertionError("nothing was refused")
