@@ -351,7 +351,7 @@ def test_a_command_that_cannot_ask_says_which_option_is_missing(tmp_path):
 def test_a_folder_of_prepared_datasets_is_prepared_with_a_warning(tmp_path):
     make_crude(tmp_path / "all/a", [1])
     again = ("prepare", tmp_path / "all", "--split-ratio", "1", "--non-interactive")
-    assert "contains prepared datasets (a), whose shards" in run(*again).stderr
+    assert "contains prepared datasets (a), whose shards" in run(*again).output
     assert (
         "Warning" not in run("prepare", tmp_path / "all/a", *again[2:], "--force-overwrite").output
     )
