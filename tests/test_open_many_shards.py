@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
+from threading import get_ident
 
 import pytest
 
@@ -23,11 +24,13 @@ SHARDS = 3_000
 SAMPLES = 4
 
 opened: list[str] = []
-_watching: list[bool] = []
+_watching: list[int] = []
+"""The thread whose files are counted, if any: others belong to earlier tests."""
 
 
 def _note(event, arguments):
-    if _watching and event == "open" and isinstance(arguments[0], str | os.PathLike):
+    own = _watching == [get_ident()] and event == "open"
+    if own and isinstance(arguments[0], str | os.PathLike):
         opened.append(os.fspath(arguments[0]))
 
 
@@ -43,7 +46,7 @@ def watched():
     """Collect the paths of all files that are opened."""
     _add_hook()
     opened.clear()
-    _watching.append(True)
+    _watching.append(get_ident())
     try:
         yield opened
     finally:

@@ -19,8 +19,8 @@ from typing import Any
 
 try:
     import fcntl  # noqa: F401 - locks files; systems without it lack more that is needed
-except ImportError as error:
-    raise ImportError("energon runs on Linux and macOS; on Windows, run it in WSL") from error
+except ImportError:
+    raise ImportError("energon runs on Linux and macOS; on Windows, run it in WSL") from None
 from energon.installation import say_what_is_wrong
 
 say_what_is_wrong()

@@ -331,3 +331,10 @@ def test_workers_know_the_classes_that_the_program_has_imported(tmp_path, monkey
     (found,) = lint_dataset(tmp_path, engine=engine).findings
     assert (found.key, "says nothing" in found.reason) == ("s3", True)
     del sys.modules["remarks_of_a_test"]
+
+
+def test_a_split_is_found_by_a_name_that_means_the_same(tmp_path):
+    parts = ["train:.*000", "validation:.*001"]
+    root = make_captions(tmp_path / "ds", [2, 3], split_parts=parts)
+    done = run("lint", root, "--split", "val")
+    assert (done.exit_code, done.output) == (0, "3 samples: no problems\n")

@@ -76,7 +76,7 @@ def test_a_store_that_keeps_silent_is_heard(ask, proxy, caplog, monkeypatch):
 
 
 def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch):
-    monkeypatch.setattr("energon.io.ranges.SAY_SECONDS", 0.05)
+    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.05)
     file = RemoteFile(f"{proxy.url}/x.bin")
     proxy.plan([Fault("delay", seconds=0.5)], lambda request: request.is_data)
     buffer, span = SpanBuffer(), Span(file.object, 0, 100)
@@ -147,6 +147,19 @@ def test_the_host_behind_a_bucket_is_named(monkeypatch):
     ):
         store.info(key)
     forget_stores()
+
+
+def test_a_store_in_trouble_is_asked_until_the_deadline(proxy, monkeypatch):
+    monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
+    monkeypatch.setenv("ENERGON_STORAGE_DEADLINE_SECONDS", "0.5")
+    forget_stores()
+    store, _ = open_store(proxy.url)
+    proxy.plan([Fault("status")] * 10_000)
+    with pytest.raises(
+        StorageTimeoutError, match=r"after \d\d+ attempts.*DEADLINE_SECONDS=0\.5 how"
+    ):
+        store.read_range("x.bin", 0, 10)
+    assert store.statistics.snapshot()["retries"] > 10
 
 
 @pytest.mark.parametrize("attempts", [None, 3])

@@ -344,6 +344,14 @@ def test_a_first_run_that_wrote_no_shard_does_not_block_the_corrected_command(tm
     assert "was packed from something else, or differently" in refused.output
 
 
+def test_a_column_names_files_even_if_most_of_them_are_missing(tmp_path):
+    photos(tmp_path / "in")
+    os.remove(tmp_path / "in/0.jpg")
+    os.remove(tmp_path / "in/1.jpg")
+    assert "0.jpg: no such file" in refuses(tmp_path / "in/captions.csv", tmp_path / "out")
+    assert "1 sample in" in packs(tmp_path / "in/captions.csv", "--skip-missing", tmp_path / "out")
+
+
 def test_a_first_run_that_wrote_no_shard_does_not_block_another_in_a_store(s3, tmp_path):
     photos(tmp_path / "in")
     os.remove(tmp_path / "in/0.jpg")

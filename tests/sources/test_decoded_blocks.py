@@ -21,8 +21,6 @@ from energon.sources.decoded_blocks import (
     open_slices,
 )
 
-MIB = 1 << 20
-
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch):
@@ -46,18 +44,21 @@ def kept(monkeypatch):
 def test_what_was_used_longest_ago_makes_room(steps):
     kept = decoded_blocks._kept = decoded_blocks._Kept()
     sources = [DecodedBlocks() for _ in range(4)]
+    latest = {}
     for what, source, key, size in steps:
         blocks = sources[source]
         if what == "keep":
             blocks.keep(key, (key, size), size)
+            latest[source, key] = (key, size)
             assert blocks.get(key) == (key, size)
         elif what == "get":
-            assert blocks.get(key) in (None, (key, blocks._blocks.get(key, (0, 0))[1]))
+            assert blocks.get(key) in (None, latest.get((source, key)))
         elif what == "drop":
             blocks.drop(key)
             assert blocks.get(key) is None
         else:
             sources[source] = DecodedBlocks()
+            latest = {place: block for place, block in latest.items() if place[0] != source}
             del blocks
             gc.collect()
         sizes = [[size for _, size in each._blocks.values()] for each in sources]
@@ -76,10 +77,11 @@ def test_the_least_recently_used_goes_first_wherever_it_is(kept):
     assert (first.get(0), second.get(1), second.get("new")) == (0, 1, "new")
 
 
-@given(st.lists(st.integers(0, 4 * BUDGET_BYTES), max_size=200))
+@given(st.lists(st.integers(1, 4 * BUDGET_BYTES), max_size=200))
 def test_slices_that_are_open_fit_into_the_budget(sizes):
     numbers = open_slices([SliceCost(1, size) for size in sizes])
     assert all(1 <= number <= 16 for number in numbers)
+    assert open_slices([*(SliceCost(1, size) for size in sizes), None]) == [*numbers, 16]
     taken = [n * size for n, size in zip(numbers, sizes, strict=True)]
     assert all(n == 1 or total <= MAX_SOURCE_BYTES for n, total in zip(numbers, taken, strict=True))
     assert sum(t for n, t in zip(numbers, taken, strict=True) if n > 1) <= BUDGET_BYTES

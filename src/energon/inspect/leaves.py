@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from energon.errors import ConfigError, EnergonError
+from energon.formats.meta.split import find_split
 from energon.io.address import is_remote, local_path, redact
 from energon.messages import nearest
 from energon.metadataset.document import read_metadataset
@@ -61,12 +62,13 @@ def find_leaves(
         address = os.path.abspath(local_path(address))
     found = FoundLeaves(dataset_kind(address))
     names = split_names(address, found.kind, split_config, allow)
-    for name in splits or names:
-        if name not in names:
-            close = nearest(name, names)
+    for requested in splits or names:
+        name = find_split(requested, names)
+        if name is None:
+            close = nearest(requested, names)
             did_you_mean = f"; did you mean {close!r}?" if close else ""
             raise ConfigError(
-                f"{redact(address)}: there is no split {name!r}, only "
+                f"{redact(address)}: there is no split {requested!r}, only "
                 f"{', '.join(map(repr, names)) or 'none'}{did_you_mean}"
             )
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -29,7 +28,6 @@ from energon.errors import (
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
-from energon.io.retries import SAY_SECONDS
 from energon.io.store import Store
 
 MAX_SPAN_BYTES = 8 << 20
@@ -180,17 +178,13 @@ class Span:
         Raises:
             EnergonError: If it could not be fetched, see `Store.read_range`.
         """
-        begun = time.monotonic()
-        while self.future is not None:
-            try:
-                return self.future.result(SAY_SECONDS)
-            except CancelledError:
-                return None
-            except TimeoutError:
-                if self.future.done():
-                    return self.future.result()
-                self.object.store.say_waited(self.object.info.key, time.monotonic() - begun)
-        return None
+        future = self.future
+        if future is None:
+            return None
+        try:
+            return future.result()
+        except CancelledError:
+            return None
 
     def pieces(self) -> list[Span]:
         """Return it in pieces of at most one request each."""

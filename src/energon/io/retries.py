@@ -137,17 +137,6 @@ class Retries:
             if pause > 0:
                 self._say(error, begun, seconds)
 
-    def waited(self, place: str, seconds: float) -> None:
-        """Log that a request has been waiting this long for an answer."""
-        warn_every(
-            SAY_SECONDS,
-            logger,
-            f"wait for {self._origin}",
-            "%s: no answer yet; this request has waited %.0f s",
-            place,
-            seconds,
-        )
-
     @contextmanager
     def watching(self, place: str) -> Iterator[None]:
         """Log from time to time that the request in the block is not answered."""
@@ -174,7 +163,14 @@ class Retries:
                     return
             place, begun = min(requests, key=lambda each: each[1])
             if (waited := time.monotonic() - begun) >= SAY_SECONDS:
-                self.waited(place, waited)
+                warn_every(
+                    SAY_SECONDS,
+                    logger,
+                    f"wait for {self._origin}",
+                    "%s: no answer yet; this request has waited %.0f s",
+                    place,
+                    waited,
+                )
 
     def _note(self, error: StorageError, asked_at: float) -> None:
         """Count a failure in the present episode, or start a new one."""

@@ -117,10 +117,6 @@ class Store:
         """Whether the store refuses even freshly looked-up credentials."""
         return self._retries.is_denied
 
-    def say_waited(self, key: str, seconds: float) -> None:
-        """Log from time to time that a reader has been waiting this long for an object."""
-        self._retries.waited(self.place(key), seconds)
-
     def place(self, key: str) -> str:
         """Return the address of an object, without secrets."""
         return f"{self.origin.rstrip('/')}/{key}"

@@ -9,10 +9,7 @@ from typing import Any
 
 from energon.errors import ConfigError, StateError
 from energon.loader.options import log
-from energon.loader.state import (
-    check_steps,
-    merge_states,
-)
+from energon.loader.state import check_steps, merge_states
 from energon.messages import counted
 from energon.stages.base import State
 from energon.worker import WorkerConfig

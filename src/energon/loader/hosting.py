@@ -16,26 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
 from energon.loader.monitoring.profiler import profiler
-from energon.loader.monitoring.trace import HostTrace
+from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
 from energon.stages.failures import describe_exit, is_of_program
 from energon.stages.lane import Host, Lane, Present
-
-if TYPE_CHECKING:
-    pass
-from typing import TYPE_CHECKING
-
-from energon.loader.monitoring.trace import TrainerTrace
-
-if TYPE_CHECKING:
-    pass
 
 
 class DeliveryOrder:

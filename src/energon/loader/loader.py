@@ -341,9 +341,6 @@ class BasicDataLoader:
         """Count a batch that was asked for at some moment; return whether a virtual epoch ends."""
         monitor, now = self._monitor, perf_counter()
         self._delivered += 1
-        if self._pins_later:
-            # If the batch has tensors, torch is imported.
-            self._pins_later, self._pin = False, pin_batches(None)
         self._epoch_batches += 1
         monitor.waited += now - asked_at
         if self._trace is not None:
@@ -394,6 +391,9 @@ class _Loop(Iterator[Any]):
         self._count += 1
         if self._count == loader._pass_length + 1:
             _warn_of_endless_loop(loader._pass_length)
+        if loader._pins_later:
+            # Now that there is a batch, torch is imported if it has tensors.
+            loader._pins_later, loader._pin = False, pin_batches(None)
         if loader._pin is not None:
             batch = loader._pin(batch)
         self._over = ends

@@ -38,6 +38,8 @@ from energon.plan.seeds import U64, combine, derive_seed
 
 SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128
+PARALLEL_SLICES = 16
+"""Slices of a dataset that are open at a time in a lane, unless a setting says otherwise."""
 WITH_REPLACEMENT = -1
 
 
@@ -64,7 +66,7 @@ class PlanLeaf:
     weight: float = 1.0
     repetitions: float = 1.0
     slice_samples: int = 1
-    parallel_slices: int = 16
+    parallel_slices: int = PARALLEL_SLICES
     shuffle_over_epochs: int | None = 1
 
     def __post_init__(self) -> None:

@@ -15,36 +15,42 @@ from itertools import count
 from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from energon.plan.leaf import PARALLEL_SLICES
+
 Key = TypeVar("Key", bound=Hashable)
 Block = TypeVar("Block")
 
 BUDGET_BYTES = 1 << 30
 """Decoded blocks that all sources of a process keep together."""
 MAX_SOURCE_BYTES = BUDGET_BYTES // 2
-"""What open slices of one source may take; the rest is for blocks that several slices share."""
-MAX_OPEN_SLICES = 16
+"""Memory for the open slices of one source; the rest is for blocks that several slices share."""
 
 
 class SliceCost(NamedTuple):
-    """What a slice costs that is as long as a block."""
+    """The cost of a slice that is as long as a block."""
 
     samples: int
-    """Samples in a block, and so in a slice that reads it whole."""
+    """Samples in a block, and so in such a slice."""
     num_bytes: int
-    """Memory that it takes while it is open; slices are not aligned with blocks."""
+    """Memory that the slice takes while it is open, in all blocks that it may overlap."""
 
 
-def open_slices(costs: Sequence[SliceCost]) -> list[int]:
-    """Return how many slices of each of these sources may be open at a time.
+def open_slices(costs: Sequence[SliceCost | None]) -> list[int]:
+    """Return how many slices of each source of a run may be open at a time.
+
+    Args:
+        costs: The cost of a slice of each; None for sources that read single samples.
 
     Example:
-        >>> open_slices([SliceCost(1000, 100 << 20)])
-        [5]
+        >>> open_slices([SliceCost(1000, 100 << 20), None])
+        [5, 16]
         >>> open_slices([SliceCost(1000, 100 << 20)] * 10)
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
-    share = min(MAX_SOURCE_BYTES, BUDGET_BYTES // max(1, len(costs)))
-    return [max(1, min(MAX_OPEN_SLICES, share // max(1, cost.num_bytes))) for cost in costs]
+    sizes = [0 if cost is None else cost.num_bytes for cost in costs]
+    share = min(MAX_SOURCE_BYTES, BUDGET_BYTES // max(1, sum(size > 0 for size in sizes)))
+    # A slice that takes no memory is limited by the number of slices alone.
+    return [min(PARALLEL_SLICES, max(1, share // max(1, size))) for size in sizes]
 
 
 class DecodedBlocks(Generic[Key, Block]):
@@ -109,7 +115,7 @@ class _Kept:
                 break
 
     def forget(self, number: int) -> None:
-        """Count the blocks of a source no more, which is gone."""
+        """Stop counting the blocks of a source that no longer exists."""
         with self.lock:
             for place in [place for place in self.sizes if place[0] == number]:
                 self.num_bytes -= self.sizes.pop(place)

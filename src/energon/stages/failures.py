@@ -12,10 +12,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
-from energon.errors import (
-    FatalSampleError,
-    SampleError,
-)
+from energon.errors import FatalSampleError, SampleError
 from energon.messages import Lines
 from energon.stages.random_state import is_worker_process
 
@@ -51,8 +48,6 @@ def split_reasons(
 
 
 _BETWEEN = "\t"
-
-
 _MAX_TEXT = 300
 
 

@@ -275,6 +275,7 @@ class HookRunner:
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = f"{type(error).__name__}: {error}"
+        # A truncated shard or a wrong setting is not the fault of a single sample.
         is_ours = isinstance(error, EnergonError) and not isinstance(error, SampleError)
         if is_ours or isinstance(error, SYSTEM_EXCEPTIONS):
             raise FatalSampleError(

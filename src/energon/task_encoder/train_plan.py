@@ -14,7 +14,7 @@ from energon.plan.build import choose_slice_samples
 from energon.plan.curve import Clock
 from energon.plan.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
-from energon.sources.decoded_blocks import open_slices
+from energon.sources.decoded_blocks import SliceCost, open_slices
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.worker import WorkerConfig
 
@@ -92,8 +92,6 @@ def _check_flag(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
-PARALLEL_SLICES = 16
-"""Slices of a dataset that are open at a time in a lane, if it reads single samples."""
 MIN_BATCHES_OF_LANE = 8
 """Batches that a lane of finite data has at least, for there to be more lanes than workers."""
 
@@ -163,13 +161,10 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
 
 def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:
     # Kinds that decode samples in blocks say what that costs.
-    costs = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
-    numbers = iter(open_slices([cost for cost in costs if cost is not None]))
+    costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
     return tuple(
-        _plan_leaf(leaf, settings, None, PARALLEL_SLICES)
-        if cost is None
-        else _plan_leaf(leaf, settings, cost.samples, next(numbers))
-        for leaf, cost in zip(opened, costs, strict=True)
+        _plan_leaf(leaf, settings, cost and cost.samples, slices)
+        for leaf, cost, slices in zip(opened, costs, open_slices(costs), strict=True)
     )
 
 

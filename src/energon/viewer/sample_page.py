@@ -227,9 +227,9 @@ def part_response(
     if is_fresh(request, tag):
         return Response(status_code=304, headers=headers)
     start, stop, status = 0, file.size, 200
-    wanted = request.headers.get("range")
-    if wanted is not None and request.headers.get("if-range", tag) == tag:
-        found = parse_range(wanted, file.size)
+    requested = request.headers.get("range")
+    if requested is not None and request.headers.get("if-range", tag) == tag:
+        found = parse_range(requested, file.size)
         if found == (0, 0):
             headers["Content-Range"] = f"bytes */{file.size}"
             return Response(status_code=416, headers=headers)

@@ -207,13 +207,13 @@ def _open_file(url: str, mode: str, *, buffering: int | None = None) -> Any:
 
 def _buffering(mode: str, default: int | None) -> int:
     """Return the size of a buffer: GOPEN_BUFFER, or the default; else none for reading."""
-    wanted = os.environ.get("GOPEN_BUFFER")
-    if wanted is None:
+    size = os.environ.get("GOPEN_BUFFER")
+    if size is None:
         return default if default is not None else 0 if mode == "rb" else -1
     try:
-        return int(wanted)
+        return int(size)
     except ValueError as error:
-        raise ConfigError(f"GOPEN_BUFFER={wanted!r}: expected a number of bytes") from error
+        raise ConfigError(f"GOPEN_BUFFER={size!r}: expected a number of bytes") from error
 
 
 class _Standard:

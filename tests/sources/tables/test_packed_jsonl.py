@@ -14,6 +14,7 @@ from energon import DatasetNotFoundError
 from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
 from energon.metadataset.kind import dataset_kind
+from energon.plan.leaf import PARALLEL_SLICES
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import open_slices
@@ -67,7 +68,7 @@ def test_lines_are_those_of_the_file_that_is_not_compressed(path):
     store = open_file_store(path)
     assert [json.loads(line)["n"] for line in store.get_many(["1999.json", "0.json"])] == [1999, 0]
     assert 0 < source.slice_cost.samples < N
-    assert open_slices([source.slice_cost]) == [decoded_blocks.MAX_OPEN_SLICES]
+    assert open_slices([source.slice_cost]) == [PARALLEL_SLICES]
 
 
 def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CatOptions:
-    """The options of the command, see its help."""
+class RenamingOptions:
+    """Options that rename fields and keys of samples."""
 
     fields: str | None = option(
         "-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER."
@@ -27,6 +27,12 @@ class CatOptions:
     rekey: str | None = option(
         "-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one."
     )
+
+
+@dataclass(frozen=True)
+class CatOptions(RenamingOptions):
+    """The options of the command, see its help."""
+
     shuffle: int = option(
         "-s",
         "--shuffle",
@@ -203,7 +209,7 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
 
 
 @dataclass(frozen=True)
-class SortOptions:
+class SortOptions(RenamingOptions):
     """The options of the command, see its help."""
 
     by: str = option(
@@ -223,12 +229,6 @@ class SortOptions:
     )
     reverse: bool = option(is_flag=True, help="Sort in descending order.")
     seed: int = option(default=0, show_default=True, help="Seed for a random order.")
-    fields: str | None = option(
-        "-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER."
-    )
-    rekey: str | None = option(
-        "-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one."
-    )
     sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to read.")
     memory: float = option(
         default=1e9,

@@ -200,11 +200,12 @@ def seem_files(table: Table) -> list[tuple[str, str]]:
 
 
 def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
-    """Return whether most of the values are paths of files that exist."""
+    """Return whether all values are like paths of files, and some of these exist."""
     given = [value for value in values if value not in (None, "")]
     if not given or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in given):
         return False
-    return 2 * sum(rules.has_file(value) for value in given) > len(given)
+    # Where others are missing, packing says which, rather than taking paths for texts.
+    return any(rules.has_file(value) for value in given)
 
 
 def _stem(name: str) -> str:

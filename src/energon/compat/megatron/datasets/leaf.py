@@ -18,7 +18,7 @@ from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
@@ -34,7 +34,6 @@ from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import make_reader
-from energon.task_encoder.train_plan import PARALLEL_SLICES
 from energon.worker import WorkerConfig
 
 
