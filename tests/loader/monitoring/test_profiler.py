@@ -270,6 +270,15 @@ def test_a_dataset_that_waits_does_not_hide_one_that_computes(tmp_path):
     assert finds_enough(share, blend, Choosing(), 1, "process")
 
 
+@pytest.fixture
+def no_other_looks(monkeypatch):
+    """Keep the thread that looked at loaders of earlier tests from shortening the interval, too."""
+    monkeypatch.setattr(profiler(), "look_if_due", lambda: 0.01)
+    time.sleep(0.05)
+    profiler()._disarm()
+
+
+@pytest.mark.usefixtures("no_other_looks")
 def test_the_switch_interval_is_short_only_while_a_look_is_about_to_come():
     usual = sys.getswitchinterval()
     with prompt_looks(), prompt_looks():
@@ -277,6 +286,7 @@ def test_the_switch_interval_is_short_only_while_a_look_is_about_to_come():
     assert sys.getswitchinterval() == usual
 
 
+@pytest.mark.usefixtures("no_other_looks")
 def test_a_switch_interval_that_the_program_sets_meanwhile_stays():
     usual = sys.getswitchinterval()
     try:
@@ -287,6 +297,7 @@ def test_a_switch_interval_that_the_program_sets_meanwhile_stays():
         sys.setswitchinterval(usual)
 
 
+@pytest.mark.usefixtures("no_other_looks")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_that_is_forked_before_a_look_has_the_usual_interval():
     usual = sys.getswitchinterval()
