@@ -1,7 +1,7 @@
 """Apply user hooks to the items that a stage draws, one by one or in lists.
 
 The position is that of the stage below and, if a hook yields several outputs for one input, the
-number of outputs already returned.
+number of those already returned.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class ApplyIterator(DatasetIterator[Any]):
     """Draws inputs from `inner`, runs hooks on them, yields the outputs. Subclasses draw."""
 
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict}
-    """What `_position` returns; how many outputs were given is added to it."""
+    """What `_position` returns; the number of outputs already returned is added to it."""
     yields_batches = False
-    """Whether each output is a batch rather than an item of one."""
+    """Whether each output is a batch, rather than an item of one."""
 
     def __init__(self, inner: DatasetIterator[Any], lane: Lane) -> None:
         self.inner = inner
         self.lane = lane
         self.outputs: Iterator[Any] | None = None
         self.before: State = {}
-        # That of the next input, while it is known because a state has it.
+        # The position of the next input, right after it was loaded from a state.
         self.saved: State | None = None
         self.given = 0
-        # The batch for which the present input was drawn, and that of the next, if they differ
-        # from the one that the lane works for.
+        # The batches for which the current and the next input were drawn, if they differ from the
+        # one that the lane is working on.
         self.batch: int | None = None
         self.entered: tuple[int | None, RestoreKey] = (None, ())
         self.next_batch: int | None = None
@@ -102,7 +102,7 @@ class ApplyIterator(DatasetIterator[Any]):
 
     def load_state_dict(self, state: State) -> None:
         if isinstance(state, Mapping) and "batch" not in state:
-            state = {**state, "batch": None}  # saved before it was noted
+            state = {**state, "batch": None}  # saved by a version that did not record it
         (given, self.next_batch), position = unpack_some(state, _OUTPUTS)
         self.saved = None
         self._go_to(position)
@@ -110,12 +110,12 @@ class ApplyIterator(DatasetIterator[Any]):
             self._give_again(given)
 
     def _give_again(self, given: int) -> None:
-        """Produce again the outputs of the next input that were already returned."""
+        """Reproduce the outputs of the next input that were already returned."""
         present, batch = self.lane.present, self.next_batch
         self.before = self._position()
         output = self._begin()
         if self.outputs is None and output is not SKIPPED:
-            # The hook no longer yields; what it yielded then is what it returns now.
+            # The hook is no longer a generator: its single output was already returned.
             return
         for number in again(iter(range(1, given)), given - 1):
             with present.working_for(None if batch is None else batch + number):
@@ -145,10 +145,10 @@ class ApplyIterator(DatasetIterator[Any]):
 
         Args:
             argument: Argument of the first hook.
-            runners: Run the hooks, one after another.
+            runners: The runners of the hooks, applied one after another.
             address: Seeds their random numbers.
-            key: Returns the restore key of `argument` if a hook is a generator: its outputs carry
-                that key with a number appended.
+            key: Returns the restore key of `argument`. Called if a hook is a generator: its
+                outputs carry that key with a number appended.
         """
         for done, runner in enumerate(runners, start=1):
             argument = runner(argument, address)
@@ -169,7 +169,7 @@ class ApplyIterator(DatasetIterator[Any]):
 
         Args:
             items: The outputs of the generator.
-            runners: Run the hooks after it.
+            runners: The runners of the hooks after it.
             address: The address of its argument.
             key: The restore key of its argument.
         """

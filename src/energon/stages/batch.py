@@ -30,11 +30,11 @@ class BatchDataset(Dataset[Any]):
 
     Args:
         dataset: The items.
-        batch_size: How many make a batch.
-        hooks: Turn a list of items into a batch; without any the list is the batch.
-        drop_last: Whether to drop a last, smaller batch.
+        batch_size: Number of items in a batch.
+        hooks: Turn a list of items into a batch; without hooks, the list is the batch.
+        drop_last: Whether to drop a smaller batch at the end of the data.
         unit: Name of the items in statistics.
-        collates: Whether the first hook only collates.
+        collates: Whether the first hook is the default one, which only collates.
     """
 
     dataset: Dataset[Any]
@@ -112,21 +112,24 @@ class _BatchIterator(BatchIterator):
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
-    """Return the address that seeds the hooks of a batch: its first sample or place in the lane."""
+    """Return the address that seeds the hooks of a batch.
+
+    It is the key of its first sample or, without keys, its place in the lane.
+    """
     first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
 def batch_key(items: list[Any], number: int) -> RestoreKey | None:
-    """Return the key of a batch of `items` with a number in the run."""
+    """Return the key of a batch of `items` with this global number; None if they have no keys."""
     joint = joint_key("batch", items)
     return None if joint is None else (*joint, number)
 
 
 def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | None]) -> Any:
-    """Attach the key to `batch` unless its maker set one, and return it.
+    """Attach the key to `batch`, unless a hook has set one, and return the batch.
 
-    A list of the keys of `items`, which collating makes, does not count as one.
+    The list of the keys of `items`, as collating creates it, is replaced.
     """
     if carries_key(batch):
         own = key_of(batch)
@@ -164,8 +167,8 @@ def restore_batch(
 class UnitBatchDataset(BatchDataset):
     """Make a batch of every `batch_size` rows, even if hooks skip some of their samples.
 
-    So a batch never mixes two units; it is smaller by the samples skipped, and omitted if none
-    remains. `drop_last` applies only to the end of the data.
+    A batch therefore never mixes two units. It is smaller by the number of skipped samples, and
+    omitted if none remains. `drop_last` applies only to the end of the data.
     """
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
@@ -182,8 +185,8 @@ class _UnitBatchIterator(BatchIterator):
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
-        # The first item of the next batch, if it had to be drawn to know that it is one, where
-        # it was drawn, and for which batch.
+        # The first item of the next unit, if it had to be drawn to detect the end of this one,
+        # with the position and the batch for which it was drawn.
         self.held: tuple[Any, State, int | None] | None = None
         self.drawn_for: int | None = None
 

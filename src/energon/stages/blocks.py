@@ -30,14 +30,14 @@ from energon.stages.lane import Lane
 MAX_PLANNED_ROWS = 4096
 """Rows planned at once; the cost per row of numpy calls is flat from about here on."""
 MAX_BLOCK_BYTES = 8 << 20
-"""Bytes read at once for a lane: enough for full spans, little enough for hundreds of lanes."""
+"""Bytes read at once for a lane: enough for full spans, small enough for hundreds of lanes."""
 
 
 LaneShare = tuple[int, int]
-"""Which of some lanes, and a number of its next rows."""
+"""The position of a lane in a list of lanes, and how many of its next rows to read."""
 
 PlanRows = Callable[[int, int], Rows]
-"""`rows(start, count)` of a lane."""
+"""Return the rows of a lane: `rows(start, count)`."""
 
 
 class Reader(Protocol):
@@ -45,34 +45,34 @@ class Reader(Protocol):
 
     @property
     def mean_sample_bytes(self) -> float:
-        """How many bytes a sample takes on average."""
+        """Average size of a sample in bytes."""
 
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
 
     def read_late(self, rows: Rows) -> LateRows:
-        """Do the same, but make samples of what was read when their turn comes, if possible."""
+        """Return the samples of `rows`, built only when they are taken where that is possible."""
 
     def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
-        """Return what fetches samples of lanes before they are read; None if nothing has to be.
+        """Return a prefetcher for this worker; None if nothing needs to be fetched ahead.
 
         Args:
-            lanes_of_stream: How many lanes read the same slices, all workers together.
+            lanes_of_stream: How many lanes read the same slices, over all workers.
         """
 
 
 class LateRows(Protocol):
-    """Samples that are read, and made when their turn comes.
+    """Samples whose bytes are in memory, and which are built only when they are taken.
 
-    To make those of a batch and let go of them, batch by batch, takes two thirds of the time of
-    making thousands: these push one another out of the cache of the processor.
+    Building and releasing samples batch by batch takes two thirds of the time of building
+    thousands at once, which would evict one another from the CPU cache.
     """
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`.
 
-        What it returns may have a method `columns(count)` that returns the next samples as one,
-        as collating them would make it, and None if there are fewer. It then has a length hint.
+        The iterator may have a method `columns(count)` that returns the next `count` samples
+        already collated, or None if fewer are left; it then also has a length hint.
         """
 
 
@@ -80,33 +80,33 @@ class LateRowsOfLeaf(LateRows, Protocol):
     """Samples of one dataset."""
 
     def noting_sources(self, dataset_path: str) -> LateRows:
-        """Return the same samples with `__sources__`: where each comes from."""
+        """Return the same samples with their origin in `__sources__`."""
 
 
 @dataclass(frozen=True)
 class RowsAtOnce:
-    """Samples that are made already."""
+    """Samples that are already built."""
 
     samples: list[Any]
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`."""
-        # Each is let go of when it is passed on: what the batch before took then serves the next.
+        # Each is released as it is passed on, so the next batch reuses the memory of the last.
         samples = self.samples[start:stop][::-1]
         return (samples.pop() for _ in range(len(samples)))
 
     def noting_sources(self, dataset_path: str) -> RowsAtOnce:
-        """Note in the samples where they come from."""
+        """Store the origin of each sample in it."""
         note_sources(dataset_path, self.samples)
         return self
 
 
 class InTurn:
-    """The samples of a block, made one after another by lanes that take turns.
+    """One iterator over the samples of a block, shared by lanes that take from it in turn.
 
     Args:
         late: The samples.
-        stop: How many there are.
+        stop: Number of samples.
     """
 
     __slots__ = ("late", "row", "samples")
@@ -119,13 +119,13 @@ class InTurn:
 
 @dataclass(slots=True, eq=False)
 class ReadSamples:
-    """Samples of a lane that lie one after another in a block, and are made when they are taken.
+    """Consecutive samples of a block that belong to one lane, built when they are taken.
 
     Args:
-        start: Where in the block the next one is.
-        stop: Where they end.
-        block: What makes those of all lanes, as long as these take turns; None if it does not.
-        own: Makes those of this run; None until they are made apart.
+        start: Index in the block of the next one.
+        stop: Index after the last one.
+        block: The iterator that all lanes of the block share; None if the lane has its own.
+        own: The lane's own iterator; None until it leaves the shared one.
     """
 
     start: int
@@ -135,44 +135,43 @@ class ReadSamples:
 
 
 class NextRows(NamedTuple):
-    """What is read next of a lane."""
+    """The rows that a lane reads next."""
 
     lane: int
     rows: PlanRows
-    """Returns rows of the lane, from a start and in a number."""
     start: int
     number: int
-    """How many rows."""
+    """Number of rows."""
 
 
 class FetchesAhead(Protocol):
-    """Fetches what lanes will read that are read together."""
+    """Prefetches the samples of lanes that are read together."""
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
-        """Record what is read next of each lane, and that what came before is not needed again."""
+        """Set what each lane reads next; anything before that is no longer needed."""
 
     def take_counts(self) -> Mapping[str, int]:
-        """Return what happened since this was last called, by name, for statistics."""
+        """Return the statistics since the last call, by name."""
 
 
 GAP = object()
-"""In the place of a sample whose dataset is no longer there."""
+"""Stands for a sample whose dataset has been removed from the blend."""
 _NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowsOfLane:
-    """The next rows of a lane: which of them are planned, which are read and not passed on yet.
+    """The next rows of a lane: those that are planned, and those that are read but not yet taken.
 
     Args:
         lane: The lane.
-        plan: Returns the plan for a number of lanes, if the lane has none of its own.
+        plan: Returns the plan for a number of lanes; used if the lane has no plan of its own.
 
     Attributes:
-        row: The next row that is passed on.
+        row: The next row to be taken.
         stop: The row after the last one that was read.
-        late: The samples that are read.
-        has_gaps: Whether datasets are gone that some samples came from.
-        used_of_turn: How many rows were used for the batch that is made, when that was noted.
+        late: The samples that were read.
+        has_gaps: Whether some of them come from datasets that have been removed.
+        used_of_turn: Rows already used for the current batch when `note` was called.
     """
 
     def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
@@ -190,7 +189,7 @@ class RowsOfLane:
         self._ended = False
 
     def go_to(self, row: int) -> None:
-        """Continue at a row, with nothing planned or read."""
+        """Discard everything planned or read, and continue at `row`."""
         self.row = self.stop = self._planned_start = self._noted_row = row
         self.late.clear()
         self._planned = _NO_ROWS
@@ -199,73 +198,73 @@ class RowsOfLane:
     def plan(self) -> Plan:
         """The order of the lane."""
         if self._plan is None:
-            # Not before: restoring the lane may decide it.
+            # Created late, because restoring a state may replace the plan.
             self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
         return self._plan
 
     @property
     def num_planned(self) -> int:
-        """How many of the next rows to be read are planned."""
+        """Number of planned rows that have not been read."""
         return self._planned_start + len(self._planned.leaf) - self.stop
 
     def set_planned(self, rows: Rows, *, wanted: int) -> None:
-        """Take what was planned from `stop` on; less than `wanted` is all that the lane has."""
+        """Set the rows planned from `stop` on; the lane ends if there are fewer than `wanted`."""
         self._planned, self._planned_start = rows, self.stop
         self._ended = len(rows.leaf) < wanted
 
     def has_planned(self, count: int) -> bool:
-        """Return whether this many of the next rows are planned, or all that exist."""
+        """Return whether the next `count` rows are planned, or all that exist."""
         return self._ended or count <= self.num_planned
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all of the lane was read."""
+        """Whether all rows of the lane have been read."""
         return self._ended and not self.num_planned
 
     def next_rows(self, count: int) -> Rows:
-        """Return the next rows to be read, of those that are planned."""
+        """Return the next planned rows, at most `count`."""
         start = self.stop - self._planned_start
         return self._planned.pick(slice(start, start + count))
 
     @property
     def num_batches(self) -> int:
-        """How many batches the lane has made."""
+        """Number of batches that the lane has yielded."""
         return self.lane.present.batch or 0
 
     @property
     def new_batches(self) -> int:
-        """How many batches the lane has made since it was noted where it is."""
+        """Number of batches since the last `note`."""
         return self.num_batches - self._noted_batch
 
     @property
     def used_rows(self) -> int:
-        """How many rows it used for these, and for the one that it makes now."""
+        """Rows used since the last `note`, including those of the current batch."""
         return self.row - self._noted_row + self.used_of_turn
 
     def note(self, used_of_turn: int) -> None:
-        """Record where the lane is, and how many rows it has used for the batch that it makes."""
+        """Record the position, and how many rows the current batch has used so far."""
         self.used_of_turn = used_of_turn
         self._noted_row, self._noted_batch = self.row, self.num_batches
 
     def extend(self, run: ReadSamples, *, gaps: bool) -> None:
-        """Append samples that were read, with or without gaps."""
+        """Append samples that were read."""
         self.late.append(run)
         self.stop += run.stop - run.start
         self.has_gaps |= gaps
 
 
 class BlocksOfLanes:
-    """Reads blocks for lanes that are read together, or for one.
+    """Reads blocks for one lane, or for several that are read together.
 
     Args:
         reader: Reads samples.
-        lanes_of_stream: How many lanes read the same slices, all workers together.
+        lanes_of_stream: How many lanes read the same slices, over all workers.
     """
 
     def __init__(self, reader: Reader, lanes_of_stream: int) -> None:
         self._reader = reader
         self._lanes_of_stream = lanes_of_stream
-        # Whoever reads holds this and is not held by it, so that all goes with the last reader.
+        # Lanes keep this object alive, not the reverse, so it is freed with the last of them.
         self._lanes: WeakValueDictionary[int, RowsOfLane] = WeakValueDictionary()
         self._max_block = max(
             1,
@@ -277,11 +276,11 @@ class BlocksOfLanes:
         self._has_begun = False
 
     def add(self, rows: RowsOfLane) -> None:
-        """Read for one more lane, or for the same one from elsewhere."""
+        """Add a lane, or replace it after it has moved to another row."""
         self._lanes[rows.lane.number] = rows
 
     def read(self, first: RowsOfLane, wanted: int) -> None:
-        """Read the next rows of a lane, at least one unless it has ended, and of the others."""
+        """Read the next rows of all lanes; of `first` at least one, unless it has ended."""
         count = min(self._max_block, max(wanted, self._next_block))
         self._next_block = min(self._max_block, 2 * count)
         if self._lanes.get(first.lane.number) is not first:
@@ -313,7 +312,7 @@ class BlocksOfLanes:
                 ]
             )
         pieces = _of_counts(pieces, counts)
-        # Lanes that do not use equally many rows soon take other turns than planned.
+        # Lanes that use different numbers of rows soon take turns in another order than planned.
         in_step = len({number for _, number in pieces[1:-1]}) < 2
         if not in_step:
             pieces = [(place, number) for place, number in enumerate(counts) if number]
@@ -327,7 +326,8 @@ class BlocksOfLanes:
             )
         if self._ahead is not None:
             first.lane.counts.update(self._ahead.take_counts())
-        # To hold what is made already until its block ends would push it out of the cache.
+        # Keeping samples that are already built until the block ends would evict them from the
+        # CPU cache.
         in_turn = in_step and not isinstance(late, RowsAtOnce)
         block = InTurn(late, len(together.leaf)) if in_turn else None
         start = 0
@@ -340,10 +340,11 @@ class BlocksOfLanes:
     def _read_between_gaps(
         self, rows: Rows, counts: Sequence[int], lanes: Sequence[RowsOfLane]
     ) -> list[Any]:
-        """Return the samples of `rows`, with gaps where the dataset is gone."""
+        """Return the samples of `rows`, with `GAP` where the dataset has been removed."""
         for lane, count in zip(lanes, counts, strict=True):
             again = np.arange(lane.stop, min(lane.stop + count, lane.lane.reading.known))
-            # Whoever has read these rows before needs them again.
+            # Rows below `known` were read before the restore, and stages that hold samples back
+            # need them again: `at` raises if their dataset is gone.
             lane.plan.at(lane.lane.number, again)
         samples: list[Any] = [GAP] * len(rows.leaf)
         there = np.flatnonzero(rows.leaf >= 0)
@@ -352,15 +353,15 @@ class BlocksOfLanes:
         return samples
 
     def _plan(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> None:
-        """Plan the next rows of all lanes at once, at least those that are to be read."""
+        """Plan the next rows of all lanes at once, at least those about to be read."""
         ahead = min(MAX_PLANNED_ROWS, 8 * self._next_block)
         if len(lanes) > 1:
-            # The same number of batches of each, so that all lack rows at the same time.
+            # The same number of batches for each lane, so that all run out at the same time.
             turn = max(1, ceil(self._turn_rows))
             ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
             if 2 * sum(shares) > MAX_PLANNED_ROWS:
                 ahead = 0
-            else:  # enough for the next read, too, or half of what is planned would be so in vain
+            else:  # enough for the next read too; otherwise half of the planning would be wasted
                 ahead = max(2 * max(shares), ahead // turn * turn)
         wanted = [
             (lane.lane.number, lane.stop, max(share, ahead))
@@ -372,7 +373,7 @@ class BlocksOfLanes:
             lane.set_planned(rows, wanted=count)
 
     def _in_order(self, first: RowsOfLane) -> list[RowsOfLane]:
-        """Return the lanes in the order in which they make the next batches."""
+        """Return the lanes in the order of their next batches."""
         if len(self._lanes) == 1:
             return [first]
         others = [lane for lane in self._lanes.values() if lane is not first]
@@ -380,9 +381,9 @@ class BlocksOfLanes:
         return [first, *others]
 
     def _share(self, lanes: Sequence[RowsOfLane], count: int, wanted: int) -> list[LaneShare]:
-        """Return which rows to read: those that are needed first, in that order, `count` in all.
+        """Divide `count` rows among the lanes, in the order in which batches will need them.
 
-        What was read and not passed on counts, too; the first lane gets a row in any case.
+        Rows that were read but not yet taken count as well; the first lane always gets a row.
         """
         if len(lanes) == 1:
             return [(0, count)]
@@ -404,8 +405,8 @@ class BlocksOfLanes:
         return pieces
 
     def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
-        """Return how many rows a batch took lately, on average."""
-        # All but the first are between two batches.
+        """Return how many rows recent batches have used, on average."""
+        # Every lane except the first is between two batches.
         first, *others = lanes
         batches = sum(lane.new_batches for lane in others)
         if batches > 0:
@@ -417,7 +418,7 @@ class BlocksOfLanes:
 
 
 def _of_counts(pieces: Sequence[LaneShare], counts: Sequence[int]) -> list[LaneShare]:
-    """Return pieces of lanes, of which some may have ended within theirs."""
+    """Return `pieces` shortened to `counts`, the rows that lanes really have left."""
     left, found = list(counts), []
     for place, number in pieces:
         there = min(number, left[place])
@@ -428,9 +429,9 @@ def _of_counts(pieces: Sequence[LaneShare], counts: Sequence[int]) -> list[LaneS
 
 
 def _together(rows: Sequence[Rows], pieces: Sequence[LaneShare]) -> Rows:
-    """Return the rows of lanes in the order of the pieces.
+    """Return the rows of all lanes in the order of the pieces.
 
-    What is made of them is then used in the order in which memory holds it.
+    Samples are then used in their order in memory.
     """
     if len(pieces) == 1:
         return rows[pieces[0][0]]
@@ -446,12 +447,12 @@ def _together(rows: Sequence[Rows], pieces: Sequence[LaneShare]) -> Rows:
 
 
 def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
-    """Return what reads for a lane: the same for lanes of a worker that read the same slices.
+    """Return the object that reads for a lane, shared by lanes of a worker with the same slices.
 
     Args:
-        rows: Those of the lane.
+        rows: The rows of the lane.
         stage: The stage that reads.
-        reader: What it reads with.
+        reader: The reader of the stage.
     """
     lane, plan = rows.lane, rows.lane.reading.plan
     together = 1 if plan is None else plan.lanes_of_stream
@@ -459,8 +460,8 @@ def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
         blocks = BlocksOfLanes(reader, 1)
     else:
         stream = lane.number % (lane.lanes // together)
-        # Stages are known by identity: what they hold may not be hashable. Whoever reads holds
-        # its stage, so no other one gets its number.
+        # Keyed by identity, since a stage may hold values that are not hashable. Its lanes keep
+        # the stage alive, so no other stage can get the same id.
         blocks = lane.host.shared.setdefault((id(stage), stream), BlocksOfLanes(reader, together))
     blocks.add(rows)
     return blocks
@@ -468,9 +469,9 @@ def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector away while thousands of dicts are made.
+    """Pause garbage collection while thousands of dicts are created.
 
-    None of them is garbage, and its passes over them would take a third of the time.
+    None of them is garbage, and traversing them would take a third of the time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -20,12 +20,12 @@ from energon.stages.lane import Lane
 from energon.stages.map import batch_of, row_of
 
 MAX_COMPARED = 64
-"""With more groups than this, items are drawn one by one: the fullest bucket misses few anyway."""
+"""With more groups than this, items are drawn one by one: the fullest bucket needs few anyway."""
 
 
 @dataclass(frozen=True)
 class GroupDataset(Dataset[Any]):
-    """Make batches of items that `criterion` puts into one group.
+    """Make batches of items that `criterion` assigns to the same group.
 
     Args:
         dataset: The items.
@@ -33,8 +33,8 @@ class GroupDataset(Dataset[Any]):
             that group, or None for `batch_size`.
         batch_size: Batch size if the criterion returns none.
         hooks: Turn a list of items into a batch.
-        drop_last: Whether to drop the items that wait when the data end, instead of returning
-            them in smaller batches.
+        drop_last: Whether to drop the items still waiting at the end of the data, instead of
+            returning them in smaller batches.
         unit: Name of the items in statistics.
     """
 
@@ -76,12 +76,12 @@ class _GroupIterator(BatchIterator):
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
-        # Places of all that wait, in the order of arrival.
+        # Places of all waiting items, in the order of arrival.
         self.places: dict[int, ItemPlace] = {}
         self.arrived = 0
         self.unread: list[ItemPlace] | None = None
-        # Items that were drawn, and are in no bucket yet, and a bucket that they have filled: only
-        # where a bucket is smaller than those before it.
+        # Items that were drawn but are not yet in a bucket, and a bucket that is already full:
+        # only needed where the size of a bucket shrinks.
         self.drawn: deque[tuple[Any, ItemPlace]] = deque()
         self.filled: _Bucket | None = None
 
@@ -120,7 +120,7 @@ class _GroupIterator(BatchIterator):
         return self._empty(bucket)
 
     def _missing(self) -> int:
-        """Return the least number of items that can fill a bucket."""
+        """Return the smallest number of items that can fill a bucket."""
         if self.stage.batch_size is None or len(self.buckets) > MAX_COMPARED:
             return 1
         missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
@@ -166,8 +166,8 @@ class _GroupIterator(BatchIterator):
         return FatalSampleError(f"{hook.name} returned {found} ({source})")
 
     def _empty(self, bucket: _Bucket) -> list[Any]:
-        # A bucket is made again for the next item of its group, so their order is that of their
-        # oldest items, after a restore, too.
+        # A new bucket is created for the next item of the group, so buckets are ordered by their
+        # oldest items, also after a restore.
         del self.buckets[bucket.group]
         for number in bucket.items:
             del self.places[number]
@@ -176,8 +176,8 @@ class _GroupIterator(BatchIterator):
     def _read_waiting(self, places: list[ItemPlace]) -> None:
         """Refill the buckets.
 
-        Earlier stages have counted these items already. The criterion does count: an item that it
-        skips now was not in a bucket but drawn ahead, so the criterion has not seen it before.
+        Earlier stages have already counted these items. The criterion still counts: an item that
+        it skips now was not in a bucket but drawn ahead, so it has not been counted before.
         """
         self.unread = None
         lane = replace(self.lane, counts=Counter())

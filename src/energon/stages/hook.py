@@ -1,4 +1,4 @@
-"""Run a function of the user: seeds, skips, tolerance and error reports, in one place."""
+"""Run a user function: seeding, skips, failure tolerance and error reports, in one place."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ logger = logging.getLogger("energon")
 DEFAULT_TOLERANCE = 100
 
 UNTRIED_TOLERANCE = 10
-"""After this many failures, a hook that has never succeeded is blamed rather than the data."""
+"""After this many failures, a hook that has never succeeded is considered broken."""
 
 SHOWN_REPEATS = 10
-"""This many failures of one cause are logged one by one; after that, only their number."""
-
+"""This many failures with one cause are logged one by one; after that, only their number."""
 
 MAX_REASONS = 64
-"""How many reasons are distinguished, per worker and hook."""
+"""Maximum number of distinct reasons, per worker and hook."""
 
 RATED_CALLS = 1000
-"""Before this many calls, a share of failures means little."""
+"""The failure rate is not judged before this many calls."""
 
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
@@ -58,20 +57,20 @@ class _Skipped:
 
 
 SKIPPED: Final = _Skipped()
-"""What a hook that skipped or failed returns, instead of an output."""
+"""Stands for the output of a call that skipped its sample or failed."""
 
 
 class Compiled:
-    """A function that is compiled where it runs, to look up invariant values once."""
+    """A function that is specialized where it runs, so that invariants are looked up once."""
 
     def compile(self) -> Callable[[Any], Any]:
-        """Return the function."""
+        """Return the specialized function."""
         raise NotImplementedError
 
     def of_columns(self) -> Callable[[Any], Any] | None:
-        """Return a function on columns that equals this one on rows plus collating; None if none.
+        """Return the equivalent of this function on collated columns; None if there is none.
 
-        With it, batches are made without making samples, if nothing else is done to these.
+        It lets batches be assembled without building samples, if no other hook needs them.
         """
         return None
 
@@ -81,7 +80,7 @@ class Compiled:
 
 
 def compiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the compiled function."""
+    """Return `function`, specialized if it is `Compiled`."""
     return function.compile() if isinstance(function, Compiled) else function
 
 
@@ -90,9 +89,9 @@ class HookRecord:
     """The history of a hook in a worker, over all of its lanes.
 
     Args:
-        succeeded: Whether it has ever given an output.
-        failures: How often it failed, by cause.
-        reasons: Why samples were skipped, as statistics have it, and how often.
+        succeeded: Whether it has ever returned an output.
+        failures: Number of failures, by cause.
+        reasons: Number of skipped samples, by the name of the reason in statistics.
     """
 
     succeeded: bool = False
@@ -102,25 +101,24 @@ class HookRecord:
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of the user, and how to run it.
+    """A user function, and how to run it.
 
     Args:
-        name: How messages and statistics call it.
-        function: Takes a sample (or a list of them) and returns one, or yields some.
-        tolerance: How many failures in a row end the run; 0 never ends it.
-        untried_tolerance: The same until the hook has succeeded once.
-        rate: Which share of the calls in a lane may fail, judged from 1,000 calls on; None is
-            any share.
+        name: Its name in messages and statistics.
+        function: Takes a sample (or a list of them), and returns one or yields several.
+        tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        untried_tolerance: The same as long as the hook has never succeeded.
+        rate: Maximum share of failing calls, judged from 1,000 calls on; None for no limit.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
             address of the sample.
-        may_yield: Whether the function may return a generator. To resume between its outputs
-            means to run it again, and all hooks of the sample before it, so these have to be
-            seeded for each call.
-        locate: Tells the source of an argument for messages, and for the handler.
-        dataset: Names the dataset of an argument, for statistics.
+        may_yield: Whether the function may return a generator. Resuming between two of its
+            outputs means running it again, along with all earlier hooks of the sample, so these
+            must be seeded for each call.
+        locate: Returns the sources of an argument, for messages and for the handler.
+        dataset: Returns the name of an argument's dataset, for statistics.
         handler: Called with (exception, argument, sources) for each tolerated failure; None
             logs it.
-        title: The class and the method, where the hook has to return something.
+        title: Class and method, for hooks that must return something.
         record: Shared by all lanes of a worker.
     """
 
@@ -139,10 +137,10 @@ class Hook:
 
 
 class HookRunner:
-    """A hook in one lane, with its failures in a row and in the whole worker.
+    """A hook in one lane, and its failures.
 
-    Whoever walks over many arguments calls `function` itself, adds to `tally` and `record`
-    afterwards how often it succeeded, and passes on what did not: to `settle`, `fail` and `exit`.
+    A loop over many arguments may call `function` directly. It then adds the successes to `tally`
+    and `record` afterwards, and passes everything else to `settle`, `fail` or `exit`.
     """
 
     def __init__(self, hook: Hook, lane: Lane) -> None:
@@ -154,7 +152,7 @@ class HookRunner:
         self.returns_something = hook.title is not None
         self.record = hook.record
         self.tally = Tally()
-        # Hooks are known by identity: they hold functions of the user, equal to who knows what.
+        # Keyed by identity: the equality of user functions is unpredictable.
         self._tallies = lane.host.tallies[id(hook)]
         self._tallies.append(self.tally)
 
@@ -162,7 +160,7 @@ class HookRunner:
         """Return the output, an iterator of outputs, or SKIPPED.
 
         Raises:
-            FatalSampleError: If the failure is one that ends the run.
+            FatalSampleError: If the failure ends the run.
         """
         before, active.lane = active.lane, self.lane
         self.lane.present.known_call = (self.name, address)
@@ -193,7 +191,7 @@ class HookRunner:
             return self.function(argument)
 
     def call_here(self, argument: Any) -> Any:
-        """Do the same for the lane's current item, if calls of this hook are seeded."""
+        """Call the function on the lane's current item, seeded if calls of this hook are."""
         if not self.seeds_calls:
             return self.function(argument)
         return self.call(argument, self.lane.present.address)
@@ -224,13 +222,13 @@ class HookRunner:
     def _nothing(self, what: str, argument: Any) -> FatalSampleError:
         return FatalSampleError(
             f"{self.hook.title} {what} None for {describe_sources(self._sources(argument))}; is "
-            "there a `return` missing? Return what the next hook gets, or raise SkipSample to "
-            "skip the sample"
+            "there a `return` missing? Return the sample for the next hook, or raise SkipSample "
+            "to skip it"
         )
 
     def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
-        # Always seeded: a batch may begin between two outputs, and to resume there means to
-        # run the generator up to that point, outside of the batches that have its first ones.
+        # Seeded per output: a batch may begin between two of them, and resuming there runs the
+        # generator up to that point, outside of the batches that contained its first outputs.
         for sub in count():
             before, active.lane = active.lane, self.lane
             self.lane.present.known_call = (self.name, (*address, sub))
@@ -262,7 +260,7 @@ class HookRunner:
         return derive_seed(self.lane.seed, self.hook.name, *address)
 
     def fail(self, error: Exception, argument: Any) -> _Skipped:
-        """Handle a failure. Does not return if it ends the run."""
+        """Handle a failure: raise if it ends the run, else count and report it."""
         hook = self.hook
         if isinstance(error, SkipSample):
             self._count("skipped", argument)
@@ -270,7 +268,7 @@ class HookRunner:
                 self._give_reason("skip", str(error), error, argument)
             return SKIPPED
         if self.lane.host.watch is not None:
-            # Before what must not be done twice.
+            # This may raise `Drawn` and repeat the call, so nothing may be counted before.
             self.lane.host.watch.begin_seeding()
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
@@ -349,7 +347,7 @@ class HookRunner:
         self.tally.count_failure()
         in_a_row = self.tally.failed_in_a_row
         succeeded = sum(tally.succeeded for tally in self._tallies)
-        # Behind the beginning of a run it has succeeded, if only before a restore.
+        # Past the beginning of a run, it has succeeded before, if only before a restore.
         untried = not (
             succeeded or hook.record.succeeded or lane.present.batch or lane.host.has_begun
         )

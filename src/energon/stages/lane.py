@@ -1,4 +1,4 @@
-"""What the stages of a lane share while a worker hosts it."""
+"""State that the stages of a lane share while a worker hosts it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from energon.stages.random_state import DrawWatch
 from energon.worker import WorkerConfig
 
 RowAddress = tuple[int | str, ...]
-"""What the random numbers of a call depend on, beside the seed of the run and the hook."""
+"""Together with the seed of the run and the hook, this seeds the random numbers of a call."""
 
 
 @dataclass(eq=False)
 class LaneReading:
-    """The reading state of a lane, shared by all stages even if they replace other parts of it.
+    """How far a lane has been read, shared by all stages even if they replace other parts of it.
 
     Args:
-        plan: The order, if it is not that of the stage which reads.
-        row: The row after the last one that was ever passed on.
-        known: What that was when the lane was opened.
+        plan: The order of the lane; None for that of the reading stage.
+        row: The row after the last one that was passed on.
+        known: Its value when the lane was opened.
     """
 
     plan: Plan | None = None
@@ -43,7 +43,7 @@ Find = Callable[[int, int, int], int | None]
 
 
 class TellsRows(Protocol):
-    """Notified of the row that user code works on."""
+    """Is called with the row that user code is about to process."""
 
     def __call__(self, row: int, several: bool) -> object: ...
 
@@ -53,10 +53,10 @@ class Tally:
     """Counts of successes and failures of a hook in a lane.
 
     Args:
-        succeeded: How often it returned an output.
-        failed: How often it failed.
-        failed_in_a_row: How often when it failed last, without an output in between.
-        succeeded_before: How often it had succeeded then.
+        succeeded: Number of successful calls.
+        failed: Number of failed calls.
+        failed_in_a_row: Number of failures up to the last one, with no success in between.
+        succeeded_before: Value of `succeeded` at the last failure.
     """
 
     succeeded: int = 0
@@ -77,12 +77,12 @@ class Host:
     """State shared by the lanes that one worker hosts.
 
     Args:
-        shared: What their stages share, by what only they know. Who uses it keeps it.
-        has_begun: Whether any of them has given a batch before.
-        draws: Whether their hooks draw random numbers; None while that is not known.
-        watch: What finds out whether they do, while it does.
-        tallies: What became of the calls of each hook, by what only those who call it know; one
-            for each that has run it.
+        shared: Objects that their stages share, by private keys. Only the users of an object keep
+            it alive.
+        has_begun: Whether any of them has yielded a batch.
+        draws: Whether their hooks draw random numbers; None while unknown.
+        watch: Detects draws; None when nothing needs to be detected.
+        tallies: For each hook, by a private key, the tallies of all lanes that have run it.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
@@ -92,25 +92,25 @@ class Host:
 
     @property
     def seeds_calls(self) -> bool:
-        """Whether calls of hooks are seeded: not until one is known to draw random numbers."""
+        """Whether calls of hooks are seeded: only once one is known to draw random numbers."""
         return self.watch is None or self.watch.seeds
 
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Walk:
-    """A flat loop of a lane that hands the samples of consecutive rows to user code.
+    """A flat loop that passes the samples of consecutive rows of a lane to user code.
 
-    How many it has taken tells which one user code works on, so the loop itself notes nothing.
-    The loop runs in a `with` block of the walk.
+    The current sample follows from how many the loop has taken, so the loop itself does no
+    bookkeeping. It runs in a `with` block of the walk.
 
     Attributes:
-        rest: Yields the samples that are not taken yet.
-        keys: The restore key of each sample; None where there is none.
+        rest: Yields the remaining samples.
+        keys: The restore key of each sample; None where it has none.
         start: The row of the first.
-        passed: How many of the samples are done with.
+        passed: How many samples are finished.
         name: The hook that runs; "" outside of the loop.
-        told: What was told last.
+        told: What `tell` recorded last.
     """
 
     __slots__ = ("_around", "_caller", "keys", "lane", "name", "passed", "rest", "start", "told")
@@ -140,11 +140,11 @@ class Walk:
 
     @property
     def taken(self) -> int:
-        """How many samples were passed to user code."""
+        """Number of samples passed to user code."""
         return len(self.keys) - length_hint(self.rest)
 
     def tell(self, present: Present) -> None:
-        """Record in `present` what user code works on, unless it is known there."""
+        """Record the sample that user code is processing in `present`, unless it is up to date."""
         taken = self.taken
         row = self.start + taken - 1
         told = row, self.name
@@ -163,18 +163,18 @@ class Present:
     """The current item of a lane, shared by all stages.
 
     Args:
-        batch: Number of the batch of the lane; None if that is not known, because a sample is
-            made again apart from its batch.
-        walk: The loop that user code is called from, or was called from last; None if it got
-            something else since.
-        known_row: What is known of it, see `row`,
-        known_address: `address`,
-        known_call: and `call`.
-        generator: What `active_generator` made, and for which call.
-        finders: Each tells the number of a sample by leaf, epoch and ordinal, if it is one of
-            those that some stage reads.
-        batch_rows: How many rows a batch takes, if that is the same for each and none is
-            skipped; to tell the batch of a sample on its own.
+        batch: Number of the batch within the lane; None if unknown, because a sample is recreated
+            outside of its batch.
+        walk: The loop that is calling user code, or was the last to do so; None if user code has
+            since received something else.
+        known_row: The last known value of `row`.
+        known_address: The last known value of `address`.
+        known_call: The last known value of `call`.
+        generator: The last result of `active_generator`, and the call it was made for.
+        finders: Functions, one per reading stage, that return the number of a sample by leaf,
+            epoch and ordinal, if the stage reads it.
+        batch_rows: Number of rows per batch, if that is the same for all batches and no row is
+            skipped; tells the batch of a sample that is recreated.
     """
 
     batch: int | None = 0
@@ -188,14 +188,14 @@ class Present:
 
     @property
     def row(self) -> int | None:
-        """Number in the lane of the last sample passed to user code; None before the first."""
+        """Row in the lane of the last sample passed to user code; None before the first."""
         if self.walk is not None:
             self.walk.tell(self)
         return self.known_row
 
     @property
     def address(self) -> RestoreKey:
-        """The address of that sample, or the key that recreates it; () for several."""
+        """The address of that sample, or the key that recreates it; () for several samples."""
         if self.walk is not None:
             self.walk.tell(self)
         return self.known_address
@@ -214,7 +214,7 @@ class Present:
 
     @contextmanager
     def working_for(self, batch: int | None) -> Iterator[None]:
-        """Work on another batch inside the block, or on the current one if it is None."""
+        """Attribute the work inside the block to batch `batch`; None keeps the current one."""
         before = self.batch
         self.batch = before if batch is None else batch
         try:
@@ -231,19 +231,19 @@ class Lane:
         number: Which lane, from 0.
         lanes: How many lanes the run has.
         seed: Seed of the run.
-        skip_rows: Rows that are skipped because reading them killed a worker.
-        progress: Called with the row of every sample before user code works on it, or that of
-            the first of several, and whether these are several; tells the loader that the
-            worker lives, and where it was if it dies. None means nobody asks.
-        next_row: Called instead with the row of a single sample, for its speed.
-        counts: Statistics of the lane: samples, skipped, failed, by name.
-        present: What it works on.
-        pass_number: How often finite data have been read before, for stages that repeat them.
-        stride: What to multiply a row with, and
-        offset: what to add to it, to get the number by which it is known outside.
-        reading: By which plan and how far the lane is read.
-        worker_config: Who loads the pipeline, for hooks that ask.
-        host: What it shares with the other lanes of the worker.
+        skip_rows: Rows that are skipped because processing them killed a worker.
+        progress: Called before user code processes a sample, with its row, or with that of the
+            first of several samples, and whether there are several. Tells the loader that the
+            worker is alive, and where it was if it dies. None reports nothing.
+        next_row: Called instead, with the row of a single sample; faster.
+        counts: Statistics of the lane, such as samples, skipped and failed, by name.
+        present: What the lane is working on.
+        pass_number: How many passes over finite data came before, for stages that repeat them.
+        stride: Row r is known outside of this branch as r * stride + offset.
+        offset: See `stride`.
+        reading: The plan of the lane, and how far it has been read.
+        worker_config: The rank and worker, for hooks that ask.
+        host: State shared with the other lanes of the worker.
     """
 
     number: int
@@ -262,12 +262,12 @@ class Lane:
     host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
-        """Record that user code receives the sample of this row, or several from it on.
+        """Record that user code is about to receive the sample of a row, or several from it on.
 
         Args:
             row: The row.
-            address: What tells the sample from others, or the key that makes it; () for several.
-            several: Whether there are several.
+            address: The address of the sample, or the key that recreates it; () for several.
+            several: Whether there are several samples.
         """
         present, known = self.present, row * self.stride + self.offset
         present.walk = None
@@ -276,7 +276,7 @@ class Lane:
             self.progress(known, several)
 
     def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
-        """Do the same for a row given by its number in the whole run."""
+        """Do the same for a row given by its number outside of this branch."""
         present = self.present
         present.walk = None
         present.known_row, present.known_address = row, address
@@ -286,8 +286,8 @@ class Lane:
     def branch(self, number: int, count: int) -> Lane:
         """Return the lane for one of `count` streams that are merged.
 
-        Each reads by a plan of its own, and its rows are told from those of the others: row r
-        of stream i is known as r·count + i outside.
+        Each stream has a plan of its own, and its rows are numbered apart from those of the
+        others: row r of stream i is known outside as r * count + i.
         """
         return replace(
             self,
@@ -299,7 +299,10 @@ class Lane:
 
     @contextmanager
     def working_again(self, number: int | None) -> Iterator[None]:
-        """Recreate items of batch `number` of the run inside the block; None if it is unknown.
+        """Recreate items of the batch with this global number inside the block.
+
+        Args:
+            number: The number; None if it is unknown.
 
         Raises:
             StateError: If it is not a number.
@@ -314,7 +317,7 @@ class Lane:
             yield
 
     def sample_number(self, address: RowAddress) -> int:
-        """Return the number, among those of all lanes, of the sample that an address begins with.
+        """Return the global number of the sample that an address begins with.
 
         Raises:
             ConfigError: If it is unknown.
@@ -337,7 +340,7 @@ class Lane:
         return present.row * self.lanes + self.number
 
     def batch_number(self, address: RowAddress) -> int:
-        """Return the number of the current batch among those of all lanes.
+        """Return the global number of the current batch.
 
         Args:
             address: The address of the argument of user code.
@@ -358,7 +361,7 @@ class Lane:
 
 
 class _Active(threading.local):
-    """The lane for which this thread runs user code."""
+    """The lane for which this thread is running user code."""
 
     lane: Lane | None = None
 
@@ -367,7 +370,7 @@ active = _Active()
 
 
 def active_lane() -> Lane:
-    """Return the lane for which this thread runs user code.
+    """Return the lane for which this thread is running user code.
 
     Raises:
         ConfigError: If no user code is running.

@@ -1,7 +1,7 @@
 """Apply user hooks to each item.
 
-Items are taken from a reader a block at a time, and one flat loop runs their hooks. What follows
-from the number of a row (addresses, positions, places) is made when someone asks for it.
+Items are taken from the reader a block at a time, and one flat loop runs their hooks. Whatever
+follows from the row (addresses, positions, places) is computed only on demand.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class MapDataset(Dataset[Any]):
 
     Args:
         dataset: The items.
-        hooks: The hooks for the items of each leaf of the plan, by its number. A single entry is
-            for all items, wherever they come from.
+        hooks: The hooks for the items of each leaf, by its number in the plan. A single entry
+            applies to all items, whatever their leaf.
     """
 
     dataset: Dataset[Any]
@@ -68,7 +68,7 @@ class MapDataset(Dataset[Any]):
 
 
 _NOTHING: DatasetIterator[Any] = DatasetIterator()
-"""For hooks that are run on items which already exist."""
+"""The source of iterators that only run hooks on given items."""
 
 
 class _Runners(dict[int, tuple[HookRunner, ...]]):
@@ -78,8 +78,8 @@ class _Runners(dict[int, tuple[HookRunner, ...]]):
         super().__init__()
         self._hooks = hooks
         self._lane = lane
-        # Leaves share hooks, which fail together. They are known by identity: they hold functions
-        # of the user, equal to who knows what.
+        # Leaves that share a hook share its failures. Keyed by identity: the equality of user
+        # functions is unpredictable.
         self._known: dict[int, HookRunner] = {}
 
     def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
@@ -201,7 +201,7 @@ class _MapIterator(ApplyIterator):
         return outputs[0] if outputs else SKIPPED
 
     def _draw(self, outputs: list[Any], count: int, places: list[ItemPlace] | None = None) -> bool:
-        """Append the outputs for up to `count` inputs, the first only if there are several.
+        """Append the outputs for up to `count` inputs; of a generator, only its first output.
 
         Returns:
             Whether there was any input.
@@ -242,7 +242,7 @@ class _MapIterator(ApplyIterator):
         return True
 
     def _run(self, item: Any, row: int, outputs: list[Any]) -> None:
-        """Append the output for the item of a row, the first if there are several."""
+        """Append the output for the item of a row; of a generator, only its first output."""
         if row in self.lane.skip_rows:
             self._leave_out(row, item)
             return
@@ -269,18 +269,18 @@ class _MapIterator(ApplyIterator):
         walk.passed, self.places = 0, places
         chains = [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
         rows = count(start * lane.stride + lane.offset, lane.stride)
-        # Each row is noted when its item is drawn, by no more than a call from C.
+        # Each row is reported as its item is drawn, at the cost of one call from C.
         noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
         return zip(walk.rest, chains, noted, strict=False)
 
     def _walk_on(
         self, steps: Iterator[tuple[Any, tuple[HookRunner, ...], object]], outputs: list[Any]
     ) -> bool:
-        """Append the outputs for the rest of a walk, up to an item that fails or has several.
+        """Append the outputs of a walk, up to an item that fails or has several outputs.
 
         Args:
-            steps: The items that are left, each with what runs its hooks.
-            outputs: Takes the outputs.
+            steps: The remaining items, each with the runners of its hooks.
+            outputs: Receives the outputs.
 
         Returns:
             Whether the walk continues.
@@ -332,11 +332,11 @@ class _MapIterator(ApplyIterator):
         """Append the first of several outputs for the current item of a walk.
 
         Args:
-            output: What one of its hooks has returned: several, or None where it must not.
-            argument: What that hook got.
-            runners: What runs its hooks.
-            last: What ran that hook.
-            outputs: Takes the output.
+            output: What one of its hooks returned: a generator, or None where that is an error.
+            argument: The argument of that hook.
+            runners: The runners of all its hooks.
+            last: The runner of that hook.
+            outputs: Receives the output.
         """
         walk, present = self.walk, self.lane.present
         several = last.settle(output, argument, present.address)
@@ -349,7 +349,7 @@ class _MapIterator(ApplyIterator):
                 self.places.append([walk.start + walk.taken - 1, 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
-        """Count the outputs of a walk up to its last item, for which hook `last` returned none."""
+        """Count the outputs of a walk up to the last item, which stopped at the hook `last`."""
         taken = self.walk.taken
         self._pass(taken - 1)
         for runner in runners[: runners.index(last)]:
@@ -384,7 +384,7 @@ class _MapIterator(ApplyIterator):
 
 
 def batch_of(place: ItemPlace) -> int | None:
-    """Return the batch of the lane for which user code made the item at `place`, if any did."""
+    """Return the batch for which user code processed the item at `place`; None if none did."""
     if isinstance(place, list) and len(place) == 3:
         batch = place[2]
     else:

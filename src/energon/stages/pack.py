@@ -1,9 +1,9 @@
 """Pack samples: divide windows of the stream into groups, and make one sample of each.
 
-A window is what was carried over from the one before, and as many new samples as fill it. The
-next window is read while the packs of the open one leave, a share of it with each, so that
-packs leave evenly. The position is where the open window begins and how many of its groups
-have been given; resuming reads the window and divides it again.
+A window consists of the samples carried over from the previous one and enough new samples to fill
+it. The next window is read while packs of the open one are yielded, a share of it with each pack,
+so that packs come at an even pace. The position is the start of the open window and the number of
+its groups that have been yielded; resuming reads the window and divides it again.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Window:
     """A window, divided into groups.
 
     Args:
-        groups: Those not yet given; a given one is emptied, to free its samples.
-        carried: What is offered again with the next window.
+        groups: Its groups; those already yielded are emptied, to free their samples.
+        carried: Samples that are offered again with the next window.
         stop: State of the stream after its last new sample.
-        stop_row: Row of the stream there.
-        opened_at: Which of the groups was the first to be given since it was read.
+        stop_row: Row of the stream after its last new sample.
+        opened_at: The first group to be yielded after the window was read.
     """
 
     groups: list[list[PackEntry]]
@@ -60,11 +60,11 @@ class Start:
 
     Args:
         inner: State of the stream before its first new sample.
-        carried: Places of the samples carried over from the window before.
-        group: How many of its groups have been drawn.
-        skipped: Rows that were skipped when the window was first divided; None before.
-        batch: The batch of the lane for which its new samples are read; None before.
-        opened: That for which it was divided, and the next window is read; None before.
+        carried: Places of the samples carried over from the previous window.
+        group: Number of its groups that have been yielded.
+        skipped: Rows that were skipped when the window was first divided; None before that.
+        batch: The batch for which its new samples were read; None before that.
+        opened: The batch for which it was divided and the next window is read; None before that.
     """
 
     inner: State
@@ -132,12 +132,12 @@ class PackDataset(Dataset[Any]):
 
     Args:
         dataset: The samples.
-        buffer_size: How many samples are divided into groups together.
-        select: Takes the list of samples of a window, returns a list of groups or a
+        buffer_size: Number of samples in a window.
+        select: Takes the list of samples of a window and returns a list of groups, or a
             `Selection`. Samples in neither are skipped, and counted.
-        pack: Take the samples of a group; may yield several packs.
-        postencode: Applied to each sample of a group before it is packed; must give one.
-        tolerance: How many windows in a row may give no group; 0 is not a limit.
+        pack: Turns the samples of a group into a pack; may yield several.
+        postencode: Applied to each sample of a group before it is packed; must return one.
+        tolerance: Number of consecutive windows without a group that ends the run; 0 for no limit.
     """
 
     dataset: Dataset[Any]
@@ -192,7 +192,7 @@ class _PackIterator(ApplyIterator):
     }
 
     def __init__(self, stage: PackDataset, lane: Lane) -> None:
-        # What happens to the samples of a window is counted when it opens, and only once.
+        # Samples of a window are counted when it opens, even if it is read again after a restore.
         self.inner_lane = replace(lane, counts=Counter())
         super().__init__(stage.dataset.open(self.inner_lane), lane)
         self.stage = stage
@@ -246,7 +246,7 @@ class _PackIterator(ApplyIterator):
     def _produce(self) -> Any:
         group = self._next_group()
         if self.lane.skip_rows:
-            # What has killed workers since its window was divided is skipped of its pack.
+            # Samples that killed a worker after the window was divided are dropped from the pack.
             group = [entry for entry in group if entry.row not in self.lane.skip_rows]
         members = samples = [entry.sample for entry in group]
         if self.postencode:
@@ -283,7 +283,7 @@ class _PackIterator(ApplyIterator):
             if isinstance(sample, Iterator):
                 raise FatalSampleError(
                     f"{runner.name} yields several samples for one that was selected; in a "
-                    "pipeline that packs it has to return one. Yield them in preencode_sample"
+                    "pipeline with packing it must return one. Yield them in preencode_sample"
                 )
         return sample
 
@@ -303,7 +303,7 @@ class _PackIterator(ApplyIterator):
         return group
 
     def _look_ahead(self, window: Window) -> None:
-        """Read the share of the next window that is due."""
+        """Read the share of the next window that is due with the next pack."""
         given = self.start.group - window.opened_at
         total = len(window.groups) - window.opened_at
         count = self.stage.buffer_size - len(window.carried)
@@ -319,8 +319,8 @@ class _PackIterator(ApplyIterator):
     def _open_window(self) -> None:
         """Read the rest of the next window, and divide it."""
         start, lane, inner_lane = self.start, self.lane, self.inner_lane
-        # A window that was divided before is divided in the same way again, though a worker
-        # may have died of one of its samples since.
+        # A window that was divided before must be divided in the same way, even if one of its
+        # samples has killed a worker since.
         before = None if start.skipped is None else frozenset(start.skipped)
         inner_lane.skip_rows = lane.skip_rows if before is None else before
         present = lane.present
@@ -390,8 +390,8 @@ class _PackIterator(ApplyIterator):
         self.windows_in_vain = 0 if groups else self.windows_in_vain + 1
         if len(carried) >= len(entries):
             raise FatalSampleError(
-                f"{name} carries over all {len(entries)} samples of a window, so nothing would "
-                "ever leave; select a group in every window, or leave samples out"
+                f"{name} carries over all {len(entries)} samples of a window, so no pack would "
+                "ever be made; select a group in every window, or drop samples"
             )
         if tolerance and self.windows_in_vain >= tolerance:
             raise FatalSampleError(

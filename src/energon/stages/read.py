@@ -39,9 +39,9 @@ class ReadDataset(Dataset[Any]):
     """Yield what `reader` returns for the rows of a plan.
 
     Args:
-        plan: Returns the plan for a number of lanes; called where a lane has none of its own.
+        plan: Returns the plan for a number of lanes; called if a lane has no plan of its own.
         reader: Reads samples.
-        leaf: The only leaf of the plan, if the reader knows others; None for all of the reader.
+        leaf: The only leaf of the plan, if the reader has several; None for all of its leaves.
     """
 
     plan: Callable[[int], Plan]
@@ -80,8 +80,8 @@ class ReadDataset(Dataset[Any]):
         return sample, tuple(key[3:])
 
     def tell_numbers(self, lane: Lane) -> None:
-        """Make the numbers of the samples that are read here available to user code of `lane`."""
-        # The lane that was active last stays known: it must not keep the stage and its files open.
+        """Let user code in `lane` look up the numbers of the samples that this stage reads."""
+        # Threads remember their last lane, which must not keep the stage and its files open.
         reference = weakref.ref(self)
         reading, lanes, stride, offset = lane.reading, lane.lanes, lane.stride, lane.offset
 
@@ -110,7 +110,7 @@ class _ReadIterator(DatasetIterator[Any]):
         self.lane = lane
         self.reading = lane.reading
         self.rows = RowsOfLane(lane, stage.plan)
-        # Of the samples that are read, those that are made already.
+        # Samples that are built but not yet taken.
         self._waiting: list[Any] = []
         self._blocks = blocks_of(self.rows, stage, stage.reader)
         stage.tell_numbers(lane)
