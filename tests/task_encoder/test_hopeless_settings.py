@@ -75,5 +75,5 @@ def test_more_open_slices_than_memory(tmp_path, caplog):
             tmp_path / "ds", worker_config=config, batch_size=2, task_encoder=Plain(), **settings
         )
     (line,) = said(caplog)
-    assert "that are open at a time have" in line
-    assert "Lower parallel_shard_iters or max_samples_per_sequence" in line
+    assert "the open slices of ds/train have" in line
+    assert "Lower parallel_shard_iters, max_samples_per_sequence or the number of lanes" in line

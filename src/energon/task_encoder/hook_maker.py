@@ -1,4 +1,4 @@
-"""Turn the methods of a task encoder into hooks, as their marks say, and check the encoder."""
+"""Turn the methods of a task encoder into hooks, according to their marks; check the encoder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class HookMaker:
 
     Args:
         encoder: The user's hooks.
-        reader: Knows where samples came from.
-        names: What statistics call the leaves.
-        error_handler: Called for each sample that fails and is tolerated; None logs it.
-        seed_each: Whether every call is seeded on its own, marked or not: needed where samples
-            are made again apart from those that they came with, which is what resuming between
-            two outputs of a generator means, too.
+        reader: Locates the sources of samples.
+        names: The names of the leaves in statistics.
+        error_handler: Called for each tolerated failure of a sample; None logs it.
+        seed_each: Whether every call is seeded separately, marked or not. This is needed where
+            samples are recreated apart from their batch, as when resuming between two outputs
+            of a generator.
     """
 
     encoder: AnyTaskEncoder
@@ -40,7 +40,7 @@ class HookMaker:
     seed_each: bool = False
 
     def make(self, name: str, function: Callable[[Any], Any], settings: Any = None) -> Hook:
-        """Return `function` as a hook, run as its marks (or those of `settings`) say."""
+        """Return `function` as a hook, run according to its marks or those of `settings`."""
         encoder, marked = self.encoder, function if settings is None else settings
         tolerance = _mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__)
         return Hook(
@@ -81,7 +81,7 @@ _RETURNING = (
 
 
 def _title(encoder: AnyTaskEncoder, name: str, function: Callable[[Any], Any]) -> str:
-    """Return the class and the method of a hook, or the function that cooks."""
+    """Return class and method of a hook, or the name of a cooker's function."""
     cooker = getattr(function, "cooker", None)
     user = function if cooker is None else cooker.cook
     qualified: str = getattr(user, "__qualname__", f"{type(encoder).__name__}.{name}")
@@ -119,7 +119,7 @@ class Locate:
     def __call__(self, argument: Any) -> tuple[SourceInfo, ...]:
         """Return the known sources of `argument`.
 
-        That may be nothing: hooks may return anything, and messages are made of this.
+        There may be none: hooks may return anything, and messages about failures need an answer.
         """
         samples = argument if isinstance(argument, list) else [argument]
         keys = (key for sample in samples for key in sample_keys(key_of(sample) or ()))

@@ -31,7 +31,7 @@ _SETTINGS = (
     *("image_decode", "image_size", "min_size", "random_resized_crop", "exact_resize"),
     *("av_decode", "video_decode_audio", "guess_content"),
 )
-"""What data may decide. That code may be run, or what runs, is the program's business."""
+"""Settings of decoders that a document may make; anything that decides which code runs is not."""
 
 
 class Inherited(Enum):
@@ -41,7 +41,7 @@ class Inherited(Enum):
 
 
 LoadFunction = Callable[[CrudeSample], Any]
-"""Makes a sample of the bytes of its parts."""
+"""Makes a sample from the bytes of its parts."""
 
 LeafDecoder = SampleDecoder | LoadFunction | None | Inherited
 
@@ -50,7 +50,7 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
     """Return the decoder that a `dataset.yaml` names; None if it disables decoding.
 
     Raises:
-        ConfigError: If it is no `SampleDecoder`, or has settings that are invalid.
+        ConfigError: If it is not a `SampleDecoder`, or its settings are invalid.
     """
     if "decoder" not in config.given:
         return Inherited.DECODER
@@ -103,13 +103,14 @@ class OpenLeaf:
     """A leaf with an open dataset, and the hooks that turn its samples into those of the user.
 
     Args:
-        name: How messages call it.
-        subflavors: Of the dataset and all documents that refer to it.
-        sample_type: What its samples become; None for crude datasets.
-        field_map: Makes the fields of `sample_type` of the parts.
+        name: Its name in messages.
+        dataset_path: The folder of the dataset.
+        subflavors: The subflavors of the dataset and of all documents that refer to it.
+        sample_type: The type of its samples; None for crude datasets.
+        field_map: Maps parts to the fields of `sample_type`.
         aux: Auxiliary data by name, for cookers.
-        primary: Opens the files of the dataset by name, for cookers that want them.
-        join: What it is joined of; None for a single dataset.
+        primary: Opens the files of the dataset by name, for cookers that need them.
+        join: The datasets that it joins; None for a single dataset.
         decoder: Decodes the parts of its samples.
         load: Makes its samples, instead of `sample_type`, `field_map` and `decoder`.
     """
@@ -133,7 +134,7 @@ class OpenJoin:
     Args:
         members: The datasets.
         names: For each, the argument of the joiner; None for the next one in order.
-        joiner: What makes one sample of those of the members: as a document names it, or the
+        joiner: Combines the samples of the members into one: the name in a document, or the
             function itself.
         allow: What the user allows a document to name.
     """
@@ -182,9 +183,9 @@ class LoadSample(Compiled):
     Args:
         dataset_path: The dataset.
         sample_type: Its type.
-        field_map: Makes its fields of the parts.
+        field_map: Maps parts to its fields.
         decoder: Decodes the parts.
-        noted: Whether whoever read the sample has noted where it comes from.
+        noted: Whether the reader has already recorded the source.
     """
 
     dataset_path: str

@@ -1,8 +1,8 @@
 """The order of the stages.
 
-`Recipe`, read from top to bottom, is the life of a sample: the plan says which comes when, it is
-read, decoded, cooked, encoded, packed, batched. Blending and shuffling happen in the plan, on
-numbers. There is no other place where the order is decided.
+`Recipe`, read from top to bottom, is the life of a sample: it is picked by the plan, read, decoded,
+cooked, encoded, packed and batched. Blending and shuffling happen in the plan, as arithmetic on
+row numbers. No other place decides on order.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ class Recipe:
         opened: The datasets, one for each leaf of `plan`.
         plan: The order of their samples.
         encoder: The user's hooks. A hook that is not overridden adds no stage.
-        settings: How samples are packed and batched. Without a batch_size they come one by one,
-            or the criterion of groups decides.
+        settings: How samples are packed and batched. Without a batch_size, samples are yielded
+            one by one, or the grouping hook decides the size.
         worker_config: Rank and workers.
         resolved: How the document mixes the leaves; None for validation, which mixes nothing.
 
     Raises:
-        ConfigError: If hooks exclude one another or the settings.
+        ConfigError: If hooks conflict with one another or with the settings.
 
     Example:
         >>> from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
@@ -201,7 +201,7 @@ class Recipe:
         config, settings = self.worker_config, self.settings
         if self.encoder.cookers or any(may_draw(hook.function) for hook in self._users):
             stage = SeedDataset(stage)
-        # Validation logs from a higher level on.
+        # Validation is logged from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)
         if config.should_log(level):
             from energon.stages.log_samples import LogSamplesDataset
@@ -232,7 +232,7 @@ class Recipe:
             warn_once(
                 logger,
                 f"batch of {names}",
-                "batch_size=%d is more than the %s of %s: a batch holds samples several times",
+                "batch_size=%d is more than the %s of %s: batches contain samples several times",
                 size,
                 counted(samples, "sample"),
                 names,
@@ -241,7 +241,7 @@ class Recipe:
             warn_once(
                 logger,
                 f"window of {names}",
-                "shuffle_buffer_size=%d is more than the %s of %s, which are shuffled as well "
+                "shuffle_buffer_size=%d is more than the %s of %s, which are fully shuffled "
                 "without it",
                 window,
                 counted(samples, "sample"),
@@ -253,18 +253,18 @@ class Recipe:
             warn_once(
                 logger,
                 f"open slices of {names}",
-                "the slices of %s that are open at a time have %.1f GiB, this machine has %.1f GiB "
-                "of memory: what is drawn from them is read from disk piece by piece. Lower "
-                "parallel_shard_iters or max_samples_per_sequence, or the number of lanes",
+                "the open slices of %s have %.1f GiB in total, and this machine has %.1f GiB of "
+                "memory, so samples are read from disk one by one. Lower parallel_shard_iters, "
+                "max_samples_per_sequence or the number of lanes",
                 names,
                 open_bytes / (1 << 30),
                 memory / (1 << 30),
             )
 
     def _open_slice_bytes(self) -> float:
-        """Return how large the slices are that the lanes of this rank read from at a time.
+        """Return the size of the slices that the lanes of this rank have open at a time.
 
-        Only those count whose size was set: those that are chosen here are small.
+        Only slices whose length was set count: automatically chosen ones are small.
         """
         settings, total = self.settings, 0.0
         lanes = self.worker_config.default_lanes
@@ -303,7 +303,7 @@ class Recipe:
 
     @property
     def _batch_rows(self) -> int | None:
-        """How many rows every batch takes, unless hooks skip some; None if that differs."""
+        """Number of rows per batch, unless hooks skip some; None if batches differ."""
         differs = self.settings.packing_buffer_size or self._groups or _yields(self.encoder)
         return None if differs else self.settings.batch_size or 1
 

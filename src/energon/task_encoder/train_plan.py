@@ -28,7 +28,7 @@ class BatchSettings:
     packing_buffer_size: int | None = None
 
     def __post_init__(self) -> None:
-        # How small they may be is for the stages to say.
+        # The stages check the lower limits.
         _check_whole("batch_size", self.batch_size)
         _check_whole("packing_buffer_size", self.packing_buffer_size)
         _check_flag("batch_drop_last", self.batch_drop_last)
@@ -93,7 +93,7 @@ def _check_flag(name: str, value: Any) -> None:
 
 
 MIN_BATCHES_OF_LANE = 8
-"""Batches that a lane of finite data has at least, for there to be more lanes than workers."""
+"""Finite data gets more lanes than workers only if each lane has at least this many batches."""
 
 
 def train_plan(
@@ -149,8 +149,9 @@ def streams(workers: WorkerConfig) -> int | None:
 def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -> int:
     """Return the number of lanes of a new run whose stages hold no samples back.
 
-    Where data end, the last batch of a lane is smaller by what hooks skip. With few batches
-    that would be felt, so there are no more lanes than workers then.
+    At the end of finite data, the last batch of each lane is smaller by the samples that hooks
+    skipped. With few batches that would be noticeable, so then there are no more lanes than
+    workers.
     """
     lanes = workers.default_lanes
     rows = plan(workers.lanes or workers.total_workers).num_rows(0)
@@ -160,7 +161,7 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
 
 
 def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:
-    # Kinds that decode samples in blocks say what that costs.
+    # Kinds that decode samples in blocks state the cost of an open slice.
     costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
     return tuple(
         _plan_leaf(leaf, settings, cost and cost.samples, slices)
