@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench record servers api diagrams docs packages release clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench record servers diagrams docs packages release clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -73,7 +73,7 @@ bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the install
 record: $(STAMP)  ## install webdataset and megatron-energon, and record what programs yield with them
 	$(BIN)/python -m tests.compat.peers
 
-docs: $(STAMP)  ## build the site of the documentation, and check its links
+docs: $(STAMP)  ## build the site of the documentation, check its links, and open it
 	$(BIN)/python -m docs.site.build
 
 packages:  ## build wheel and sdist, and try them in clean environments, with torch and without
@@ -84,9 +84,6 @@ release:  ## check everything, build VERSION, and tag it: make release VERSION=0
 
 diagrams: $(STAMP)  ## draw docs/images/*.svg
 	$(BIN)/python -m docs.site.diagrams
-
-api: $(STAMP)  ## regenerate docs/api.md, the list of public names
-	$(BIN)/python -m docs.site.reference
 
 clean:
 	rm -rf $(VENV) .venv-lowest .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

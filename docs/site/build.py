@@ -8,10 +8,12 @@ navigation: each heading of docs/index.md that lists pages becomes a part of the
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import sys
 import textwrap
+import webbrowser
 from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx
@@ -21,7 +23,8 @@ from docs.site import reference
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build/site"
 SOURCES = BUILD / "sources"
-_LINK = re.compile(r"^- .*?\]\((\w+)\.md", re.MULTILINE)
+_LINK = re.compile(r"^- .*?\]\(([\w/]+)\.md", re.MULTILINE)
+_API = "[API reference](api/index.md)"  # these pages exist on the site only
 _OTHER_LINKS = re.compile(r"\]\((\w+)\.md[)#]")
 
 
@@ -59,15 +62,16 @@ def _adopt(path: str, name: str) -> None:
 
 
 def _write_reference() -> None:
-    """Write the pages of the API, and make docs/api.md lead to them."""
+    """Write the pages of the API, and link to them from the first page."""
     folder = SOURCES / "api"
     folder.mkdir()
     names = []
     for name, text in reference.pages().items():
         (folder / f"{name}.md").write_text(text)
-        names.append(f"api/{name}")
-    page = SOURCES / "api.md"
-    page.write_text(page.read_text() + _toctree("", names))
+        names.append(name)
+    (folder / "index.md").write_text(reference.overview() + _toctree("", names))
+    for page in SOURCES.glob("*.md"):
+        page.write_text(page.read_text().replace("API reference<!-- api -->", _API))
 
 
 def _write_gallery() -> None:
@@ -126,8 +130,19 @@ def _toctree(caption: str, pages: list[str]) -> str:
     return "\n".join(["", "```{toctree}", ":hidden:", *lines, "", *pages, "```", ""])
 
 
+def has_display() -> bool:
+    """Return whether someone is there to look at the site: not in CI, nor over plain SSH."""
+    if os.environ.get("CI") or not sys.stdout.isatty():
+        return False
+    names = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
+
+
 if __name__ == "__main__":
     code = build()
     if code == 0:
-        print(f"the documentation is built: open {BUILD / 'html/index.html'}")
+        page = BUILD / "html/index.html"
+        print(f"The documentation is in {page}")
+        if has_display():
+            webbrowser.open(page.as_uri())
     sys.exit(code)

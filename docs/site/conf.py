@@ -30,4 +30,4 @@ html_theme_options = {
     },
 }
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"

@@ -144,7 +144,7 @@ def batch() -> Drawing:
         ("read", "blocks of", "bytes"),
         ("load or cook", "decode,", "map fields"),
         ("encode_sample", "your code,", "seeded"),
-        ("pack, group", "only if the", "hooks are there"),
+        ("pack, group", "only if the", "you define them"),
         ("batch", "collate,", "encode_batch"),
     ]
     width = (WIDTH - 32 - 5 * 16) / 6
@@ -222,7 +222,7 @@ def state() -> Drawing:
     drawing.text(16, 28, "A state: plain JSON, a few kilobytes", kind="title")
     drawing.box(16, 40, 350, 196)
     drawing.box(30, 54, 322, 30, "format, version, order version", kind="c4")
-    drawing.box(30, 92, 322, 30, "lanes: how many", kind="c0")
+    drawing.box(30, 92, 322, 30, "number of lanes", kind="c0")
     drawing.box(
         30,
         130,
@@ -238,8 +238,8 @@ def state() -> Drawing:
     absent = [
         "samples, or buffers of samples",
         "ranks, workers, processes",
-        "generators of random numbers",
-        "lists of what was read",
+        "states of random generators",
+        "lists of samples read",
         "pickled objects",
     ]
     for number, line in enumerate(absent):
@@ -311,8 +311,8 @@ def cpu() -> Drawing:
     bottom = top + 30 * len(rows)
     drawing.text(16, 28, "CPU time of the same program, energon = 1", kind="title")
     for place, name in enumerate(LIBRARIES.values()):
-        drawing.dot(16 + 8 + 130 * place, 52, place)
-        drawing.text(16 + 20 + 130 * place, 56, name, kind="small")
+        drawing.dot(16 + 8 + 150 * place, 52, place)
+        drawing.text(16 + 20 + 150 * place, 56, name, kind="small")
     ratios = [cost / costs["ours"] for costs in rows.values() for cost in costs.values()]
     least, most = min(ratios) / 1.3, max(ratios) * 1.3
 

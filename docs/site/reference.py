@@ -1,7 +1,4 @@
-"""Generate the API reference of the site from signatures and docstrings, a page per group.
-
-`python -m docs.site.reference` (`make api`) rewrites docs/api.md, the list of all names.
-"""
+"""Generate the API reference of the site from signatures and docstrings, a page per group."""
 
 from __future__ import annotations
 
@@ -10,21 +7,17 @@ import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/api.md"
 WIDTH = 90
 
-HEAD = (
-    "# API reference\n\n"
-    "Every public name. Signatures, arguments, errors and examples are in the docstrings: "
-    "`help(energon.ShardWriter)` shows one in Python, and `make docs` builds a site with all of "
-    "them. Names are imported from `energon`, unless the heading names another module. The "
-    "[cheat sheet](cheatsheet.md) has what one needs every day. Commands explain themselves: "
-    "`energon COMMAND --help`.\n"
-)
+HEAD = """\
+# API reference
+
+Every public name. Import the names from `energon`, unless the heading names another module;
+`help(energon.ShardWriter)` shows the same text in Python. The [cheat sheet](../cheatsheet.md) lists
+what you need every day, and `energon COMMAND --help` documents the commands.
+"""
 
 MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
 """What users get, and do not make themselves."""
@@ -101,13 +94,15 @@ _ENTRY = re.compile(r"(\S[^:]*): (.*)")
 
 
 def overview() -> str:
-    """Return the text of docs/api.md: the names of each group."""
+    """Return the first page of the reference: the names of each group, as links."""
     parts = [HEAD]
     for title, (_, names) in GROUPS.items():
-        parts.append(f"## {title}\n\n" + ", ".join(f"`{name}`" for name in names.split()) + "\n")
+        page = f"{_slug(title)}.md"
+        entries = ", ".join(f"[`{name}`]({page}#{name.lower()})" for name in names.split())
+        parts.append(f"## [{title}]({page})\n\n{entries}\n")
     parts.append(
-        f"## {STREAMS_TITLE}\n\nAll names of `webdataset`; [WebDataset pipelines](webdataset.md) "
-        "shows them in use.\n"
+        f"## [{STREAMS_TITLE}]({_slug(STREAMS_TITLE)}.md)\n\nAll names of `webdataset`; "
+        "[WebDataset pipelines](../webdataset.md) shows them in use.\n"
     )
     return "\n".join(parts)
 
@@ -286,7 +281,3 @@ def _streams() -> str:
 def _first(value: Any) -> str:
     doc = inspect.getdoc(value) or ""
     return re.split(r"\n\s*\n", doc)[0].replace("\n", " ").replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(overview())
