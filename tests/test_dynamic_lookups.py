@@ -137,7 +137,7 @@ REASONS = {
     "energon/loader/state_files.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
-    "energon/loader/transport/outbox.py": {
+    "energon/loader/transport/columns.py": {
         "attrgetter('_known')": TORCH,
         "attrgetter(slot)": FIELDS,
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",

@@ -24,6 +24,7 @@ from energon.loader.options import StartMethod
 from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
+from energon.loader.transport.columns import rebuild
 from energon.loader.transport.pickling import load_batch, mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
@@ -304,9 +305,11 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
     if copied:
         buffers = [bytearray(each) for each in buffers]
     try:
-        lane, batch, state, counts, ended, error = load_batch(
+        lane, batch, state, counts, ended, error, columns = load_batch(
             view[layout.start : layout.stop], buffers
         )
+        if columns is not None:
+            batch = rebuild(*columns)
     except Exception as failure:
         failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
         return Event(layout.lane, error=failure)
