@@ -141,15 +141,15 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str |
     """
     from difflib import SequenceMatcher
 
-    wanted = str(name)[:MAX_CHARACTERS]
-    matcher: SequenceMatcher[str] = SequenceMatcher(None, "", wanted)
+    requested = str(name)[:MAX_CHARACTERS]
+    matcher: SequenceMatcher[str] = SequenceMatcher(None, "", requested)
     scored = []
     for each in islice(known, MAX_COMPARED):
         candidate = str(each)
         matcher.set_seq1(candidate[:MAX_CHARACTERS])
         # These two look at lengths and at how often each letter is there.
         if matcher.real_quick_ratio() >= cutoff and (score := matcher.quick_ratio()) >= cutoff:
-            same = _same(wanted, candidate) + _same(wanted[::-1], candidate[::-1])
+            same = _same(requested, candidate) + _same(requested[::-1], candidate[::-1])
             scored.append((score, same, candidate))
     found = []
     for *_, candidate in nlargest(MAX_CANDIDATES, scored):

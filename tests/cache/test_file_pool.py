@@ -77,7 +77,7 @@ def test_sources_are_noted_from_store_and_cache_alike(any_pool):
     assert first["__sources__"] == second["__sources__"] == (store["5"][1],)
 
 
-def test_a_missing_file_fails_where_it_is_wanted(any_pool):
+def test_a_missing_file_fails_where_it_is_data_file(any_pool):
     lazy = any_pool.get_lazy(CountingStore(), "absent")
     with pytest.raises(NoSuchFileError, match="'absent' is not there"):
         lazy.get()
@@ -209,7 +209,7 @@ def test_the_number_of_files_is_limited(tmp_path):
     pool.close()
 
 
-def test_a_full_cache_waits_and_drops_nothing_that_is_wanted(tmp_path):
+def test_a_full_cache_waits_and_drops_nothing_that_is_data_file(tmp_path):
     pool = FileStoreCachePool(
         parent_cache_dir=tmp_path, num_workers=2, max_cache_size_gbytes=500 / GIB
     )

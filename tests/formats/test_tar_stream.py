@@ -333,7 +333,7 @@ def test_the_map_of_a_sparse_file_is_read_once_however_long_it_is():
     parser = SampleParser("x.tar")
     given = 0
     while parser.position < len(data):
-        window = data[parser.position : parser.position + parser.wanted_bytes]
+        window = data[parser.position : parser.position + parser.needed_bytes]
         given += len(window)
         parser.feed(window)
     parser.finish(len(data))

@@ -70,7 +70,7 @@ def test_dss_addresses_are_folders_of_this_machine(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///x", "https://?sig=secret"])
-def test_a_bucket_or_host_is_wanted(address):
+def test_a_bucket_or_host_is_data_file(address):
     with pytest.raises(ConfigError, match="no bucket or host") as caught:
         split_address(address)
     assert "secret" not in str(caught.value)

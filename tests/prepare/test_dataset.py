@@ -293,7 +293,7 @@ def test_the_sql_index_after_a_change_is_the_one_of_a_fresh_dataset(tmp_path, ch
     assert rows(root) == rows(fresh)
 
 
-def test_a_stale_sql_index_is_not_left_where_none_is_wanted(tmp_path):
+def test_a_stale_sql_index_is_not_left_where_none_is_data_file(tmp_path):
     without = Indexing(Engine(num_workers=1), sqlite=False)
     prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
     prepare_dataset(tmp_path, **ALL, indexing=without)

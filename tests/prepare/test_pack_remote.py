@@ -236,7 +236,7 @@ def test_shards_leave_this_machine_when_they_are_uploaded(s3, tmp_path):
     assert all(path.stat().st_blocks == 0 for path in shards)
 
 
-def test_another_dataset_is_refused_or_deleted_where_that_is_wanted(s3, tmp_path):
+def test_another_dataset_is_refused_or_deleted_where_that_is_data_file(s3, tmp_path):
     write_bytes(f"{s3.address}/other/x.txt", b"x")
     source = write_folder(tmp_path / "source")
     with pytest.raises(ConfigError, match="is not empty"):

@@ -34,9 +34,9 @@ class Rows(PackSource):
         self.rows = rows
         self.fail_at = fail_at
 
-    def samples(self, split, start=0, wanted=lambda key, row: True):
+    def samples(self, split, start=0, is_selected=lambda key, row: True):
         for number, (key, row) in enumerate(self.rows[start:], start=start):
-            if wanted(key, row):
+            if is_selected(key, row):
                 if number == self.fail_at:
                     raise RuntimeError("someone has pressed Ctrl-C")
                 yield {"__key__": key, "txt": f"text of {key}"}
@@ -103,8 +103,8 @@ def test_many_samples_are_not_held_in_memory_to_give_each_split_one(monkeypatch)
     rows = [(f"{n}", {}) for n in range(20)]
     source = Rows(rows)
     seen = []
-    source.samples = lambda split, start=0, wanted=None: (
-        {"__key__": key} for key, row in rows if seen.append(key) or wanted(key, row)
+    source.samples = lambda split, start=0, is_selected=None: (
+        {"__key__": key} for key, row in rows if seen.append(key) or is_selected(key, row)
     )
     assert open_draw(source, {"train": 1e9, "val": 1}).moved == {}
     assert len(seen) == 6
@@ -225,7 +225,7 @@ def test_contents_of_archives_are_shuffled_too(tmp_path):
     )
 
 
-def test_the_splits_of_a_source_are_drawn_anew_where_that_is_wanted(tmp_path):
+def test_the_splits_of_a_source_are_drawn_anew_where_that_is_data_file(tmp_path):
     write(tmp_path / "in", {f"{s}/{n}.txt": "x" for s in ("train", "test") for n in range(30)})
     said = packs(tmp_path / "in", tmp_path / "out", "--split-ratio", "train:1,val:1")
     assert "instead of train, test of the source" in said

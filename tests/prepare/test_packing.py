@@ -178,7 +178,7 @@ def test_rows_that_make_no_sample_are_refused(tmp_path, rows, rules, error, mess
     assert not list((tmp_path / "out").rglob("*.tar"))
 
 
-def test_rows_without_their_file_are_left_out_where_that_is_wanted(tmp_path):
+def test_rows_without_their_file_are_left_out_where_that_is_data_file(tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"b")
     path = write_table(tmp_path, ".jsonl", [{"f": "a.jpg"}, {"f": "b.jpg"}])
     rules = RowRules(file_columns=("f",), root=tmp_path, skip_missing=True)

@@ -304,7 +304,7 @@ def test_lost_shards_are_found_and_cannot_be_repaired(dataset):
     assert [problem.kind for problem in done.after.problems] == ["shard-missing", "shard-truncated"]
 
 
-def test_lost_shards_are_dropped_and_listed_where_that_is_wanted(dataset, tmp_path):
+def test_lost_shards_are_dropped_and_listed_where_that_is_data_file(dataset, tmp_path):
     path = dataset / ".nv-meta/split.yaml"
     document = {
         "split_parts": {"train": ["{0..2}.tar"], "val": ["2.tar"]},

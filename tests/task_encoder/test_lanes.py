@@ -405,7 +405,7 @@ def test_what_other_lanes_cost_is_told_before_they_are_taken(folder, caplog):
     assert Job(path, encoder=Skips(), world_size=10).restored(state).take(12) == expected
 
 
-def test_lanes_that_are_asked_for_are_given_if_that_is_wanted(folder):
+def test_lanes_that_are_asked_for_are_given_if_that_is_data_file(folder):
     run = Job(folder / "a")
     run.take(10)
     with pytest.raises(StateError, match=r"saved with 24 lanes.*lanes=36.*relane=True"):

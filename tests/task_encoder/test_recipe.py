@@ -99,7 +99,7 @@ def test_the_stages_stand_in_one_order(root):
     resumable(val(root, Everything()))
 
 
-def test_no_sample_is_read_before_it_is_wanted(root):
+def test_no_sample_is_read_before_it_is_data_file(root):
     encoder = Everything()
     one_lane(val(root, encoder, batch_size=None), 3)
     assert [seen for seen in encoder.seen if seen[0] == "cook"] == [

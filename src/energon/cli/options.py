@@ -340,9 +340,9 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress_bar(wanted: bool, doing: str, unit: str = "") -> Iterator[Advance]:
+def progress_bar(enabled: bool, doing: str, unit: str = "") -> Iterator[Advance]:
     """Yield a function that shows progress, if there is a terminal."""
-    if not wanted or is_quiet() or not sys.stderr.isatty():
+    if not enabled or is_quiet() or not sys.stderr.isatty():
         yield lambda done, total=None: None
         return
     from rich import progress

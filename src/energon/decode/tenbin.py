@@ -105,9 +105,9 @@ def array_header(header: memoryview) -> tuple[tuple[int, ...], np.dtype[Any], st
 
 def _array(header: memoryview, content: memoryview) -> tuple[NDArray[Any], str]:
     shape, dtype, info = array_header(header)
-    wanted = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or wanted != len(content):
-        raise DecodeError(f"tenbin array {dtype}{shape} needs {wanted} bytes, has {len(content)}")
+    expected = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or expected != len(content):
+        raise DecodeError(f"tenbin array {dtype}{shape} needs {expected} bytes, has {len(content)}")
     return np.frombuffer(content, dtype).reshape(shape), info
 
 

@@ -81,24 +81,24 @@ class Where:
 def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
     has = _HAS.fullmatch(term)
     if has is not None:
-        wanted, part = has[1] == "has", has[2]
-        return lambda files: (find_part(files, part) is not None) == wanted
+        expected, part = has[1] == "has", has[2]
+        return lambda files: (find_part(files, part) is not None) == expected
     found = _COMPARISON.fullmatch(term)
     if found is None:
         raise ConfigError(f"{term!r}: expected {_SYNTAX}")
-    left, sign, wanted = found.groups()
-    if not wanted and sign not in ("=", "==", "!="):
+    left, sign, expected = found.groups()
+    if not expected and sign not in ("=", "==", "!="):
         raise ConfigError(f"{term!r}: expected a value after {sign}")
     steps = left.split(".")
-    size = _size(wanted) if steps[-1] == "size" else None
-    return lambda files: _fulfils(files, steps, _OPERATORS[sign], wanted, size)
+    size = _size(expected) if steps[-1] == "size" else None
+    return lambda files: _fulfils(files, steps, _OPERATORS[sign], expected, size)
 
 
 def _fulfils(
     files: BrowsedFiles,
     steps: list[str],
     compare: Callable[[Any, Any], bool],
-    wanted: str,
+    expected: str,
     size: float | None,
 ) -> bool:
     """Compare what `steps` refer to: the longest matching part name, and a value in that part."""
@@ -109,8 +109,8 @@ def _fulfils(
         if size is not None and end == len(steps) - 1:
             return compare(files[name].size, size)
         if part_kind(extension_of(name, files[name])) in FACTS:
-            return _compare_fact(name, files[name], steps[end:], compare, wanted)
-        return _compare_field(files[name], steps[end:], compare, wanted)
+            return _compare_fact(name, files[name], steps[end:], compare, expected)
+        return _compare_field(files[name], steps[end:], compare, expected)
     return False
 
 
@@ -119,13 +119,13 @@ def _compare_fact(
     file: BrowsedFile,
     path: list[str],
     compare: Callable[[Any, Any], bool],
-    wanted: str,
+    expected: str,
 ) -> bool:
     kind, fact = part_kind(extension_of(name, file)), ".".join(path)
     if kind == "text" and fact == "text":
         said = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
-        return _compare(said, compare, wanted)
-    number = _number(name, kind, fact, wanted)
+        return _compare(said, compare, expected)
+    number = _number(name, kind, fact, expected)
     try:
         value = part_facts(name, file).get(fact)
     except DecodeError:
@@ -133,7 +133,7 @@ def _compare_fact(
     return value is not None and compare(value, number)
 
 
-def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
+def _number(name: str, kind: PartKind, fact: str, expected: str) -> float:
     """Return the number that a fact about a part is compared with.
 
     Raises:
@@ -144,9 +144,9 @@ def _number(name: str, kind: PartKind, fact: str, wanted: str) -> float:
         known = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
         raise ConfigError(f"{name}.{fact}: conditions on {name} can use {', '.join(known)}")
     try:
-        return float(wanted)
+        return float(expected)
     except ValueError as error:
-        raise ConfigError(f"{name}.{fact}: expected a number, not {wanted!r}") from error
+        raise ConfigError(f"{name}.{fact}: expected a number, not {expected!r}") from error
 
 
 def _size(text: str) -> float:
@@ -157,7 +157,7 @@ def _size(text: str) -> float:
 
 
 def _compare_field(
-    file: BrowsedFile, path: list[str], compare: Callable[[Any, Any], bool], wanted: str
+    file: BrowsedFile, path: list[str], compare: Callable[[Any, Any], bool], expected: str
 ) -> bool:
     try:
         value = decode_json(file.read())
@@ -174,15 +174,15 @@ def _compare_field(
             value = value[step]
         else:
             return False
-    return _compare(value, compare, wanted)
+    return _compare(value, compare, expected)
 
 
-def _compare(value: Any, compare: Callable[[Any, Any], bool], wanted: str) -> bool:
+def _compare(value: Any, compare: Callable[[Any, Any], bool], expected: str) -> bool:
     if isinstance(value, bool) or value is None:
-        return compare({True: "true", False: "false", None: "null"}[value], wanted)
+        return compare({True: "true", False: "false", None: "null"}[value], expected)
     if isinstance(value, int | float):
         try:
-            return compare(value, float(wanted))
+            return compare(value, float(expected))
         except ValueError:
             return compare is operator.ne
-    return compare(str(value), wanted)
+    return compare(str(value), expected)

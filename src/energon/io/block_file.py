@@ -154,7 +154,7 @@ class BlockFile:
 
     def _fetch_all(self, stream: OpenStream, block: int) -> bytes:
         """Fetch the whole object, storing each block as it arrives; return one of them."""
-        left, number, total, wanted = bytearray(), 0, 0, b""
+        left, number, total, requested = bytearray(), 0, 0, b""
         for chunk in stream():
             left += chunk
             total += len(chunk)
@@ -162,7 +162,7 @@ class BlockFile:
                 data = bytes(left[:BLOCK_BYTES])
                 del left[:BLOCK_BYTES]
                 self._store(number, data)
-                wanted = data if number == block else wanted
+                requested = data if number == block else requested
                 number += 1
             if total > self.size:
                 break
@@ -171,7 +171,7 @@ class BlockFile:
                 f"{self.path.name}: got {total} bytes or more, expected {self.size} in all; the "
                 "object has changed, open it again"
             )
-        return wanted
+        return requested
 
     def _store(self, block: int, data: bytes) -> None:
         try:

@@ -296,18 +296,18 @@ class BasicDataLoader:
         return self._stream
 
     def _make_workers(self, lanes: int) -> list[LaneWorker]:
-        wanted = self.worker_config.num_workers
-        number = min(wanted, lanes)
+        requested = self.worker_config.num_workers
+        number = min(requested, lanes)
         options = self._host_options(max(1, number))
-        if number < wanted:
+        if number < requested:
             warn_once(
                 log,
-                f"idle workers {wanted} {lanes}",
+                f"idle workers {requested} {lanes}",
                 "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
                 "hosts. Use fewer workers, or give the run more lanes with "
                 "WorkerConfig(lanes=...)",
-                wanted - number,
-                wanted,
+                requested - number,
+                requested,
                 counted(lanes, "lane"),
             )
         if number == 0:

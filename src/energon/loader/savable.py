@@ -206,19 +206,19 @@ class SavableDataLoader(BasicDataLoader):
                 "from the state, or pass relane=True to continue with these, to within a batch of "
                 "each"
             )
-        wanted = self.worker_config.rank_lanes(lanes)
-        state, whose = self._filled(state, wanted), covered_by(state)
-        read_positions(state, wanted)
+        own_lanes = self.worker_config.rank_lanes(lanes)
+        state, whose = self._filled(state, own_lanes), covered_by(state)
+        read_positions(state, own_lanes)
         saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
         for difference in check_fingerprint(saved, present, strict=strict):
             log.warning("restored although the configuration differs: %s", difference)
-        positions = read_positions(self._with_mix(state), wanted)
+        positions = read_positions(self._with_mix(state), own_lanes)
         if isinstance(self.dataset, Continues):
             self.dataset = self.dataset.continuing(saved)
         if saved.get("mix") != present.get("mix"):
             # Whether the data end there, too, is for the new mix to say.
             positions = {v: replace(position, ended=False) for v, position in positions.items()}
-        self._note_idle_workers(len(wanted))
+        self._note_idle_workers(len(own_lanes))
         self._began_together = self._is_turn(state, whose)
         self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
@@ -235,10 +235,10 @@ class SavableDataLoader(BasicDataLoader):
         read_positions(merged, lanes)
         return merged
 
-    def _filled(self, state: State, wanted: Iterable[int]) -> State:
+    def _filled(self, state: State, own_lanes: Iterable[int]) -> State:
         """Return a state with some lanes, if they are there or follow from those that are."""
         whose = covered_by(state)
-        if whose is None or set(map(str, wanted)) <= state["positions"].keys():
+        if whose is None or set(map(str, own_lanes)) <= state["positions"].keys():
             return state
         return self._with_all_lanes(state, *whose)
 

@@ -158,14 +158,14 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     return merged
 
 
-def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePosition]:
-    """Return the positions of the lanes `wanted` from one merged state.
+def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition]:
+    """Return the positions of some lanes from one merged state.
 
     Raises:
         StateError: If some of them are missing.
     """
-    wanted, saved = list(wanted), state["positions"]
-    missing = [lane for lane in wanted if str(lane) not in saved]
+    lanes, saved = list(lanes), state["positions"]
+    missing = [lane for lane in lanes if str(lane) not in saved]
     if missing:
         whose = covered_by(state)
         raise StateError(
@@ -173,7 +173,7 @@ def read_positions(state: State, wanted: Iterable[int]) -> dict[int, LanePositio
             f"{_ranges(missing)} are missing; pass a global state or the states of all ranks"
             + ("" if whose is None else f" (this is that of rank {whose[0]} of {whose[1]})")
         )
-    return {lane: LanePosition.from_json(saved[str(lane)]) for lane in wanted}
+    return {lane: LanePosition.from_json(saved[str(lane)]) for lane in lanes}
 
 
 def check_steps(

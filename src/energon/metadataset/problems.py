@@ -25,7 +25,7 @@ DocumentPath = tuple[int | str, ...]
 MAX_WORDED = 1000
 """Problems in words."""
 
-_WANTED = {
+_EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "a mapping",
     "finite_number": "a finite number",
@@ -111,11 +111,11 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     subject = f"{_path(address)} is {_found(error['input'])}"
     if kind == "value_error":
         return f"{subject}: {error['ctx']['error']}"
-    wanted = _WANTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
-    known = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
+    expected = _EXPECTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
+    known = re.findall("'([^']*)'", expected) if kind == "literal_error" else []
     if len(known) > 1:
-        wanted += _proposal(str(error["input"]), known)
-    return f"{subject}, expected {wanted}"
+        expected += _proposal(str(error["input"]), known)
+    return f"{subject}, expected {expected}"
 
 
 def _proposal(found: str, known: Collection[str]) -> str:

@@ -109,8 +109,8 @@ class _Squares:
         """
         share = self.total * self.room / max(self.tokens, 1.0)
         length = self.lengths[seed]
-        wanted = (share - length**2) / max(self.room - length, 1.0)
-        distances = np.abs(self.lengths[rest] - wanted)
+        ideal = (share - length**2) / max(self.room - length, 1.0)
+        distances = np.abs(self.lengths[rest] - ideal)
         return [rest[place] for place in np.argsort(distances, kind="stable").tolist()]
 
     def take(self, items: list[int]) -> None:

@@ -100,8 +100,8 @@ def apportion(weights: Sequence[float], total: int) -> Ints:
 def _pattern_size(weights: Sequence[float]) -> int:
     """Return T, a power of 2 large enough for the smallest share to be within a hundredth."""
     smallest = min(weight for weight in weights if weight) / fsum(weights)
-    wanted = 64 * max(len(weights), min(MAX_PATTERN, 1 / smallest))
-    return min(MAX_PATTERN, max(MIN_PATTERN, 1 << ceil(log2(wanted))))
+    precise = 64 * max(len(weights), min(MAX_PATTERN, 1 / smallest))
+    return min(MAX_PATTERN, max(MIN_PATTERN, 1 << ceil(log2(precise))))
 
 
 Mixture = tuple[Pattern, NDArray[np.int32]]

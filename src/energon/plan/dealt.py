@@ -109,26 +109,28 @@ class DealtPlan:
         return number * self.plan.lanes + stream, turn * self.stripe + within
 
 
-def plan_together(plan: Plan, wanted: Sequence[tuple[int, int, int]]) -> list[Rows]:
+def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[Rows]:
     """Return rows of several lanes of one stream; fewer only where lanes end.
 
     One call for all costs a fraction of one for each.
 
     Args:
         plan: The order.
-        wanted: For each lane its number, the first row, and how many.
+        requests: For each lane its number, the first row, and how many.
     """
     if not isinstance(plan, DealtPlan):
-        return [plan.rows(lane, start, count) for lane, start, count in wanted]
-    ends = [plan.num_rows(lane) for lane, _, _ in wanted]
+        return [plan.rows(lane, start, count) for lane, start, count in requests]
+    ends = [plan.num_rows(lane) for lane, _, _ in requests]
     counts = [
         count if end is None else max(0, min(count, end - start))
-        for (_, start, count), end in zip(wanted, ends, strict=True)
+        for (_, start, count), end in zip(requests, ends, strict=True)
     ]
     edges = np.cumsum([0, *counts])
-    rows = np.arange(edges[-1]) + np.repeat([start for _, start, _ in wanted] - edges[:-1], counts)
-    number = np.repeat([lane // plan.plan.lanes for lane, _, _ in wanted], counts)
+    rows = np.arange(edges[-1]) + np.repeat(
+        [start for _, start, _ in requests] - edges[:-1], counts
+    )
+    number = np.repeat([lane // plan.plan.lanes for lane, _, _ in requests], counts)
     turn, within = divided(rows, plan.stripe)
     rows = (turn * plan.lanes_of_stream + number) * plan.stripe + within
-    found = plan.plan.at(plan.stream_of(wanted[0][0]), rows, gaps=True)
+    found = plan.plan.at(plan.stream_of(requests[0][0]), rows, gaps=True)
     return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

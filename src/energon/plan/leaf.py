@@ -346,12 +346,14 @@ class LeafTable:
         self.size = self.num_samples * self.copies
         self.key = np.array([derive_seed(seed, "leaf", leaf.uid) for leaf in leaves], np.uint64)
         self.parallel = np.array([leaf.parallel_slices for leaf in leaves], np.int64)
-        wanted = np.array([leaf.slice_samples for leaf in leaves], np.int64)
+        requested = np.array([leaf.slice_samples for leaf in leaves], np.int64)
         # A small leaf is cut finer, so that every lane still mixes all its open slices.
         rows = self.size // lanes
         fits = np.maximum(1, np.where(rows < 8, 1, rows // self.parallel))
         self.slice_samples = np.where(
-            self.kind == SHUFFLED, np.minimum(wanted, fits), np.minimum(wanted, self.num_samples)
+            self.kind == SHUFFLED,
+            np.minimum(requested, fits),
+            np.minimum(requested, self.num_samples),
         )
         self.sliced_rows = rows // self.slice_samples * self.slice_samples
         self.keeps_order = self.kind == IN_ORDER

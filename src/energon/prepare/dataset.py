@@ -268,9 +268,11 @@ def index_dataset(
     parts: set[str] = set()
     indexed = _collected(dataset, shards, indexing, found, parts)
     with temporary_file(sqlite_path(dataset)) as sqlite:
-        wanted = indexing.sqlite or has_media(dataset)
+        needs_sqlite = indexing.sqlite or has_media(dataset)
         rewrite = indexing.force or rewrite_sqlite
-        written = wanted and write_name_index(dataset, shards, indexed, sqlite, rewrite=rewrite)
+        written = needs_sqlite and write_name_index(
+            dataset, shards, indexed, sqlite, rewrite=rewrite
+        )
         for _ in indexed:
             pass  # indexes that nobody has asked for
         changed = indexing.after_kill or any(shard.was_read for shard in found)

@@ -168,13 +168,13 @@ class Mirror:
         for name in self.present():
             if name not in infos:
                 (self.folder / name).unlink()
-        wanted = [
+        outdated = [
             name
             for name in infos
             if (name.startswith(f"{META}/") or name.endswith(INDEX_FILES))
             and (name in changed or not (self.folder / name).exists())
         ]
-        together(lambda name: self._download(infos[name]), wanted)
+        together(lambda name: self._download(infos[name]), outdated)
         for name in shards:
             self.stand_in(infos[name])
             if not trusting:
@@ -369,8 +369,8 @@ def standing_in(
             )
         mirror.update(found)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
-        wanted = without_shards(shards, exclude) if shards else shards
-        mirror.index(wanted, IndexOptions() if options is None else options, progress)
+        included = without_shards(shards, exclude) if shards else shards
+        mirror.index(included, IndexOptions() if options is None else options, progress)
 
     with mirror.locked():
         mirror.fill(fill)

@@ -62,15 +62,15 @@ def split_by_ratio(shards: Sequence[T], ratios: Mapping[str, float]) -> dict[str
         >>> split_by_ratio(["a", "b", "c", "d"], {"train": 98, "val": 1, "test": 1})
         {'train': ['a', 'b'], 'val': ['c'], 'test': ['d']}
     """
-    wanted = [name for name, ratio in ratios.items() if ratio > 0]
+    nonempty = [name for name, ratio in ratios.items() if ratio > 0]
     total = sum(ratios.values())
-    exact = {name: len(shards) * ratios[name] / total for name in wanted}
-    counts = {name: int(exact[name]) for name in wanted}
-    by_rest = sorted(wanted, key=lambda name: counts[name] - exact[name])
+    exact = {name: len(shards) * ratios[name] / total for name in nonempty}
+    counts = {name: int(exact[name]) for name in nonempty}
+    by_rest = sorted(nonempty, key=lambda name: counts[name] - exact[name])
     for name in by_rest[: len(shards) - sum(counts.values())]:
         counts[name] += 1
-    for name in wanted:
-        richest = max(wanted, key=lambda other: counts[other])
+    for name in nonempty:
+        richest = max(nonempty, key=lambda other: counts[other])
         if counts[name] == 0 and counts[richest] > 1:
             counts[name], counts[richest] = 1, counts[richest] - 1
     parts: dict[str, Sequence[T]] = {}
@@ -278,8 +278,8 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
     ratio = request.ratio or {}
     if request.shuffle:
         random.Random(SHUFFLE_SEED).shuffle(shards)
-    wanted = [name for name, part in ratio.items() if part > 0]
-    few = len(shards) < len(wanted)
+    nonempty = [name for name, part in ratio.items() if part > 0]
+    few = len(shards) < len(nonempty)
     if request.unit == "shard" or (request.unit == "auto" and not few):
         return named_split(split_by_ratio(shards, ratio), list(exclude))
     if request.unit == "auto":
@@ -287,7 +287,7 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
             "%s cannot be divided between %s; the splits will share shards, each with its own "
             "samples (sample_ranges in split.yaml, which Megatron-Energon does not know)",
             counted(len(shards), "shard"),
-            counted(len(wanted), "split"),
+            counted(len(nonempty), "split"),
         )
     counts = {shard: info.shard_counts[shard] for shard in shards}
     parts, ranges = split_samples_by_ratio(counts, ratio)

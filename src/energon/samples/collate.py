@@ -77,10 +77,10 @@ def collate_samples(
     if names is None:
         return default_action(list(samples))
     read = dict.__getitem__ if isinstance(first, dict) else getattr
-    wanted = set((result_type and field_names(result_type)) or names)
+    accepted = set((result_type and field_names(result_type)) or names)
     values: dict[str, Any] = {}
     for name in names:
-        if name in wanted:
+        if name in accepted:
             column = list(map(read, samples, repeat(name)))
             if name == "__restore_key__":
                 values[name] = tuple(column)

@@ -261,14 +261,14 @@ PART_FILES = "__part_files__"
 file name that has one."""
 
 
-def find_part(names: Iterable[str], wanted: str) -> str | None:
-    """Return the first part name that equals `wanted`, ignoring case.
+def find_part(names: Iterable[str], requested: str) -> str | None:
+    """Return the first part name that equals `requested`, ignoring case.
 
     Example:
         >>> find_part(["txt", "JPG"], "jpg")
         'JPG'
     """
-    lowered = wanted.lower()
+    lowered = requested.lower()
     same = (name for name in names if name.lower() == lowered)
     return next((name for name in same if not name.startswith("__")), None)
 

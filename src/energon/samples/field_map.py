@@ -142,10 +142,10 @@ class FieldMap:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if not near and any(name.lower().endswith("json") for name in known):
             hint = "; a value in a JSON part is written json[KEY]"
-        wanted = ", ".join(dict.fromkeys(access.part for access in ways))
+        expected = ", ".join(dict.fromkeys(access.part for access in ways))
         raise ConfigError(
             f"{origin}: the field_map maps {field!r} to {', '.join(map(str, ways))}, but no sample "
-            f"has a part {wanted}; there are {', '.join(known) or 'none'}{hint}"
+            f"has a part {expected}; there are {', '.join(known) or 'none'}{hint}"
         )
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,10 +227,10 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
             f"field {name!r} is mapped to {', '.join(map(str, ways))}, but {' and '.join(ends)}"
         )
     else:
-        wanted = " or ".join(dict.fromkeys(repr(access.part) for access in ways))
+        expected = " or ".join(dict.fromkeys(repr(access.part) for access in ways))
         there = ", ".join(part for part in parts if not part.startswith("__"))
         problem = (
-            f"no part {wanted} for the field {name!r}: of the mapped parts the sample has "
+            f"no part {expected} for the field {name!r}: of the mapped parts the sample has "
             f"{f'only {there}' if there else 'none'}"
         )
     raise FieldAccessError(

@@ -120,17 +120,17 @@ def _loaded(module: str) -> Mapping[str, Any]:
     return namespace
 
 
-def _unusable(module: str, name: str, wanted: str) -> EnergonError:
+def _unusable(module: str, name: str, expected: str) -> EnergonError:
     """Return the error for a name that does not stand for a usable class."""
     if module not in sys.modules:
         problem = "importing its module would run code; import it in your program"
     elif name in _loaded(module):
-        problem = f"it is not a subclass of {wanted}, and a document may name nothing else"
+        problem = f"it is not a subclass of {expected}, and a document may name nothing else"
     elif "." in name:
         problem = "names with dots may lead anywhere; name what the module itself has"
     else:
         near = nearest(name, _loaded(module))
-        hint = f", did you mean {near!r}?" if near else f"; expected a subclass of {wanted}."
+        hint = f", did you mean {near!r}?" if near else f"; expected a subclass of {expected}."
         return ConfigError(
             f"module {module} has no {name!r}{hint} What it makes only when it is asked for is "
             'found with allow=("code",) or ENERGON_ALLOW=code'

@@ -155,11 +155,11 @@ class Batch(PinMemoryMixin):
             samples: At least one; fields that the batch class lacks are ignored.
             values: Fields to set as they are.
         """
-        wanted = {field.name for field in fields(cls)} - set(values)
+        missing = {field.name for field in fields(cls)} - set(values)
         found = {
             name: generic_batch([getattr(sample, name) for sample in samples])
             for name in _field_names(samples[0])
-            if name in wanted and not name.startswith("__")
+            if name in missing and not name.startswith("__")
         }
         meta: dict[str, Any] = {
             name: [getattr(sample, name) for sample in samples]

@@ -306,12 +306,12 @@ class _Lane:
 
     def plan(self, target: int) -> tuple[int, int, Rows] | None:
         """Plan up to a row; return the slot, the first new row and what comes there."""
-        wanted = target - self.planned
-        if wanted <= 0 or self.ended:
+        missing = target - self.planned
+        if missing <= 0 or self.ended:
             return None
         start = self.planned
-        rows = self._reading.rows(start, wanted)
-        self.ended = len(rows.leaf) < wanted
+        rows = self._reading.rows(start, missing)
+        self.ended = len(rows.leaf) < missing
         self.planned += len(rows.leaf)
         self._spans = np.concatenate((self._spans, np.full(len(rows.leaf), -1, np.int64)))
         return self.slot, start, rows

@@ -101,7 +101,7 @@ class Extents(NamedTuple):
     """The byte after the last one needed of each."""
 
 
-def wanted_extents(
+def selected_extents(
     table: PartTable, indices: Ints, parts: Container[str] | None
 ) -> tuple[Ints, Ints]:
     """Return the range in which to read samples of a shard.
@@ -113,9 +113,9 @@ def wanted_extents(
     """
     names = table.common_parts
     if names is not None:
-        wanted = [at for at, name in enumerate(names) if parts is None or name in parts]
-        if wanted:
-            numbers = indices[:, None] * len(names) + np.array(wanted)
+        selected = [at for at, name in enumerate(names) if parts is None or name in parts]
+        if selected:
+            numbers = indices[:, None] * len(names) + np.array(selected)
             begin, size = table.extents(numbers)
             return begin.min(axis=1), (begin + size).max(axis=1)
     # Samples with different parts are read with everything they contain.

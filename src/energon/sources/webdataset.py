@@ -32,7 +32,7 @@ from energon.messages import warn_once
 from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents, PartFilter, PartNames, wanted_extents
+from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LateKeys
 from energon.sources.shard_samples import SlicedRows, read_shard
@@ -222,7 +222,7 @@ class WebdatasetSource:
                 continue
             places = np.flatnonzero(shards == shard)
             indices = raw[places] - self.bounds[shard] + self.firsts[shard]
-            low, high = wanted_extents(opened.table, indices, self.parts)
+            low, high = selected_extents(opened.table, indices, self.parts)
             yield Extents(opened.file, places, low, high)
 
     def locate(self, ordinal: int) -> Location:

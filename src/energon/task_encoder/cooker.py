@@ -65,8 +65,8 @@ class Cooker(Generic[T]):
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Return whether this cooker applies to datasets with these `subflavors`."""
         found = subflavors or {}
-        wanted = self.has_subflavors or {}
-        return all(key in found and found[key] == value for key, value in wanted.items())
+        required = self.has_subflavors or {}
+        return all(key in found and found[key] == value for key, value in required.items())
 
 
 def find_cooker(
@@ -240,14 +240,14 @@ def cooker_arguments(
     if decoder is not None and getattr(decoder, "is_random", False):
         # Decoded files are cached, and several samples may ask for one.
         decoder = replace(decoder, random_resized_crop=False)  # type: ignore[type-var]
-    wanted = [name for name in RESERVED if getattr(cooker, f"need_{name}")]
-    for name in wanted:
+    needed = [name for name in RESERVED if getattr(cooker, f"need_{name}")]
+    for name in needed:
         if name in aux:
             raise ConfigError(
                 f"{dataset}: aux {name!r} has the name of what @cooker(need_{name}=True) passes; "
                 "rename it in the metadataset"
             )
-    _check_signature(cooker, [*aux, *wanted], dataset)
+    _check_signature(cooker, [*aux, *needed], dataset)
     if cooker.need_primary and primary is None:
         raise ConfigError(f"{dataset}: its files cannot be found by name, so need_primary fails")
 

@@ -287,5 +287,5 @@ def convert(value: Any, target: type | None) -> Any:
     read = dict.__getitem__ if isinstance(value, dict) else getattr
     if target is dict:
         return {name: read(value, name) for name in names}
-    wanted = set(field_names(target) or names)
-    return target(**{name: read(value, name) for name in names if name in wanted})
+    accepted = set(field_names(target) or names)
+    return target(**{name: read(value, name) for name in names if name in accepted})

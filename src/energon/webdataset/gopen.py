@@ -282,7 +282,7 @@ def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
 
 
 def gopen_error(url: str, *args: Any, **kw: Any) -> Any:
-    """Raise ConfigError: an opener for schemes that are not wanted."""
+    """Raise ConfigError: the opener of schemes that are not supported."""
     raise ConfigError(f"{redact(url)}: no opener for addresses of this scheme")
 
 

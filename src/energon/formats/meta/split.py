@@ -112,7 +112,7 @@ class Split:
         return yaml.dump(document)
 
 
-def find_split(wanted: str, names: Iterable[str]) -> str | None:
+def find_split(requested: str, names: Iterable[str]) -> str | None:
     """Return the split with a name, or the only one with a synonymous name, or None.
 
     Example:
@@ -120,8 +120,8 @@ def find_split(wanted: str, names: Iterable[str]) -> str | None:
         ('validation', None)
     """
     known = list(names)
-    if wanted in known or wanted not in VALIDATION:
-        return wanted if wanted in known else None
+    if requested in known or requested not in VALIDATION:
+        return requested if requested in known else None
     same = [name for name in known if name.lower() in VALIDATION]
     return same[0] if len(same) == 1 else None
 
@@ -172,8 +172,8 @@ def load_split(
         FormatError: If it is not YAML or JSON.
     """
     root = as_path(dataset)
-    for wanted in (name, "split.json") if name == "split.yaml" else (name,):
-        path = root / META / wanted
+    for filename in (name, "split.json") if name == "split.yaml" else (name,):
+        path = root / META / filename
         text = read_if_present(path)
         if text is not None:
             return replace(_check(_parse(text, path), str(path)), allow=allow)
@@ -212,9 +212,9 @@ def _check(document: Any, origin: str) -> Split:
 def _check_ranges(
     document: Any, parts: Mapping[str, Any], origin: str
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    wanted = f"{origin}: expected `sample_ranges` with SPLIT: {{SHARD: [START, STOP]}}"
+    expected = f"{origin}: expected `sample_ranges` with SPLIT: {{SHARD: [START, STOP]}}"
     if not isinstance(document, dict) or not all(isinstance(v, dict) for v in document.values()):
-        raise ConfigError(f"{wanted}, found {document!r}")
+        raise ConfigError(f"{expected}, found {document!r}")
     ranges: dict[str, dict[str, tuple[int, int]]] = {}
     for name, shards in document.items():
         if name not in parts:
@@ -225,7 +225,7 @@ def _check_ranges(
                 case [int(start), int(stop)] if 0 <= start < stop:
                     ranges[name][shard] = (start, stop)
                 case _:
-                    raise ConfigError(f"{wanted}, found {shard}: {numbers!r}")
+                    raise ConfigError(f"{expected}, found {shard}: {numbers!r}")
     return ranges
 
 

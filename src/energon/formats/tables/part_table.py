@@ -276,9 +276,9 @@ class PartTable:
 
     def index_of(self, key: str) -> int | None:
         """Return the index of the sample with this key, or None."""
-        wanted = key.encode("utf-8", "surrogateescape")
-        place = self.first_from(wanted)
-        if place == self.num_samples or self.key_at(place) != wanted:
+        encoded = key.encode("utf-8", "surrogateescape")
+        place = self.first_from(encoded)
+        if place == self.num_samples or self.key_at(place) != encoded:
             return None
         return self.index_at(place)
 

@@ -180,22 +180,22 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
         raise ValueError("expected a date in nanoseconds, and whether keys are unique")
     if samples > parts:
         raise ValueError(f"{samples} samples of {parts} parts, expected one part of each at least")
-    wanted = {"part_block": parts, "part_size": parts}
+    expected = {"part_block": parts, "part_size": parts}
     if about["header"] is None:
-        wanted["sample_block"] = samples + 1
+        expected["sample_block"] = samples + 1
     elif len(_numbers(about["header"], _MAX_BLOCK)) != 2:
         raise ValueError(f"header {about['header']!r}, expected two numbers of blocks")
     if about["schema"] is None:
-        wanted |= {"first_part": samples + 1, "part_name": parts}
+        expected |= {"first_part": samples + 1, "part_name": parts}
     elif len(_numbers(about["schema"], len(about["names"]) - 1)) * samples != parts:
         raise ValueError(f"{parts} parts of {samples} samples with {len(about['schema'])} each")
     if about["key_length"] is None:
-        wanted["key_start"] = samples + 1
+        expected["key_start"] = samples + 1
     elif _number(about, "key_length") * samples != key_bytes:
         raise ValueError(f"{key_bytes} bytes of keys")
     optional = {"key_order": samples, "part_crc32": parts}
-    wanted |= {name: length for name, length in optional.items() if name in columns}
-    for name, length in wanted.items():
+    expected |= {name: length for name, length in optional.items() if name in columns}
+    for name, length in expected.items():
         column = columns.get(name)
         if column is None or len(column) != length or column.dtype.kind != "u":
             raise ValueError(f"expected a column {name!r} of {length} numbers")

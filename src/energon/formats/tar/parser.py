@@ -7,7 +7,7 @@ samples and are passed over. Archives that were joined with `cat` are read throu
 the last.
 
     parser = TarParser("000.tar")
-    member = parser.take(data[parser.position : parser.position + parser.wanted])
+    member = parser.take(data[parser.position : parser.position + parser.needed_bytes])
 
 `energon.formats.tar.scan` and `energon.formats.tar.stream` drive it. Both take most plain
 headers past it, of which a whole window can be understood at once: in a run of blocks the headers
@@ -73,7 +73,7 @@ class TarParser:
         self.origin = origin
         self.position = position
         """Where the next bytes begin. May be moved to any other header after a member."""
-        self.wanted = BLOCK
+        self.needed_bytes = BLOCK
         """How many bytes are needed there."""
         self.ended = False
         """Whether the end marker has come, and nothing after it."""
@@ -90,7 +90,7 @@ class TarParser:
         return self._extended >= 0 or bool(self._extension) or self._map_before >= 0
 
     def take(self, data: bytes) -> Member | None:
-        """Take the `wanted` bytes at `position`; return the file if they complete its headers.
+        """Take the next `needed_bytes` bytes; return the file if they complete its headers.
 
         The position is behind the content of the file then.
 
@@ -157,7 +157,7 @@ class TarParser:
                 return None
             check_extension(size, self.origin, self.position)
             self._extended = max(self._extended, at)
-            self._extension, self.wanted = kind, size
+            self._extension, self.needed_bytes = kind, size
             if not size:
                 self._take_extension(b"")
             return None
@@ -188,7 +188,7 @@ class TarParser:
             self._size = self._size if overrides.size is None else overrides.size
             self._is_sparse |= overrides.is_sparse
         self.position += padded_size(len(payload))
-        self._extension, self.wanted = b"", BLOCK
+        self._extension, self.needed_bytes = b"", BLOCK
 
     def _take_map(self, block: bytes) -> None:
         """Skip a block of the map of a sparse file, which states whether another one follows."""
@@ -265,11 +265,11 @@ def _members(
     size: Ints,
     chain: Ints,
 ) -> Run:
-    wanted = regular[chain]
-    files = chain[wanted]
+    is_file = regular[chain]
+    files = chain[is_file]
     header_block = candidates[files]
-    if not wanted.all() and len(files):
-        places = np.flatnonzero(wanted)
+    if not is_file.all() and len(files):
+        places = np.flatnonzero(is_file)
         before = chain[places - 1]
         extended = (places > 0) & (kind[before] == _EXTENDED_BYTE)
         header_block = np.where(extended, candidates[before], header_block)

@@ -83,7 +83,7 @@ class TarWindow:
         self._read_into = read_into
         self.size = size
         self.start = self.stop = 0
-        self._wanted = FIRST_WINDOW_BYTES
+        self._window_bytes = FIRST_WINDOW_BYTES
         self._buffer = memoryview(bytearray(0))
 
     def block(self, position: int) -> bytes:
@@ -117,13 +117,13 @@ class TarWindow:
 
     def expect_jumps(self) -> None:
         """Read little at a time from now on, because most of the data is skipped content."""
-        self._wanted = MIN_WINDOW_BYTES
+        self._window_bytes = MIN_WINDOW_BYTES
 
     def _fill(self, position: int) -> None:
         if position - self.stop >= JUMP_BYTES:
-            self._wanted = MIN_WINDOW_BYTES
-        size = max(0, min(self._wanted, self.size - position))
-        self._wanted = min(2 * self._wanted, MAX_WINDOW_BYTES)
+            self._window_bytes = MIN_WINDOW_BYTES
+        size = max(0, min(self._window_bytes, self.size - position))
+        self._window_bytes = min(2 * self._window_bytes, MAX_WINDOW_BYTES)
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(size))
         self.start = position
@@ -245,9 +245,9 @@ class TarWalk:
         """
         parser, window = self._parser, self.window
         while True:
-            wanted, position = parser.wanted, parser.position
-            data = window.block(position) if wanted == BLOCK else window.read(position, wanted)
-            if len(data) < wanted:
+            needed, position = parser.needed_bytes, parser.position
+            data = window.block(position) if needed == BLOCK else window.read(position, needed)
+            if len(data) < needed:
                 parser.finish(self.size)
                 return None
             member = parser.take(data)

@@ -80,7 +80,7 @@ class SampleParser:
         """Where the next window has to begin; content that nobody wants is jumped over."""
         self.sample_position = position
         """Where the sample begins that is not complete yet."""
-        self.wanted_bytes = BLOCK
+        self.needed_bytes = BLOCK
         """Length that the next window needs for anything to be taken from it."""
         self.content_bytes = 0
         """If not 0, give that many bytes to `put_content` instead of a window."""
@@ -140,7 +140,7 @@ class SampleParser:
         one_by_one = self._sizes or self._pending is not None or self._parser.is_within
         begun = {"__key__": "", **self._about}
         at, base = 0, self.position
-        self.wanted_bytes = BLOCK
+        self.needed_bytes = BLOCK
         while at <= last or one_by_one:
             plain = None if one_by_one else match(window, at)
             if plain is None:
@@ -171,7 +171,7 @@ class SampleParser:
                     continue
                 found, field = parts[0].encode("utf-8", "surrogateescape"), parts[1]
             if stop > end and size < LARGE_BYTES:
-                self.wanted_bytes = BLOCK + size
+                self.needed_bytes = BLOCK + size
                 break
             if found != key:
                 if key is None:
@@ -224,9 +224,9 @@ class SampleParser:
             self._pending = None
             return self._take_content(member, key, field, window, at)
         parser.position = self.position
-        stop = at + parser.wanted
+        stop = at + parser.needed_bytes
         if stop > len(window):
-            self.wanted_bytes = parser.wanted
+            self.needed_bytes = parser.needed_bytes
             return 0
         member_found = parser.take(window[at:stop])
         if member_found is None:
@@ -234,7 +234,7 @@ class SampleParser:
                 self._end_sample()
             return parser.position - self.position
         headers = member_found.offset - self.position
-        parts = self._wanted_parts(member_found.name)
+        parts = self._selected_parts(member_found.name)
         if parts is None:
             return headers + padded_size(member_found.size)
         return headers + self._take_content(member_found, *parts, window, at + headers)
@@ -244,7 +244,7 @@ class SampleParser:
         size, header_position = member.size, member.offset - BLOCK
         is_whole = at + size <= len(window) or self._sizes
         if not is_whole and size < LARGE_BYTES:
-            self._pending, self.wanted_bytes = (member, key, field), size
+            self._pending, self.needed_bytes = (member, key, field), size
             return 0
         self._begin_sample(key, member.header_offset)
         if field in self._sample:
@@ -256,7 +256,7 @@ class SampleParser:
             self._sample[field] = size if self._sizes else window[at : at + size]
         return padded_size(size)
 
-    def _wanted_parts(self, name: str) -> tuple[str, str] | None:
+    def _selected_parts(self, name: str) -> tuple[str, str] | None:
         """Return key and field of a member with any name, or None if it is not selected."""
         is_hidden = self._split is None and name[:2] == "__" and split_name(name) is None
         return None if is_hidden or not name else self._parts(name)
@@ -388,12 +388,12 @@ class StreamReader:
         """Feed the parser its next bytes; return False after the end."""
         parser = self._parser
         if parser.content_bytes:
-            wanted = parser.content_bytes
-            content = self._read_content(wanted)
-            if len(content) == wanted:
+            size = parser.content_bytes
+            content = self._read_content(size)
+            if len(content) == size:
                 parser.put_content(content)
                 return True
-        elif self._fill(max(parser.wanted_bytes, WINDOW_BYTES), at_least=parser.wanted_bytes):
+        elif self._fill(max(parser.needed_bytes, WINDOW_BYTES), at_least=parser.needed_bytes):
             window = self._rest
             before = parser.position
             parser.feed(window)

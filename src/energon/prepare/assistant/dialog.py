@@ -276,8 +276,8 @@ class Assistant:
     def review(self, choices: Choices, split: SplitRequest) -> None:
         """Show what will be written."""
         counts = DatasetInfo(dict.fromkeys(self.shards, 0))
-        wanted = [name for name, part in (split.ratio or {}).items() if part > 0]
-        by_shard = split.unit == "shard" or len(self.shards) >= len(wanted)
+        nonempty = [name for name, part in (split.ratio or {}).items() if part > 0]
+        by_shard = split.unit == "shard" or len(self.shards) >= len(nonempty)
         if split.unit != "sample" and by_shard:
             dealt = split_dataset(counts, split, present_split(self.dataset))
             self._show_file("split.yaml", dealt.to_yaml())

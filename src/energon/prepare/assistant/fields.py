@@ -254,19 +254,19 @@ def sample_loader(raw: dict) -> dict:
 
 def part_filter(part: str) -> bool:
     """Return whether to read a part."""
-    return part in {wanted!r}
+    return part in {needed!r}
 '''
 
 
 def loader_template(sample_type: type, samples: Sequence[SeenSample]) -> str:
     """Return code to start from: the most likely value of each field, or None if it is unclear."""
     lines = []
-    wanted: set[str] = set()
+    needed: set[str] = set()
     for field in own_fields(sample_type):
         way = suggest(field.name, samples)
         if way is not None:
             access = FieldMap.parse({field.name: way}).accesses[field.name][0]
-            wanted.add(access.part)
+            needed.add(access.part)
             value = "raw" + "".join(f"[{_step(step)}]" for step in (access.part, *access.steps))
             lines.append(f"        {field.name!r}: {value},")
         elif is_required(field):
@@ -276,7 +276,7 @@ def loader_template(sample_type: type, samples: Sequence[SeenSample]) -> str:
         type=sample_type.__name__,
         parts=", ".join(ascii(name) for name in names),
         fields="\n".join(lines).replace("'", '"'),
-        wanted=tuple(name for name in names if name in wanted or not wanted),
+        needed=tuple(name for name in names if name in needed or not needed),
     )
 
 

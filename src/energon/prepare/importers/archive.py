@@ -14,7 +14,7 @@ from energon.formats.meta.split import splits_by_name
 from energon.formats.tar.headers import split_name
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, Wanted, every
+from energon.prepare.importers.row import PackSource, Selects, every
 from energon.prepare.importers.selection import (
     FileSelection,
     is_about_data,
@@ -54,20 +54,22 @@ class ArchiveSource(PackSource):
         self._splits = splits_by_name(archives, by_file=True)
 
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         for name in self._splits[split]:
-            for sample in self._of(name, start, wanted):
+            for sample in self._of(name, start, is_selected):
                 start -= 1
                 if sample is not None:
                     yield sample
 
-    def _of(self, name: str, start: int, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
+    def _of(
+        self, name: str, start: int, is_selected: Selects
+    ) -> Iterator[Mapping[str, Any] | None]:
         """Yield the samples of an archive; None for samples that are not needed, and not read."""
         path = self.folder / name
         prefix = f"{_stem(name)}/" if self.prefix_keys else ""
         current: str | None = None
-        is_wanted = False
+        is_needed = False
         sample: dict[str, Any] = {}
         try:
             with reporting(path), _open(path) as tar:
@@ -82,8 +84,8 @@ class ArchiveSource(PackSource):
                         current, sample = key, {}
                         start -= 1
                         row = {"folder": name.rpartition("/")[0]}
-                        is_wanted = start < 0 and wanted(prefix + key, row)
-                    if is_wanted:
+                        is_needed = start < 0 and is_selected(prefix + key, row)
+                    if is_needed:
                         sample["__key__"] = prefix + key
                         sample[part] = _content(tar, member)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:

@@ -12,7 +12,7 @@ from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
+from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.utf8 import decode_utf8
 
 FORMATS: dict[str, Callable[[Any, str], ChunkFormat]] = {"mds": MdsFormat, "litdata": LitDataFormat}
@@ -43,7 +43,7 @@ class ChunkFolderSource(PackSource):
         self.format: ChunkFormat = FORMATS[kind](index, str(path))
 
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         number = 0
         for at, chunk in enumerate(self.format.chunks):
@@ -58,5 +58,5 @@ class ChunkFolderSource(PackSource):
                 row = self.format.row(at, record, path)
                 sample = self.rules.sample(row, number, str(path))
                 number += 1
-                if sample is not None and wanted(sample["__key__"], row):
+                if sample is not None and is_selected(sample["__key__"], row):
                     yield sample

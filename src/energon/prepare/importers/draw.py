@@ -156,7 +156,7 @@ def first_keys(source: PackSource, count: int) -> list[tuple[str, Row]]:
         return len(found) >= count
 
     for split in source.split_names():
-        for _ in source.samples(split, wanted=is_last):
+        for _ in source.samples(split, is_selected=is_last):
             return found
     return found
 
@@ -169,7 +169,7 @@ def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
         return False
 
     for split in source.split_names():
-        for _ in source.samples(split, wanted=note):
+        for _ in source.samples(split, is_selected=note):
             pass
     return {name: np.sort(np.array(found, np.uint64)) for name, found in hashes.items()}
 

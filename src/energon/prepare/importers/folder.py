@@ -24,7 +24,7 @@ from energon.io.epath import AnyPath
 from energon.io.files import read_document
 from energon.messages import counted
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
+from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, is_about_data
 from energon.prepare.importers.table import (
     MAX_ARRAYS,
@@ -78,10 +78,10 @@ class FolderSource(PackSource):
         self._splits = {split: {key: groups[key] for key in found} for split, found in keys.items()}
 
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         for key, files in islice(self._splits[split].items(), start, None):
-            if wanted(key, {"folder": os.path.dirname(key)}):
+            if is_selected(key, {"folder": os.path.dirname(key)}):
                 sample = {part: self.folder / name for part, name in files}
                 yield {"__key__": key, **self._labelled(key, sample)}
 

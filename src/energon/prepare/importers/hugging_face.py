@@ -13,7 +13,7 @@ from energon.errors import ConfigError, needs_extra
 from energon.io.address import redact
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files
-from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
+from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
 )
@@ -56,7 +56,7 @@ class HuggingFaceSource(PackSource):
         return copy
 
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         rows = _encoded(self._splits[split])
         classes = _class_columns(self._splits[split])
@@ -72,7 +72,7 @@ class HuggingFaceSource(PackSource):
             if found > start:
                 if split and self.rules.key_column is None:
                     sample["__key__"] = f"{split}/{sample['__key__']}"
-                if wanted(sample["__key__"], row):
+                if is_selected(sample["__key__"], row):
                     yield sample
 
 

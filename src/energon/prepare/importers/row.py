@@ -16,7 +16,7 @@ from energon.io.epath import AnyPath, EPath
 
 Row = Mapping[str, Any]
 """What a source knows about a sample besides its parts: columns of its table, or its `folder`."""
-Wanted = Callable[[str, Row], bool]
+Selects = Callable[[str, Row], bool]
 """Tells from its key and row whether a sample is needed. Called once per sample, in order, right
 before the sample is yielded; contents of samples that are not needed need not be read."""
 
@@ -38,7 +38,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         """Yield the samples of a split from number `start` on, as `TarWriter` takes them."""
 

@@ -24,7 +24,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, RowRules, Wanted, every
+from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, open_ascending
 
 LINES = (".jsonl", ".ndjson")
@@ -111,7 +111,7 @@ class TableSource(PackSource):
         self._missing: dict[str, None] = {}
 
     def samples(
-        self, split: str, start: int = 0, wanted: Wanted = every
+        self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         found = 0
         for table in self._splits[split]:
@@ -122,7 +122,7 @@ class TableSource(PackSource):
                     continue
                 found += 1
                 sample["__key__"] = key = table.prefix + sample["__key__"]
-                if found > start and wanted(key, row):
+                if found > start and is_selected(key, row):
                     yield sample
 
     def skipped(self) -> list[str]:
@@ -243,8 +243,8 @@ def _filled(rows: Iterator[Mapping[str, Any]], table: Table) -> Iterator[Mapping
     A column that no row has is considered misspelled.
     """
     rules = table.rules
-    wanted = {*rules.file_columns, *rules.parts, *rules.leave_out}
-    unseen, there = set(wanted), dict[str, None]()
+    named = {*rules.file_columns, *rules.parts, *rules.leave_out}
+    unseen, there = set(named), dict[str, None]()
     number = 0
     for number, row in enumerate(rows, start=1):
         if unseen:
@@ -252,7 +252,7 @@ def _filled(rows: Iterator[Mapping[str, Any]], table: Table) -> Iterator[Mapping
             there |= dict.fromkeys(row)
             if number >= SURE_ROWS:
                 _check_seen(table.path, unseen, number, there)
-        yield {**row, **{column: None for column in wanted if column not in row}}
+        yield {**row, **{column: None for column in named if column not in row}}
     if number:
         _check_seen(table.path, unseen, number, there)
 

@@ -206,12 +206,12 @@ def _matched(
     return found
 
 
-def _look_up(wanted: Entries, entries: Entries) -> tuple[Ints, Ints]:
+def _look_up(requested: Entries, entries: Entries) -> tuple[Ints, Ints]:
     """Return the numbers of the requested samples found in `entries`, and of their matches."""
     rows: list[Ints] = []
     matches: list[Ints] = []
-    at = np.searchsorted(entries[:, 0], wanted[:, 0])
-    left = wanted
+    at = np.searchsorted(entries[:, 0], requested[:, 0])
+    left = requested
     while len(left):
         inside = at < len(entries)
         left, at = left[inside], at[inside]

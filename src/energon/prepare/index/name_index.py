@@ -71,15 +71,15 @@ def write_name_index(
         DuplicateSampleKeyError: If two samples have the same key.
     """
     known = [] if rewrite else indexed_shards(sqlite_path(dataset)) or []
-    wanted = [ShardState(name, *file_state(dataset / name)) for name in names]
+    current = [ShardState(name, *file_state(dataset / name)) for name in names]
     following = iter(shards)
-    if not known or known != wanted[: len(known)]:
+    if not known or known != current[: len(known)]:
         write_sqlite_index(target, _tables(dataset, following))
         _copy_media(sqlite_path(dataset), target)
         return True
     for _ in islice(following, len(known)):
         pass  # indexed, and already in the SQL index
-    if len(known) == len(wanted):
+    if len(known) == len(current):
         list(following)
         return False
     with reporting(target):

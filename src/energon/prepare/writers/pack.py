@@ -351,13 +351,13 @@ class _Deal:
         """Yield samples that are new, with the names of their splits."""
         split = ""
 
-        def wanted(key: str, row: Row) -> bool:
+        def is_selected(key: str, row: Row) -> bool:
             nonlocal split
             split = self.route(key, row)
             return is_new(split, key)
 
         for part in parts:
-            for sample in source.samples(part, start, wanted):
+            for sample in source.samples(part, start, is_selected):
                 yield {**sample, SPLIT: split}
 
     def _is_new(self, split: str, key: str) -> bool:

@@ -241,13 +241,13 @@ def _behind(prefix: str) -> str:
 
 def _below(table: PartTable, prefix: str) -> Iterator[tuple[str, int | None]]:
     """Yield rests of keys in ascending order up to a slash, and the numbers of samples."""
-    wanted = prefix.encode("utf-8", "surrogateescape")
-    at = table.first_from(wanted)
+    encoded = prefix.encode("utf-8", "surrogateescape")
+    at = table.first_from(encoded)
     while at < table.num_samples:
         key = table.key_at(at)
-        if not key.startswith(wanted):
+        if not key.startswith(encoded):
             return
-        rest, slash, _ = key[len(wanted) :].partition(b"/")
+        rest, slash, _ = key[len(encoded) :].partition(b"/")
         yield rest.decode("utf-8", "surrogateescape"), None if slash else table.index_at(at)
         # What comes after a folder begins with the character that follows the slash.
-        at = table.first_from(wanted + rest + b"0", at) if slash else at + 1
+        at = table.first_from(encoded + rest + b"0", at) if slash else at + 1

@@ -76,10 +76,10 @@ class KeyIndex:
 
     def find(self, key: bytes) -> Iterator[tuple[int, int]]:
         """Yield shard and number of each sample that may have `key`; very rarely more than one."""
-        wanted = hash_key(key)
+        target = hash_key(key)
         hashes: Any = self._hashes
-        at = bisect_left(hashes, wanted)
-        while at < len(hashes) and hashes[at] == wanted:
+        at = bisect_left(hashes, target)
+        while at < len(hashes) and hashes[at] == target:
             place = self._places[at]
             yield place >> 32, place & 0xFFFFFFFF
             at += 1

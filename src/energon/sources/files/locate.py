@@ -87,10 +87,10 @@ class TableLocator:
 
     def find(self, key: str, part: str) -> FilePlace | None:
         """Return where a part of a sample is, or None."""
-        wanted = key.encode("utf-8", "surrogateescape")
-        for shard, sample in self._index.find(wanted):
+        encoded = key.encode("utf-8", "surrogateescape")
+        for shard, sample in self._index.find(encoded):
             table, file = self._open(shard)
-            if table.encoded_key(sample) == wanted:
+            if table.encoded_key(sample) == encoded:
                 number = _part_number(table, sample, part)
                 if number is None:
                     return None

@@ -220,22 +220,22 @@ def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
             return parent_address(address), [about._replace(key=address_name(address))], False
         listed = list_files(address)
         is_noted = any(each.key == f"{META}/{FOOTERS}" for each in listed)
-        return address, [each for each in listed if _is_wanted(each.key)], is_noted
+        return address, [each for each in listed if _is_data_file(each.key)], is_noted
     folder, pattern = address, ""
     while is_pattern(folder):
         pattern = f"{address_name(folder)}/{pattern}".rstrip("/")
         folder = parent_address(folder)
     if not is_remote(address):
         names = glob(pattern, root_dir=folder or ".", recursive=True)
-        paths = sorted(name for name in names if _is_wanted(name))
+        paths = sorted(name for name in names if _is_data_file(name))
         infos = [(name, file_info(join_address(folder, name))) for name in paths]
         return folder, [info._replace(key=name) for name, info in infos if info is not None], False
-    found = [each for each in list_files(folder) if _is_wanted(each.key)]
+    found = [each for each in list_files(folder) if _is_data_file(each.key)]
     steps = pattern.split("/")
     return folder, [each for each in found if _matches(each.key.split("/"), steps)], False
 
 
-def _is_wanted(name: str) -> bool:
+def _is_data_file(name: str) -> bool:
     """Return whether a file below a folder has rows: it is neither hidden nor another tool's."""
     steps = name.split("/")
     return steps[-1].endswith(SUFFIX) and not any(step.startswith((".", "_")) for step in steps)

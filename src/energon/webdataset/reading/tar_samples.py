@@ -148,7 +148,7 @@ class NamePattern:
 
 @dataclass(frozen=True)
 class FieldFilter:
-    """Says whether a member is one of some fields, and wanted besides."""
+    """Accepts the members that hold certain fields, if the caller selects them too."""
 
     fields: tuple[str, ...]
     select: Callable[[str], Any] | None

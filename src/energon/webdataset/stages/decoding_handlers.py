@@ -49,7 +49,7 @@ class ExtensionHandler:
     def claims(self, key: str) -> bool:
         """Return whether this one decodes fields of that name."""
         found = key.lower().split(".")
-        return any(found[-len(wanted) :] == wanted for wanted in map(_split, self.extensions))
+        return any(found[-len(own) :] == own for own in map(_split, self.extensions))
 
     def compiled(self, key: str) -> Callable[[Any], Any]:
         """Return what decodes fields that it claims."""

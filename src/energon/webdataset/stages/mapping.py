@@ -128,7 +128,7 @@ def _select(
 ) -> Iterator[Any]:
     for item in source:
         try:
-            wanted = predicate(item)
+            selected = predicate(item)
         except Exception as error:
             if _goes_on(error, item, handler):
                 continue
@@ -136,7 +136,7 @@ def _select(
         except BaseException as error:
             _note_origin(error, item)
             raise
-        if wanted:
+        if selected:
             yield item
 
 

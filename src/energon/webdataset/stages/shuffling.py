@@ -222,16 +222,16 @@ class _ShuffleIterator(StageIterator):
     def _filling(self, items: Iterator[Any]) -> Iterator[Any]:
         """Give out one item for every two that are taken, until the buffer is full."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
-        wanted = min(max(1, self._stage.initial), size) if not self._taken else 2
+        count = min(max(1, self._stage.initial), size) if not self._taken else 2
         while len(buffer) < size:
             self._log.note(self._taken, self._oldest)
-            more = list(islice(items, min(wanted, size - len(buffer))))
+            more = list(islice(items, min(count, size - len(buffer))))
             buffer += more
             numbers += range(self._taken, self._taken + len(more))
             self._taken += len(more)
             if len(buffer) == size or not more:
                 return
-            wanted = 2
+            count = 2
             yield _remove(buffer, numbers, self._draws.below(len(buffer)))
 
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:

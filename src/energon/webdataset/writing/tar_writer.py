@@ -155,7 +155,7 @@ def _zstd(stream: Any, level: int | None) -> Any:
 
 
 class _Abandoned(Exception):
-    """Tells `atomic_path` that the file is not wanted."""
+    """Makes `atomic_path` discard the file."""
 
 
 RECORD_BYTES = 10_240

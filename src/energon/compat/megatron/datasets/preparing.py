@@ -185,8 +185,8 @@ class PreparesShards:
                     yield sample
                     sample = {}
                 key, part = names
-                wanted = part in extract_keys
-                sample[part] = read(member.offset, member.size) if wanted else None
+                is_extracted = part in extract_keys
+                sample[part] = read(member.offset, member.size) if is_extracted else None
             if sample:
                 yield sample
 

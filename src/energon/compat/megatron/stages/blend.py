@@ -35,11 +35,11 @@ class Branches(Dataset[Any]):
         check_places(places, number_at=0, stop=len(self.datasets))
         items: list[Any] = [None] * len(places)
         for number, dataset in enumerate(self.datasets):
-            wanted = [index for index, (branch, _) in enumerate(places) if branch == number]
+            own = [index for index, (branch, _) in enumerate(places) if branch == number]
             found = dataset.read_again(
-                lane.branch(number, len(self.datasets)), [places[index][1] for index in wanted]
+                lane.branch(number, len(self.datasets)), [places[index][1] for index in own]
             )
-            for index, item in zip(wanted, found, strict=True):
+            for index, item in zip(own, found, strict=True):
                 items[index] = item
         return items
 
@@ -267,10 +267,10 @@ class Repeat(Dataset[Any]):
         check_places(places, number_at=0)
         items: list[Any] = [None] * len(places)
         for number in dict.fromkeys(number for number, _ in places):
-            wanted = [index for index, place in enumerate(places) if place[0] == number]
+            own = [index for index, place in enumerate(places) if place[0] == number]
             inner = self.lane_of_pass(lane, number)
-            found = self.dataset.read_again(inner, [places[index][1] for index in wanted])
-            for index, item in zip(wanted, found, strict=True):
+            found = self.dataset.read_again(inner, [places[index][1] for index in own])
+            for index, item in zip(own, found, strict=True):
                 items[index] = item
         return items
 
