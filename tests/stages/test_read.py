@@ -22,8 +22,8 @@ def test_takes_of_any_size_give_the_same_stream(counts):
     taken = numbers(5_000).open(Lane(1, 3))
     single = numbers(5_000).open(Lane(1, 3))
     for count in counts:
-        wanted = [sample for _, sample in zip(range(count), single, strict=False)]
-        assert taken.take(count) == wanted
+        expected = [sample for _, sample in zip(range(count), single, strict=False)]
+        assert taken.take(count) == expected
         assert taken.row == single.row
 
 
@@ -98,7 +98,7 @@ def test_lanes_of_a_stream_that_take_turns_use_what_was_read_in_its_order():
         lane, iterator = lanes[batch % LANES], iterators[batch % LANES]
         found = [sample["n"] for sample in iterator.take(BATCH)]
         assert found == list(range(batch * BATCH, (batch + 1) * BATCH))
-        lane.present.count_batch()
+        lane.current.count_batch()
     # One run of samples for each read: to cut it for each batch takes longer than to make it.
     assert [stop - start for start, stop in reader.asked] == reader.reads
 
@@ -112,4 +112,4 @@ def test_lanes_of_a_stream_that_do_not_take_turns_get_their_own_samples(order, c
         turns = [divmod(row, BATCH) for row in range(rows[number], rows[number] + count)]
         assert found == [(turn * LANES + number) * BATCH + within for turn, within in turns]
         rows[number] += count
-        lanes[number].present.count_batch()
+        lanes[number].current.count_batch()

@@ -165,7 +165,7 @@ def test_what_a_seeded_failure_depends_on_is_drawn_first():
 @pytest.mark.parametrize("is_known", [True, False])
 def test_drawing_the_normal_number_that_numpy_keeps_is_noticed(is_known, monkeypatch):
     """It is given without a change of the words that numpy's generator holds."""
-    random_state.present_states()
+    random_state.current_states()
     if not is_known:  # where the number is, as on an interpreter that is not CPython
         monkeypatch.setattr(random_state, "_numpy_kept", None)
     dataset = drawing(np.random.randn, start=LATE)

@@ -26,7 +26,7 @@ from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
 from energon.stages.failures import describe_exit, is_of_program
-from energon.stages.lane import Host, Lane, Present
+from energon.stages.lane import CurrentItem, Host, Lane
 
 
 class DeliveryOrder:
@@ -161,10 +161,10 @@ class LaneHost:
         return self._order.lane
 
     @property
-    def present(self) -> Present | None:
+    def current(self) -> CurrentItem | None:
         """What the next lane is working on; None before it is opened."""
         opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
-        return None if opened is None else opened.lane.present
+        return None if opened is None else opened.lane.current
 
     def __iter__(self) -> LaneHost:
         return self
@@ -205,7 +205,7 @@ class LaneHost:
         if batch is _END:
             self._order.drop()
             return Event(lane, counts=dict(opened.lane.counts), ended=True)
-        opened.lane.present.count_batch()
+        opened.lane.current.count_batch()
         self._order.advance()
         state = pickle.dumps(opened.position.state_dict())
         return Event(lane, batch, state, dict(opened.lane.counts))
@@ -214,13 +214,13 @@ class LaneHost:
         """Describe what a lane is working on."""
         if lane not in self._open:
             return f"while lane {lane} was opened"
-        present = self._open[lane].lane.present
-        place = f"in batch {present.batch} of lane {lane}"
-        if present.row is None or not isinstance(self.pipeline, DescribesRows):
+        current = self._open[lane].lane.current
+        place = f"in batch {current.batch} of lane {lane}"
+        if current.row is None or not isinstance(self.pipeline, DescribesRows):
             return place
         state = self._positions[lane].saved_state()
-        sample = self.pipeline.describe_row(lane, self._lanes, present.row, state)
-        return f"{place}, at row {present.row}: {sample}"
+        sample = self.pipeline.describe_row(lane, self._lanes, current.row, state)
+        return f"{place}, at row {current.row}: {sample}"
 
     def _open_others(self) -> None:
         for number in self._positions:
@@ -239,7 +239,7 @@ class LaneHost:
             progress=None if self._watch is None else self._watch.row,
             next_row=None if self._watch is None else self._watch.next_row,
             counts=Counter(position.counts),
-            present=Present(batch=position.batches),
+            current=CurrentItem(batch=position.batches),
             host=self._host,
         )
         with nullcontext() if self._pool is None else activated(self._pool):

@@ -55,7 +55,7 @@ class ApplyIterator(DatasetIterator[Any]):
                 self.given = 0
             self.before, self.saved = self.saved or self._position(), None
             if self.next_batch is None:
-                self.batch = self.lane.present.batch
+                self.batch = self.lane.current.batch
                 output = self._produce()
             else:
                 output = self._begin()
@@ -66,9 +66,9 @@ class ApplyIterator(DatasetIterator[Any]):
         """Draw an input on behalf of the batch for which it was first drawn."""
         self.batch, self.next_batch = self.next_batch, None
         if self.batch is None:
-            self.batch = self.lane.present.batch
+            self.batch = self.lane.current.batch
             return self._produce()
-        with self.lane.present.working_for(self.batch):
+        with self.lane.current.working_for(self.batch):
             return self._produce()
 
     def _next_output(self) -> Any:
@@ -77,7 +77,7 @@ class ApplyIterator(DatasetIterator[Any]):
         if row is not None:
             self.lane.enter_known(row, address, several=self.yields_batches)
         batch = None if self.yields_batches else self.batch
-        with self.lane.present.working_for(batch):
+        with self.lane.current.working_for(batch):
             output = next(self.outputs or iter(()), SKIPPED)
         self.given += output is not SKIPPED
         return output
@@ -107,18 +107,18 @@ class ApplyIterator(DatasetIterator[Any]):
         self.saved = None
         self._go_to(position)
         if given:
-            self._give_again(given)
+            self._repeat_outputs(given)
 
-    def _give_again(self, given: int) -> None:
+    def _repeat_outputs(self, given: int) -> None:
         """Reproduce the outputs of the next input that were already returned."""
-        present, batch = self.lane.present, self.next_batch
+        current, batch = self.lane.current, self.next_batch
         self.before = self._position()
         output = self._begin()
         if self.outputs is None and output is not SKIPPED:
             # The hook is no longer a generator: its single output was already returned.
             return
         for number in again(iter(range(1, given)), given - 1):
-            with present.working_for(None if batch is None else batch + number):
+            with current.working_for(None if batch is None else batch + number):
                 self._next_output()
 
     def _position(self) -> State:
@@ -173,8 +173,8 @@ class ApplyIterator(DatasetIterator[Any]):
             address: The address of its argument.
             key: The restore key of its argument.
         """
-        present = self.lane.present
-        self.entered = present.row, present.address
+        current = self.lane.current
+        self.entered = current.row, current.address
         self.outputs = _expand(items, runners, address, key)
         self.given = 1
         return next(self.outputs, SKIPPED)
@@ -222,7 +222,7 @@ def runners_of(hooks: Sequence[Hook], lane: Lane) -> tuple[HookRunner, ...]:
     return tuple(HookRunner(hook, lane) for hook in hooks)
 
 
-def apply_again(
+def reapply(
     argument: Any,
     hooks: tuple[Hook, ...],
     lane: Lane,
@@ -259,7 +259,7 @@ def apply_again(
             for _ in range(sub):
                 next(output, SKIPPED)
                 if yields_batches:
-                    lane.present.count_batch()
+                    lane.current.count_batch()
             output = next(output, SKIPPED)
             key, subs, address = (*key, sub), tuple(rest), (*address, sub)
             stamp(output, key)

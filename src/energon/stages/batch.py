@@ -17,7 +17,7 @@ from energon.samples.crude import (
     split_key,
     stamp,
 )
-from energon.stages.apply import ApplyIterator, apply_again, runners_of
+from energon.stages.apply import ApplyIterator, reapply, runners_of
 from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane, RowAddress
@@ -153,11 +153,11 @@ def restore_batch(
     if key[0] == "batch" and subs:
         number, subs = subs[0], subs[1:]
         own = (*own, number)
-    with lane.working_again(number):
+    with lane.recreating(number):
         items = [dataset.restore(lane, each)[0] for each in keys]
-    with lane.working_again(number):
+    with lane.recreating(number):
         address = batch_address(items, lane, 0)
-        batch, left = apply_again(
+        batch, left = reapply(
             items, hooks, lane, address=address, key=own, subs=subs, yields_batches=True
         )
     return with_key(batch, items, lambda: own), left
@@ -212,18 +212,18 @@ class _UnitBatchIterator(BatchIterator):
 
     def _next_unit(self) -> tuple[list[Any], bool]:
         """Return the items of the next unit that is not empty, and whether it is the last."""
-        size, present = self.stage.batch_size, self.lane.present
+        size, current = self.stage.batch_size, self.lane.current
         items: list[Any] = []
         unit = -1
         while True:
             if self.held is None:
                 if items and self.inner.row >= (unit + 1) * size:
                     return items, False
-                before, batch = self.inner.state_dict(), present.batch
+                before, batch = self.inner.state_dict(), current.batch
                 if self.drawn_for is None:
                     item = next(self.inner, _END)
                 else:
-                    with present.working_for(self.drawn_for):
+                    with current.working_for(self.drawn_for):
                         item = next(self.inner, _END)
                     self.drawn_for = None
                 if item is _END:

@@ -101,7 +101,7 @@ class RowsAtOnce:
         return self
 
 
-class InTurn:
+class SharedBlock:
     """One iterator over the samples of a block, shared by lanes that take from it in turn.
 
     Args:
@@ -130,7 +130,7 @@ class ReadSamples:
 
     start: int
     stop: int
-    block: InTurn | None
+    block: SharedBlock | None
     own: Iterator[Any] | None = None
 
 
@@ -207,10 +207,10 @@ class RowsOfLane:
         """Number of planned rows that have not been read."""
         return self._planned_start + len(self._planned.leaf) - self.stop
 
-    def set_planned(self, rows: Rows, *, wanted: int) -> None:
-        """Set the rows planned from `stop` on; the lane ends if there are fewer than `wanted`."""
+    def set_planned(self, rows: Rows, *, requested: int) -> None:
+        """Set the rows planned from `stop` on; fewer than `requested` are the end of the lane."""
         self._planned, self._planned_start = rows, self.stop
-        self._ended = len(rows.leaf) < wanted
+        self._ended = len(rows.leaf) < requested
 
     def has_planned(self, count: int) -> bool:
         """Return whether the next `count` rows are planned, or all that exist."""
@@ -229,7 +229,7 @@ class RowsOfLane:
     @property
     def num_batches(self) -> int:
         """Number of batches that the lane has yielded."""
-        return self.lane.present.batch or 0
+        return self.lane.current.batch or 0
 
     @property
     def new_batches(self) -> int:
@@ -279,14 +279,14 @@ class BlocksOfLanes:
         """Add a lane, or replace it after it has moved to another row."""
         self._lanes[rows.lane.number] = rows
 
-    def read(self, first: RowsOfLane, wanted: int) -> None:
+    def read(self, first: RowsOfLane, requested: int) -> None:
         """Read the next rows of all lanes; of `first` at least one, unless it has ended."""
-        count = min(self._max_block, max(wanted, self._next_block))
+        count = min(self._max_block, max(requested, self._next_block))
         self._next_block = min(self._max_block, 2 * count)
         if self._lanes.get(first.lane.number) is not first:
             self.add(first)
         lanes = self._in_order(first)
-        pieces = self._share(lanes, count, wanted)
+        pieces = self._share(lanes, count, requested)
         shares = [0] * len(lanes)
         for place, number in pieces:
             shares[place] += number
@@ -328,8 +328,8 @@ class BlocksOfLanes:
             first.lane.counts.update(self._ahead.take_counts())
         # Keeping samples that are already built until the block ends would evict them from the
         # CPU cache.
-        in_turn = in_step and not isinstance(late, RowsAtOnce)
-        block = InTurn(late, len(together.leaf)) if in_turn else None
+        shared = in_step and not isinstance(late, RowsAtOnce)
+        block = SharedBlock(late, len(together.leaf)) if shared else None
         start = 0
         for place, number in pieces:
             stop = start + number
@@ -363,14 +363,14 @@ class BlocksOfLanes:
                 ahead = 0
             else:  # enough for the next read too; otherwise half of the planning would be wasted
                 ahead = max(2 * max(shares), ahead // turn * turn)
-        wanted = [
+        requests = [
             (lane.lane.number, lane.stop, max(share, ahead))
             for lane, share in zip(lanes, shares, strict=True)
         ]
         plan = lanes[0].plan
-        planned = plan_together(plan, wanted) if len(wanted) > 1 else [plan.rows(*wanted[0])]
-        for lane, rows, (*_, count) in zip(lanes, planned, wanted, strict=True):
-            lane.set_planned(rows, wanted=count)
+        planned = plan_together(plan, requests) if len(requests) > 1 else [plan.rows(*requests[0])]
+        for lane, rows, (*_, count) in zip(lanes, planned, requests, strict=True):
+            lane.set_planned(rows, requested=count)
 
     def _in_order(self, first: RowsOfLane) -> list[RowsOfLane]:
         """Return the lanes in the order of their next batches."""
@@ -380,18 +380,18 @@ class BlocksOfLanes:
         others.sort(key=lambda each: (each.num_batches, each.lane.number))
         return [first, *others]
 
-    def _share(self, lanes: Sequence[RowsOfLane], count: int, wanted: int) -> list[LaneShare]:
+    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> list[LaneShare]:
         """Divide `count` rows among the lanes, in the order in which batches will need them.
 
         Rows that were read but not yet taken count as well; the first lane always gets a row.
         """
         if len(lanes) == 1:
             return [(0, count)]
-        turn = max(wanted, ceil(self._rows_of_turn(lanes)))
+        turn = max(requested, ceil(self._rows_of_turn(lanes)))
         missing = [turn - (lane.stop - lane.row) for lane in lanes]
-        missing[0] = max(wanted, turn - lanes[0].used_of_turn)
+        missing[0] = max(requested, turn - lanes[0].used_of_turn)
         room = count - sum(lane.stop - lane.row for lane in lanes)
-        pieces = [(0, min(missing[0], max(room, min(wanted, count))))]
+        pieces = [(0, min(missing[0], max(room, min(requested, count))))]
         room -= pieces[0][1]
         missing[0] -= pieces[0][1]
         places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]

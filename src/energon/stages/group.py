@@ -188,7 +188,7 @@ class _GroupIterator(BatchIterator):
             if self.filled is not None:
                 self.drawn.append((item, place))
                 continue
-            with self.lane.present.working_for(batch_of(place)):
+            with self.lane.current.working_for(batch_of(place)):
                 bucket = self._add(item, place)
             if bucket is not None and len(bucket.items) == bucket.size:
                 self.filled = bucket

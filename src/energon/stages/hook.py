@@ -163,7 +163,7 @@ class HookRunner:
             FatalSampleError: If the failure ends the run.
         """
         before, active.lane = active.lane, self.lane
-        self.lane.present.known_call = (self.name, address)
+        self.lane.current.known_call = (self.name, address)
         try:
             if self.seeds_calls and self.lane.host.seeds_calls:
                 output = self.call(argument, address)
@@ -194,7 +194,7 @@ class HookRunner:
         """Call the function on the lane's current item, seeded if calls of this hook are."""
         if not self.seeds_calls:
             return self.function(argument)
-        return self.call(argument, self.lane.present.address)
+        return self.call(argument, self.lane.current.address)
 
     def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
         """Validate a return value: None, or the outputs of a generator.
@@ -231,7 +231,7 @@ class HookRunner:
         # generator up to that point, outside of the batches that contained its first outputs.
         for sub in count():
             before, active.lane = active.lane, self.lane
-            self.lane.present.known_call = (self.name, (*address, sub))
+            self.lane.current.known_call = (self.name, (*address, sub))
             try:
                 output = self._next(outputs, (*address, sub))
             except Exception as error:
@@ -349,7 +349,7 @@ class HookRunner:
         succeeded = sum(tally.succeeded for tally in self._tallies)
         # Past the beginning of a run, it has succeeded before, if only before a restore.
         untried = not (
-            succeeded or hook.record.succeeded or lane.present.batch or lane.host.has_begun
+            succeeded or hook.record.succeeded or lane.current.batch or lane.host.has_begun
         )
         if untried and hook.untried_tolerance <= in_a_row < hook.tolerance:
             return (

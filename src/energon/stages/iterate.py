@@ -61,7 +61,7 @@ class IterableLanes:
         while opened:
             lane, batches = opened.popleft()
             for batch in batches:
-                lane.present.count_batch()
+                lane.current.count_batch()
                 yield batch
                 opened.append((lane, batches))
                 break

@@ -42,7 +42,7 @@ class LaneReading:
 Find = Callable[[int, int, int], int | None]
 
 
-class TellsRows(Protocol):
+class RowCallback(Protocol):
     """Is called with the row that user code is about to process."""
 
     def __call__(self, row: int, several: bool) -> object: ...
@@ -98,44 +98,54 @@ class Host:
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
 
 
-class Walk:
+class HookLoop:
     """A flat loop that passes the samples of consecutive rows of a lane to user code.
 
     The current sample follows from how many the loop has taken, so the loop itself does no
-    bookkeeping. It runs in a `with` block of the walk.
+    bookkeeping. It runs inside `with loop:`.
 
     Attributes:
         rest: Yields the remaining samples.
         keys: The restore key of each sample; None where it has none.
         start: The row of the first.
-        passed: How many samples are finished.
+        finished: How many samples are finished.
         name: The hook that runs; "" outside of the loop.
-        told: What `tell` recorded last.
+        recorded: What `update` recorded last.
     """
 
-    __slots__ = ("_around", "_caller", "keys", "lane", "name", "passed", "rest", "start", "told")
+    __slots__ = (
+        "_around",
+        "_caller",
+        "finished",
+        "keys",
+        "lane",
+        "name",
+        "recorded",
+        "rest",
+        "start",
+    )
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.rest: Iterator[Any] = iter(())
         self.keys: list[RestoreKey | None] = []
-        self.start = self.passed = 0
+        self.start = self.finished = 0
         self.name = ""
-        self.told: tuple[Any, ...] = ()
-        self._around: Walk | None = None
+        self.recorded: tuple[Any, ...] = ()
+        self._around: HookLoop | None = None
         self._caller: Lane | None = None
 
     def __enter__(self) -> None:
-        present = self.lane.present
-        self._around, present.walk = present.walk, self
+        current = self.lane.current
+        self._around, current.loop = current.loop, self
         self._caller, active.lane = active.lane, self.lane
 
     def __exit__(self, *error: object) -> None:
         around, self._around = self._around, None
-        del self.keys[self.passed :]
+        del self.keys[self.finished :]
         self.name, self.rest = "", iter(())
         if around is not None and around.name:
-            self.lane.present.walk = around
+            self.lane.current.loop = around
         active.lane, self._caller = self._caller, None
 
     @property
@@ -143,29 +153,29 @@ class Walk:
         """Number of samples passed to user code."""
         return len(self.keys) - length_hint(self.rest)
 
-    def tell(self, present: Present) -> None:
-        """Record the sample that user code is processing in `present`, unless it is up to date."""
+    def update(self, current: CurrentItem) -> None:
+        """Record the sample that user code is processing in `current`, unless it is up to date."""
         taken = self.taken
         row = self.start + taken - 1
-        told = row, self.name
-        if told == self.told or not taken:
+        recorded = row, self.name
+        if recorded == self.recorded or not taken:
             return
-        self.told = told
+        self.recorded = recorded
         lane = self.lane
-        present.known_row = row * lane.stride + lane.offset
-        key = present.known_address = self.keys[taken - 1] or ("lane", lane.number, row)
+        current.known_row = row * lane.stride + lane.offset
+        key = current.known_address = self.keys[taken - 1] or ("lane", lane.number, row)
         if self.name:
-            present.known_call = self.name, key
+            current.known_call = self.name, key
 
 
 @dataclass(eq=False)
-class Present:
+class CurrentItem:
     """The current item of a lane, shared by all stages.
 
     Args:
         batch: Number of the batch within the lane; None if unknown, because a sample is recreated
             outside of its batch.
-        walk: The loop that is calling user code, or was the last to do so; None if user code has
+        loop: The loop that is calling user code, or was the last to do so; None if user code has
             since received something else.
         known_row: The last known value of `row`.
         known_address: The last known value of `address`.
@@ -178,7 +188,7 @@ class Present:
     """
 
     batch: int | None = 0
-    walk: Walk | None = None
+    loop: HookLoop | None = None
     known_row: int | None = None
     known_address: RestoreKey = ()
     known_call: tuple[str, RestoreKey] = ("", ())
@@ -189,22 +199,22 @@ class Present:
     @property
     def row(self) -> int | None:
         """Row in the lane of the last sample passed to user code; None before the first."""
-        if self.walk is not None:
-            self.walk.tell(self)
+        if self.loop is not None:
+            self.loop.update(self)
         return self.known_row
 
     @property
     def address(self) -> RestoreKey:
         """The address of that sample, or the key that recreates it; () for several samples."""
-        if self.walk is not None:
-            self.walk.tell(self)
+        if self.loop is not None:
+            self.loop.update(self)
         return self.known_address
 
     @property
     def call(self) -> tuple[str, RestoreKey]:
         """The hook that runs, and the address or key of its argument."""
-        if self.walk is not None and self.walk.name:
-            self.walk.tell(self)
+        if self.loop is not None and self.loop.name:
+            self.loop.update(self)
         return self.known_call
 
     def count_batch(self) -> None:
@@ -237,7 +247,7 @@ class Lane:
             worker is alive, and where it was if it dies. None reports nothing.
         next_row: Called instead, with the row of a single sample; faster.
         counts: Statistics of the lane, such as samples, skipped and failed, by name.
-        present: What the lane is working on.
+        current: What the lane is working on.
         pass_number: How many passes over finite data came before, for stages that repeat them.
         stride: Row r is known outside of this branch as r * stride + offset.
         offset: See `stride`.
@@ -250,10 +260,10 @@ class Lane:
     lanes: int
     seed: int = 0
     skip_rows: frozenset[int] = frozenset()
-    progress: TellsRows | None = None
+    progress: RowCallback | None = None
     next_row: Callable[[int], object] | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    present: Present = field(default_factory=Present)
+    current: CurrentItem = field(default_factory=CurrentItem)
     pass_number: int = 0
     stride: int = 1
     offset: int = 0
@@ -269,17 +279,17 @@ class Lane:
             address: The address of the sample, or the key that recreates it; () for several.
             several: Whether there are several samples.
         """
-        present, known = self.present, row * self.stride + self.offset
-        present.walk = None
-        present.known_row, present.known_address = known, address
+        current, known = self.current, row * self.stride + self.offset
+        current.loop = None
+        current.known_row, current.known_address = known, address
         if self.progress is not None:
             self.progress(known, several)
 
     def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
         """Do the same for a row given by its number outside of this branch."""
-        present = self.present
-        present.walk = None
-        present.known_row, present.known_address = row, address
+        current = self.current
+        current.loop = None
+        current.known_row, current.known_address = row, address
         if self.progress is not None:
             self.progress(row, several)
 
@@ -298,7 +308,7 @@ class Lane:
         )
 
     @contextmanager
-    def working_again(self, number: int | None) -> Iterator[None]:
+    def recreating(self, number: int | None) -> Iterator[None]:
         """Recreate items of the batch with this global number inside the block.
 
         Args:
@@ -313,7 +323,7 @@ class Lane:
         if not isinstance(number, int) or number < 0:
             raise StateError(f"a restore key has {number!r} where batches have their number")
         batch, self.number = divmod(number, self.lanes)
-        with self.present.working_for(batch):
+        with self.current.working_for(batch):
             yield
 
     def sample_number(self, address: RowAddress) -> int:
@@ -322,22 +332,22 @@ class Lane:
         Raises:
             ConfigError: If it is unknown.
         """
-        present = self.present
+        current = self.current
         if address[:1] == ("lane",):
             _, lane, row, *_ = address
             return (int(row) * self.stride + self.offset) * self.lanes + int(lane)
         sample = tuple(part for part in address if isinstance(part, int))[:3]
-        if len(sample) == 3 and sample != flat(present.address)[:3]:
-            for find in present.finders.values():
+        if len(sample) == 3 and sample != flat(current.address)[:3]:
+            for find in current.finders.values():
                 number = find(*sample)
                 if number is not None:
                     return number
-        if present.row is None:
+        if current.row is None:
             raise ConfigError(
                 f"the number of the sample (leaf, epoch, ordinal) {sample} is not known: the run "
                 "does not draw it, or draws with replacement, or has changed its mix since"
             )
-        return present.row * self.lanes + self.number
+        return current.row * self.lanes + self.number
 
     def batch_number(self, address: RowAddress) -> int:
         """Return the global number of the current batch.
@@ -348,16 +358,16 @@ class Lane:
         Raises:
             ConfigError: If it is unknown.
         """
-        present = self.present
-        if present.batch is not None:
-            return present.batch * self.lanes + self.number
-        if present.batch_rows is None:
+        current = self.current
+        if current.batch is not None:
+            return current.batch * self.lanes + self.number
+        if current.batch_rows is None:
             raise ConfigError(
                 "the number of the batch is not known: batches of this pipeline take any number of "
                 "samples, and the restore key is not that of a batch"
             )
         row, lane = divmod(self.sample_number(address), self.lanes)
-        return row // present.batch_rows * self.lanes + lane
+        return row // current.batch_rows * self.lanes + lane
 
 
 class _Active(threading.local):
@@ -387,7 +397,7 @@ def active_sample_number() -> int:
         ConfigError: If no hook is running, or the number is unknown.
     """
     lane = active_lane()
-    return lane.sample_number(flat(lane.present.call[1]))
+    return lane.sample_number(flat(lane.current.call[1]))
 
 
 def active_batch_number() -> int:
@@ -397,7 +407,7 @@ def active_batch_number() -> int:
         ConfigError: If no hook is running, or the number is unknown.
     """
     lane = active_lane()
-    return lane.batch_number(flat(lane.present.call[1]))
+    return lane.batch_number(flat(lane.current.call[1]))
 
 
 def active_generator() -> np.random.Generator:
@@ -407,9 +417,9 @@ def active_generator() -> np.random.Generator:
         ConfigError: If no hook is running.
     """
     lane = active_lane()
-    present = lane.present
-    if present.generator is None or present.generator[0] is not present.call:
-        name, address = present.call
+    current = lane.current
+    if current.generator is None or current.generator[0] is not current.call:
+        name, address = current.call
         seed = derive_seed(lane.seed, "generator", name, *flat(address))
-        present.generator = present.call, np.random.default_rng(seed)
-    return present.generator[1]
+        current.generator = current.call, np.random.default_rng(seed)
+    return current.generator[1]

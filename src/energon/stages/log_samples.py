@@ -51,7 +51,7 @@ class LogSamplesDataset(ThroughDataset):
             "r": self.rank,
             "w": lane.number,
             "m": self.mode,
-            "idx": lane.present.batch,
+            "idx": lane.current.batch,
         }
         keys = self.get_keys(item)
         if keys is not None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
-from energon.stages.apply import ApplyIterator, again, apply_again
+from energon.stages.apply import ApplyIterator, again, reapply
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
-from energon.stages.lane import Lane, Walk
+from energon.stages.lane import HookLoop, Lane
 
 logger = logging.getLogger("energon")
 
@@ -64,7 +64,7 @@ class MapDataset(Dataset[Any]):
         item, subs = self.dataset.restore(lane, key)
         own = key_of(item) or key
         hooks = self.hooks[own[0] if len(self.hooks) > 1 else 0]
-        return apply_again(item, hooks, lane, address=flat(own), key=own, subs=subs)
+        return reapply(item, hooks, lane, address=flat(own), key=own, subs=subs)
 
 
 _NOTHING: DatasetIterator[Any] = DatasetIterator()
@@ -104,7 +104,7 @@ class _MapIterator(ApplyIterator):
         self.is_by_leaf = len(stage.hooks) > 1
         self.of_columns = _of_columns(stage.hooks)
         self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)
-        self.walk = Walk(lane)
+        self.loop = HookLoop(lane)
         self.places: list[ItemPlace] | None = None
         self.next_row = lane.next_row
         if self.next_row is None and lane.progress is not None:
@@ -122,7 +122,7 @@ class _MapIterator(ApplyIterator):
         going = True
         while going and len(items) < count:
             if self.outputs is None and self.next_batch is None:
-                self.batch = self.lane.present.batch
+                self.batch = self.lane.current.batch
                 going = self._draw(items, count - len(items))
             else:
                 going = self._take_some(items, count - len(items))
@@ -134,7 +134,7 @@ class _MapIterator(ApplyIterator):
         columns = self.inner.take_columns(count)
         if columns is None:
             return None
-        self.batch = self.lane.present.batch
+        self.batch = self.lane.current.batch
         self.runners[0][0].succeed(count)
         return self.of_columns(columns)
 
@@ -144,7 +144,7 @@ class _MapIterator(ApplyIterator):
         going = True
         while going and not items:
             if self.outputs is None and self.next_batch is None:
-                self.batch = self.lane.present.batch
+                self.batch = self.lane.current.batch
                 going = self._draw(items, count, places)
             else:
                 going = self._take_some(items, count, places)
@@ -158,7 +158,7 @@ class _MapIterator(ApplyIterator):
         """Return the output for the `item` at `place`, or SKIPPED."""
         inner, sub, batch = place
         self.outputs = None
-        with self.lane.present.working_for(batch):
+        with self.lane.current.working_for(batch):
             outputs: list[Any] = []
             self._run(item, row_of(inner), outputs)
             if self.outputs is None or sub == 0:
@@ -187,7 +187,7 @@ class _MapIterator(ApplyIterator):
             if output is SKIPPED:
                 return True
         else:
-            self.batch = self.lane.present.batch
+            self.batch = self.lane.current.batch
             return self._draw(items, count, places)
         items.append(output)
         if places is not None:
@@ -206,24 +206,24 @@ class _MapIterator(ApplyIterator):
         Returns:
             Whether there was any input.
         """
-        inner, walk, skip_rows = self.inner, self.walk, self.lane.skip_rows
+        inner, loop, skip_rows = self.inner, self.loop, self.lane.skip_rows
         row = inner.row
         items = inner.peek(count)
         if not items:
             return self._draw_unknown(row, outputs, places)
         if row in skip_rows:
-            self._leave_out(row, items[0])
+            self._skip_row(row, items[0])
             inner.advance(1)
             return True
         if skip_rows:
             items = items[: next((n for n in range(len(items)) if row + n in skip_rows), None)]
         steps = self._steps(items, row, places)
         try:
-            with walk:
-                while self._walk_on(steps, outputs):
+            with loop:
+                while self._run_hooks(steps, outputs):
                     pass
         finally:
-            done = walk.passed
+            done = loop.finished
             if self.outputs is not None:
                 inner.advance(done - 1)
                 self.before, done = self._position(), 1
@@ -244,53 +244,53 @@ class _MapIterator(ApplyIterator):
     def _run(self, item: Any, row: int, outputs: list[Any]) -> None:
         """Append the output for the item of a row; of a generator, only its first output."""
         if row in self.lane.skip_rows:
-            self._leave_out(row, item)
+            self._skip_row(row, item)
             return
         steps = self._steps([item], row, None)
-        with self.walk:
-            while self._walk_on(steps, outputs):
+        with self.loop:
+            while self._run_hooks(steps, outputs):
                 pass
 
     def _steps(
         self, items: list[Any], start: int, places: list[ItemPlace] | None
     ) -> Iterator[tuple[Any, tuple[HookRunner, ...], object]]:
-        """Return the steps of a walk over items of consecutive rows, for `_walk_on`.
+        """Return the steps of a loop over items of consecutive rows, for `_run_hooks`.
 
         Args:
             items: The items.
             start: The row of the first.
             places: Takes the places of outputs, unless it is None.
         """
-        walk, by_leaf, lane = self.walk, self.runners, self.lane
+        loop, by_leaf, lane = self.loop, self.runners, self.lane
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
-        walk.keys, walk.start, walk.rest, walk.told = keys, start, iter(items), ()
-        walk.passed, self.places = 0, places
+        loop.keys, loop.start, loop.rest, loop.recorded = keys, start, iter(items), ()
+        loop.finished, self.places = 0, places
         chains = [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
         rows = count(start * lane.stride + lane.offset, lane.stride)
         # Each row is reported as its item is drawn, at the cost of one call from C.
         noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
-        return zip(walk.rest, chains, noted, strict=False)
+        return zip(loop.rest, chains, noted, strict=False)
 
-    def _walk_on(
+    def _run_hooks(
         self, steps: Iterator[tuple[Any, tuple[HookRunner, ...], object]], outputs: list[Any]
     ) -> bool:
-        """Append the outputs of a walk, up to an item that fails or has several outputs.
+        """Append the outputs of a loop, up to an item that fails or has several outputs.
 
         Args:
             steps: The remaining items, each with the runners of its hooks.
             outputs: Receives the outputs.
 
         Returns:
-            Whether the walk continues.
+            Whether the loop continues.
         """
-        walk, seeds = self.walk, self.may_seed and self.lane.host.seeds_calls
+        loop, seeds = self.loop, self.may_seed and self.lane.host.seeds_calls
         runner: Any = None
         try:
             for output, runners, _ in steps:
                 for runner in runners:
-                    walk.name = runner.name
+                    loop.name = runner.name
                     argument = output
                     output = runner.call_here(argument) if seeds else runner.function(argument)
                     if output is None:
@@ -303,7 +303,7 @@ class _MapIterator(ApplyIterator):
                     continue
                 break
             else:
-                self._pass(len(walk.keys))
+                self._count_outputs(len(loop.keys))
                 return False
         except Exception as error:
             if runner is None:
@@ -329,7 +329,7 @@ class _MapIterator(ApplyIterator):
         last: HookRunner,
         outputs: list[Any],
     ) -> None:
-        """Append the first of several outputs for the current item of a walk.
+        """Append the first of several outputs for the current item of a loop.
 
         Args:
             output: What one of its hooks returned: a generator, or None where that is an error.
@@ -338,41 +338,41 @@ class _MapIterator(ApplyIterator):
             last: The runner of that hook.
             outputs: Receives the output.
         """
-        walk, present = self.walk, self.lane.present
-        several = last.settle(output, argument, present.address)
+        loop, current = self.loop, self.lane.current
+        several = last.settle(output, argument, current.address)
         following = runners[runners.index(last) + 1 :]
-        key = walk.keys[walk.taken - 1]
-        output = self._begin_outputs(several, following, flat(present.address), key)
+        key = loop.keys[loop.taken - 1]
+        output = self._begin_outputs(several, following, flat(current.address), key)
         if output is not SKIPPED:
             outputs.append(output)
             if self.places is not None:
-                self.places.append([walk.start + walk.taken - 1, 0, self.batch])
+                self.places.append([loop.start + loop.taken - 1, 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
-        """Count the outputs of a walk up to the last item, which stopped at the hook `last`."""
-        taken = self.walk.taken
-        self._pass(taken - 1)
+        """Count the outputs of a loop up to the last item, which stopped at the hook `last`."""
+        taken = self.loop.taken
+        self._count_outputs(taken - 1)
         for runner in runners[: runners.index(last)]:
             runner.succeed()
-        self.walk.passed = taken
+        self.loop.finished = taken
 
-    def _pass(self, stop: int) -> None:
+    def _count_outputs(self, stop: int) -> None:
         """Count an output of every hook for the items up to `stop`."""
-        walk = self.walk
-        passed, walk.passed = walk.passed, stop
+        loop = self.loop
+        finished, loop.finished = loop.finished, stop
         if self.places is not None:
-            rows = range(walk.start + passed, walk.start + stop)
+            rows = range(loop.start + finished, loop.start + stop)
             self.places += [[row, 0, self.batch] for row in rows]
-        leaves: dict[int, int] = {0: stop - passed}
+        leaves: dict[int, int] = {0: stop - finished}
         if self.is_by_leaf:
-            keys: list[Any] = walk.keys[passed:stop]
+            keys: list[Any] = loop.keys[finished:stop]
             leaves = Counter([key[0] for key in keys])
         for leaf, number in leaves.items():
             for runner in self.runners[leaf]:
                 runner.tally.succeeded += number
                 runner.record.succeeded |= number > 0
 
-    def _leave_out(self, row: int, item: Any) -> None:
+    def _skip_row(self, row: int, item: Any) -> None:
         address = key_of(item) or ("lane", self.lane.number, row)
         self.lane.counts["skipped after killing workers"] += 1
         logger.error(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from energon.errors import ConfigError, FatalSampleError, StateError
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
-from energon.stages.apply import ApplyIterator, apply_again, runners_of
+from energon.stages.apply import ApplyIterator, reapply, runners_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, RowAddress
@@ -167,9 +167,9 @@ class PackDataset(Dataset[Any]):
             sample, _ = self.dataset.restore(lane, each)
             own = key_of(sample) or each
             hooks = self.postencode
-            samples.append(apply_again(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
+            samples.append(reapply(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
         own = ("pack", tuple(keys))
-        pack, subs = apply_again(
+        pack, subs = reapply(
             samples, self.pack, lane, address=pack_address(keys[0]), key=own, subs=subs
         )
         if subs == split[1]:
@@ -323,18 +323,18 @@ class _PackIterator(ApplyIterator):
         # samples has killed a worker since.
         before = None if start.skipped is None else frozenset(start.skipped)
         inner_lane.skip_rows = lane.skip_rows if before is None else before
-        present = lane.present
-        start.batch = present.batch if start.batch is None else start.batch
-        start.opened = present.batch if start.opened is None else start.opened
+        current = lane.current
+        start.batch = current.batch if start.batch is None else start.batch
+        start.opened = current.batch if start.opened is None else start.opened
         carried = self._carried_entries()
-        wanted = self.stage.buffer_size - len(carried)
-        self._read_ahead(wanted, batch=start.batch)
+        requested = self.stage.buffer_size - len(carried)
+        self._read_ahead(requested, batch=start.batch)
         entries = carried + self.ahead
-        last = len(self.ahead) < wanted
+        last = len(self.ahead) < requested
         if not entries:
             raise StopIteration
         self.ahead = []
-        with present.working_for(start.opened):
+        with current.working_for(start.opened):
             groups, carried = self._divide(entries, last=last)
         if before is None:
             lane.counts.update(inner_lane.counts)
@@ -358,7 +358,7 @@ class _PackIterator(ApplyIterator):
     def _read_ahead(self, count: int, *, batch: int | None) -> None:
         """Read until the next window has `count` samples, or the stream ends."""
         inner, ahead = self.inner, self.ahead
-        with self.lane.present.working_for(batch):
+        with self.lane.current.working_for(batch):
             while len(ahead) < count:
                 samples, places = inner.take_placed(count - len(ahead))
                 if not samples:

@@ -102,22 +102,22 @@ class DrawWatch:
         self._has_begun = False
         self._was_inside = False
         self._drawn = False
-        self._expected = present_states()
+        self._expected = current_states()
 
     def check(self) -> bool:
         """Return whether anything has drawn from generators that were not seeded for it."""
         if not (self._drawn or self._has_begun):
-            present = present_states()
-            is_new = self._expected.torch is None and present.torch is not None
-            if is_new and present.torch == _torch_without_draws():
+            current = current_states()
+            is_new = self._expected.torch is None and current.torch is not None
+            if is_new and current.torch == _torch_without_draws():
                 # A hook has imported torch, and drawn nothing from it.
-                self._expected = self._expected._replace(torch=present.torch)
-            self._drawn = present != self._expected
+                self._expected = self._expected._replace(torch=current.torch)
+            self._drawn = current != self._expected
         return self._drawn
 
     def expect_present(self) -> None:
         """Take the current states as those in which nothing was drawn."""
-        self._expected = present_states()
+        self._expected = current_states()
 
     def begin_seeding(self) -> None:
         """Seed from now on. Calls before that drew nothing are equal to seeded ones.
@@ -182,7 +182,7 @@ class States(NamedTuple):
     torch: bytes | None
 
 
-def present_states() -> States:
+def current_states() -> States:
     """Return the current states, in 3 µs, as opaque bytes that can only be compared."""
     torch = _torch_generator()
     return States(

@@ -71,7 +71,7 @@ class ReadDataset(Dataset[Any]):
             raise StateError(f"{key} is not the restore key of a sample: (leaf, epoch, ordinal, …)")
         if self.leaf not in (None, numbers[0]):
             raise StateError(f"{key} is the key of a sample of another dataset")
-        self.tell_numbers(lane)
+        self.register_finder(lane)
         leaf, epoch, ordinal = (np.array([number], np.int64) for number in numbers)
         try:
             sample = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))[0]
@@ -79,7 +79,7 @@ class ReadDataset(Dataset[Any]):
             raise StateError(f"there is no sample {numbers} in these datasets") from error
         return sample, tuple(key[3:])
 
-    def tell_numbers(self, lane: Lane) -> None:
+    def register_finder(self, lane: Lane) -> None:
         """Let user code in `lane` look up the numbers of the samples that this stage reads."""
         # Threads remember their last lane, which must not keep the stage and its files open.
         reference = weakref.ref(self)
@@ -99,7 +99,7 @@ class ReadDataset(Dataset[Any]):
             number, row = found
             return (row * stride + offset) * lanes + number
 
-        lane.present.finders[self.leaf, lane.stride, lane.offset] = find
+        lane.current.finders[self.leaf, lane.stride, lane.offset] = find
 
 
 class _ReadIterator(DatasetIterator[Any]):
@@ -113,7 +113,7 @@ class _ReadIterator(DatasetIterator[Any]):
         # Samples that are built but not yet taken.
         self._waiting: list[Any] = []
         self._blocks = blocks_of(self.rows, stage, stage.reader)
-        stage.tell_numbers(lane)
+        stage.register_finder(lane)
 
     @property
     def row(self) -> int:
@@ -208,8 +208,8 @@ class _ReadIterator(DatasetIterator[Any]):
         self.rows.go_to(row)
         self._waiting = []
 
-    def _read(self, wanted: int) -> None:
-        self._blocks.read(self.rows, wanted)
+    def _read(self, requested: int) -> None:
+        self._blocks.read(self.rows, requested)
         if self.rows.row == self.rows.stop:
             raise StopIteration
 
@@ -230,13 +230,13 @@ def _take(run: ReadSamples, count: int) -> list[Any]:
 def _take_columns(run: ReadSamples, count: int) -> Any:
     """Return the next samples of a run as one, or None; see `LateRows.between`."""
     start, block = run.start, run.block
-    in_turn = block if run.own is None and block is not None and block.row == start else None
-    columns = getattr(run.own if in_turn is None else in_turn.samples, "columns", None)
+    shared = block if run.own is None and block is not None and block.row == start else None
+    columns = getattr(run.own if shared is None else shared.samples, "columns", None)
     if columns is None or start + count > run.stop:
         return None
     run.start += count
-    if in_turn is not None:
-        in_turn.row += count
+    if shared is not None:
+        shared.row += count
     return columns(count)
 
 

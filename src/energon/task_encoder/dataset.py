@@ -20,7 +20,7 @@ from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.changes import begin_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
-from energon.stages.lane import Lane, Present
+from energon.stages.lane import CurrentItem, Lane
 from energon.stages.read import ChangesDataset, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
@@ -337,7 +337,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             lanes=lanes or self.default_lanes,
             seed=self.plan.seed,
             worker_config=self.worker_config,
-            present=Present(batch=None, batch_rows=self.batch_rows),
+            current=CurrentItem(batch=None, batch_rows=self.batch_rows),
         )
         plan = self.plan(lane.lanes)
         for number, state in (states or {}).items() if self.plan.past else ():

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
-from energon.stages.lane import Lane, Present
+from energon.stages.lane import CurrentItem, Lane
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
 from energon.viewer.images import inline_thumbnail
@@ -113,8 +113,8 @@ class EncodedRun:
                     f"{MAX_WALKED} are computed again: choose a step near the beginning of the "
                     "run, or soon after its state was saved"
                 )
-        present = Present(batch=start + run.first_turn)
-        lane = Lane(number, run.lanes, seed=run.recipe.seed, present=present)
+        current = CurrentItem(batch=start + run.first_turn)
+        lane = Lane(number, run.lanes, seed=run.recipe.seed, current=current)
         batches = self._dataset.open_lane(lane, state)
         return next(islice(batches, turn - start, None), None)
 

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 from energon.samples.crude import flat
-from energon.stages.lane import Present
+from energon.stages.lane import CurrentItem
 
 PERIOD_SECONDS = 0.05
 ARM_SECONDS = 0.006
@@ -134,7 +134,7 @@ class Profiled(Protocol):
     what is in it; what is added meanwhile is lost, which is less than a look in a thousand."""
 
     @property
-    def present(self) -> Present | None:
+    def current(self) -> CurrentItem | None:
         """What it works on; None if that is not known."""
 
 
@@ -201,7 +201,7 @@ class Profiler:
         with thread_frames() as frames, self._lock:
             for host in list(self._hosts):
                 frame = frames.get(host.thread)
-                spent = None if frame is None else self._spent_in(frame, host.present)
+                spent = None if frame is None else self._spent_in(frame, host.current)
                 if spent is not None:
                     host.spent[account(spent)] += microseconds
                     found.append(host)
@@ -222,7 +222,7 @@ class Profiler:
         """Return what a host is doing now; None if it is nothing for its batches."""
         with thread_frames() as frames:
             frame = frames.get(host.thread)
-            return None if frame is None else self._spent_in(frame, host.present)
+            return None if frame is None else self._spent_in(frame, host.current)
 
     def _begin(self) -> None:
         self._looked_at = time.perf_counter()
@@ -249,7 +249,7 @@ class Profiler:
     def _draw_period(self) -> float:
         return self.period_seconds * self._random.uniform(0.5, 1.5)
 
-    def _spent_in(self, frame: FrameType | None, present: Present | None) -> Spent | None:
+    def _spent_in(self, frame: FrameType | None, current: CurrentItem | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""
         work, leaf, calls = "", -1, False
         while frame is not None:
@@ -259,7 +259,7 @@ class Profiler:
             elif kind == READ:
                 return Spent(READ, leaf)
             elif kind == _STAGE:
-                return _in_hook(work, present) if calls else Spent(OTHER)
+                return _in_hook(work, current) if calls else Spent(OTHER)
             elif kind == _HOST:
                 return Spent(OTHER)
             elif kind in (IDLE, TRANSFER):
@@ -280,9 +280,9 @@ class Profiler:
         return kind
 
 
-def _in_hook(work: str, present: Present | None) -> Spent:
+def _in_hook(work: str, current: CurrentItem | None) -> Spent:
     """Return what a hook does: what it reads or decodes is put to the account of that."""
-    name, address = ("", ()) if present is None else present.call
+    name, address = ("", ()) if current is None else current.call
     numbers = flat(address)
     leaf = numbers[0] if numbers and isinstance(numbers[0], int) else -1
     return Spent(work or name or OTHER, leaf)

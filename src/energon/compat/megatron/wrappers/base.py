@@ -13,7 +13,7 @@ from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
-from energon.stages.lane import Lane, Present
+from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset
 from energon.worker import WorkerConfig
 
@@ -164,7 +164,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
             lanes=lanes or self.default_lanes,
             seed=config.seed_offset,
             worker_config=config,
-            present=Present(batch=None),
+            current=CurrentItem(batch=None),
         )
         return SeedDataset(self.stage).restore(lane, to_tuple(restore_key))[0]
 

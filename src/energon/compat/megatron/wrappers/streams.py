@@ -438,7 +438,7 @@ class GcDataset(_WatchingDataset):
 
     def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
         item = next(inner)
-        if self.every_n_iter and ((lane.present.batch or 0) + 1) % self.every_n_iter == 0:
+        if self.every_n_iter and ((lane.current.batch or 0) + 1) % self.every_n_iter == 0:
             gc.collect()
         return item
 
@@ -486,7 +486,7 @@ class WatchdogDataset(_WatchingDataset):
 
     def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
         self._watchdog.seconds = self.timeout_seconds
-        if not lane.present.batch and self.initial_timeout_seconds is not None:
+        if not lane.current.batch and self.initial_timeout_seconds is not None:
             self._watchdog.seconds = self.initial_timeout_seconds
         with self._watchdog:
             return next(inner)
