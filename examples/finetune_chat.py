@@ -46,7 +46,7 @@ from energon import (
     get_train_dataset,
 )
 from energon.packing import Packer, pack_sequences
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 
 CONTEXT = 256
 IMAGE_SIZE, PATCH_SIZE = 16, 8

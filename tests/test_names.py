@@ -21,7 +21,8 @@ def modules():
 
 JSONL_AT_HOME = {
     "formats/meta/jsonl.py": "the format",
-    "prepare/jsonl.py": "indexes, splits and upkeep",
+    "prepare/index/jsonl.py": "its index and its splits",
+    "prepare/verify/jsonl.py": "verifying and repairing it",
     "sources/tables/jsonl.py": "the kind",
     "sources/tables/jsonl_lines.py": "its lines",
     "metadataset/kind.py": "the registry",

@@ -13,7 +13,7 @@ from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes, write_text
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.remote import standing_in
 from energon.prepare.verify.remote import verify_remote
 from energon.prepare.verify.verify import verify_dataset

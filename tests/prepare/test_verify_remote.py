@@ -15,7 +15,7 @@ from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, list_files, read_bytes, write_bytes
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.verify.remote import repair_remote, verify_remote
 from energon.prepare.verify.repair import repair_dataset
 from energon.prepare.verify.verify import verify_dataset

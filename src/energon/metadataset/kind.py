@@ -78,7 +78,7 @@ KINDS = (
         "jsonl",
         "energon.sources.tables.jsonl:KIND",
         suffixes=(".jsonl", ".jsonl.gz", ".jsonl.zst"),
-        upkeep="energon.prepare.jsonl:UPKEEP",
+        upkeep="energon.prepare.verify.jsonl:UPKEEP",
     ),
     KindEntry(
         "webdataset",

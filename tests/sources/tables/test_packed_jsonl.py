@@ -15,7 +15,7 @@ from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
 from energon.metadataset.kind import dataset_kind
 from energon.plan.leaf import PARALLEL_SLICES
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import open_slices
 from energon.sources.files.open import open_file_store

@@ -17,7 +17,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
-from energon.prepare.jsonl import prepare_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples import sample
 from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.tables.jsonl_lines import JsonlFileStore

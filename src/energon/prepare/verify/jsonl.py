@@ -1,0 +1,227 @@
+"""Verify and repair JSONL files, local or in a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    FormatError,
+    ShardChangedError,
+)
+from energon.formats.json_text import parse_json
+from energon.formats.meta.jsonl import (
+    is_packed,
+    jsonl_index_path,
+    jsonl_points_path,
+    jsonl_split_path,
+    load_jsonl_index,
+    parse_jsonl_split,
+    scan_jsonl,
+)
+from energon.formats.seek_points import PointFinder, SeekPoints
+from energon.io.address import is_remote, redact
+from energon.plan.subset import resolve_range
+from energon.prepare.files import file_state, reporting
+from energon.prepare.index.jsonl import (
+    JsonlCopy,
+    index_content,
+    prepare_jsonl,
+    prepare_remote_jsonl,
+)
+from energon.prepare.upkeep import LOST, Repair, Report, check_depth
+from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
+
+
+class JsonlUpkeep:
+    """Maintains JSONL files, see `energon.prepare.upkeep.Upkeep`."""
+
+    noun = "a JSONL file"
+
+    def prepare(
+        self,
+        address: str,
+        *,
+        split_ratio: Mapping[str, float] | None = None,
+        exclude_from: Sequence[str | os.PathLike[str]] = (),
+    ) -> int:
+        """Index the lines, and assign them to splits; return the number of samples."""
+        prepare = prepare_remote_jsonl if is_remote(address) else prepare_jsonl
+        return prepare(address, split_ratio=split_ratio, exclude_from=exclude_from)
+
+    def verify(self, address: str, depth: Depth) -> Report:
+        """Compare the file with its index and its splits.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            StorageError: If the store cannot be read.
+        """
+        if not is_remote(address):
+            return _report(Path(address), depth)
+        with JsonlCopy.opened(address, content=depth != "quick") as copy:
+            copy.fetch_index()
+            return _copy_report(copy, depth)
+
+    def repair(self, address: str, depth: Depth) -> Repair:
+        """Check the file, and index it again if that helps.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            StorageError: If the store cannot be read or written.
+        """
+        if not is_remote(address):
+            path = Path(address)
+            before = _report(path, depth)
+            if not _can_be_repaired(before):
+                return Repair(before, before, [], [])
+            prepare_jsonl(path)
+            return Repair(before, _report(path, depth), [path.name], [])
+        with JsonlCopy.opened(address) as copy:
+            copy.fetch_index()
+            before = _copy_report(copy, depth)
+            if not _can_be_repaired(before):
+                return Repair(before, before, [], [])
+            prepare_jsonl(copy.path)
+            copy.write_index()
+            return Repair(before, _copy_report(copy, depth), [copy.path.name], [])
+
+
+UPKEEP = JsonlUpkeep()
+
+
+def _report(path: Path, depth: Depth) -> Report:
+    check_depth(depth)
+    report = Report(str(path), depth, num_shards=1)
+    report.num_samples, report.problems = verify_jsonl(path, depth)
+    return report
+
+
+def _copy_report(copy: JsonlCopy, depth: Depth) -> Report:
+    report = _report(copy.path, depth)
+    report.rename(redact(copy.address), copy.said)
+    return report
+
+
+def _can_be_repaired(report: Report) -> bool:
+    kinds = {problem.kind for problem in report.problems}
+    return kinds.isdisjoint(LOST) and any(problem.repairable for problem in report.problems)
+
+
+def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
+    """Return how many samples a JSONL file has according to its index, and its problems.
+
+    Args:
+        path: The file.
+        depth: "quick" compares the size of the file with the index; "headers" also looks for
+            the lines; "content" also parses each.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+    """
+    size = file_state(path).size
+    problems: list[Problem] = []
+    known = _index(path, size, problems)
+    if depth != "quick":
+        problems += _check_lines(path, known)
+    if depth == "content" and known is not None and not problems:
+        problems += _check_contents(path, known)
+    if known is None:
+        return 0, problems
+    problems += _check_splits(path, len(known) - 1)
+    return len(known) - 1, problems
+
+
+def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64] | None:
+    index = Path(jsonl_index_path(path))
+    try:
+        if is_packed(path):
+            index = Path(jsonl_points_path(path))
+            with reporting(index):
+                content = index_content(index, path)
+                points = SeekPoints.parse(content, size=size, origin=str(path))
+            index, size = Path(jsonl_index_path(path)), points.unpacked_size
+        with reporting(index):
+            content = index_content(index, path)
+            return load_jsonl_index(content, size=size, origin=str(path))
+    except DatasetNotFoundError:
+        message = f"{index}: no such file; run `energon prepare {path}`"
+        problems.append(Problem("index-missing", index.name, message, True))
+    except ShardChangedError as error:
+        problems.append(Problem("index-stale", index.name, str(error), True))
+    except FormatError as error:
+        problems.append(Problem("index-damaged", index.name, str(error), True))
+    return None
+
+
+def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Problem]:
+    try:
+        with reporting(path):
+            found = np.concatenate(list(scan_jsonl(path)))
+    except FormatError as error:
+        yield Problem("shard-damaged", path.name, str(error), False, path.name)
+        return
+    if known is not None and not np.array_equal(found, known):
+        message = f"{path}: its lines do not begin where its index says"
+        yield Problem("index-stale", jsonl_index_path(path.name), message, True)
+
+
+def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
+    damaged = 0
+    with reporting(path), open(path, "rb") as file:
+        bounds = list(pairwise(offsets.tolist()))
+        for number, line in enumerate(_lines(file, path, [stop - start for start, stop in bounds])):
+            start = bounds[number][0]
+            try:
+                parse_json(line, origin="JSON")
+            except FormatError as error:
+                damaged += 1
+                if damaged <= MAX_NAMED:
+                    message = f"{path}: sample {number} at byte {start} is not JSON: {error}"
+                    yield Problem(
+                        "content-damaged", path.name, message, False, path.name, str(number)
+                    )
+    if damaged > MAX_NAMED:
+        message = f"{path}: {damaged} samples are not JSON"
+        yield Problem("content-damaged", path.name, message, False, path.name)
+
+
+def _lines(file: BinaryIO, path: Path, sizes: Sequence[int]) -> Iterator[bytes]:
+    """Yield lines of these sizes, unpacked."""
+    if not is_packed(path):
+        yield from map(file.read, sizes)
+        return
+    blocks, held, at = PointFinder(None, origin=str(path)).blocks(file), b"", 0
+    for size in sizes:
+        while len(held) - at < size:
+            held, at = held[at:] + next(blocks), 0
+        yield held[at : at + size]
+        at += size
+
+
+def _check_splits(path: Path, count: int) -> Iterator[Problem]:
+    splits = Path(jsonl_split_path(path))
+    if not splits.is_file():
+        return
+    try:
+        split = parse_jsonl_split(splits.read_text(), origin=str(splits))
+    except EnergonError as error:
+        yield Problem("split-damaged", splits.name, str(error), False)
+        return
+    for name, bounds in (split.split_parts or {}).items():
+        try:
+            resolve_range(count, [bounds])
+        except ConfigError as error:
+            message = f"{splits}: split {name!r}: {error}"
+            yield Problem("split-range", splits.name, message, False)
+    for line in split.unmatched(path.name, count):
+        message = f"{splits}: {line}; correct the entry, or delete it"
+        yield Problem("exclude-unmatched", splits.name, message, False)
