@@ -24,9 +24,9 @@ from tests.compat.peers import (
 from tests.compat.programs.run import ENERGON
 
 RECORDED = {package: json.loads(path.read_text()) for package, path in PROGRAMS.items()}
-# Programs of a module that give something else here, each with its row of docs/differences.md.
+# Programs of a module that give something else here, each with its entry in docs/differences.md.
 DIFFERENT = {
-    "parts": {"check_preparing_with_answers": "answers to the questions of `energon prepare`"}
+    "parts": {"check_preparing_with_answers": "Answers to the questions of `energon prepare`"}
 }
 
 
@@ -52,7 +52,7 @@ def test_programs_for_megatron_energon_give_what_they_give_there(module):
 def test_programs_that_give_something_else_are_in_the_documentation():
     text = (ROOT / "docs" / "differences.md").read_text()
     rows = [row for programs in DIFFERENT.values() for row in programs.values()]
-    assert [each for each in rows if f"| {each}" not in text] == []
+    assert [each for each in rows if f"- **{each}**" not in text] == []
 
 
 def test_no_program_has_failed_there():
