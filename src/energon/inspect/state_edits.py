@@ -21,7 +21,7 @@ from energon.messages import counted, nearest
 from energon.plan.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
-from energon.stages.changes import begin_changes
+from energon.stages.read import begin_changes
 
 _ROWS = frozenset({"row", "read"})
 

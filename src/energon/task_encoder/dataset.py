@@ -18,10 +18,9 @@ from energon.samples.crude import RestoreKey, to_tuple
 from energon.samples.notebook import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
-from energon.stages.changes import begin_changes
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
-from energon.stages.read import ChangesDataset, rows_of_changes
+from energon.stages.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 
