@@ -2,11 +2,16 @@
 
     benchmarks/peers.sh
     python benchmarks/run.py [--rounds 5] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
+    python benchmarks/run.py --only text image    # these rows and sections; keeps the others
     python benchmarks/run.py --page    # from the results in docs/benchmarks.json
 
 Every library runs the same programs, which are written once (`adapters/programs.py` and what it
 names). Every figure comes from a fresh process. The libraries take turns within a round, so that
 all see the same machine; the tables show medians over the rounds, and their spread.
+
+A run in pieces replaces the results of its rows in docs/benchmarks.json, for all libraries of a
+row or for those chosen with --libraries. So that a row never compares different machines, pieces
+are only merged if the cores and Python of the results agree.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -75,6 +80,8 @@ PROGRAMS = (
 )
 WORKERS = (0, 2)
 DECODERS = LIBRARIES | {"bare": "the decoder alone"}
+SECTIONS = ("decoded", "restores", "shards10k")
+"""What is measured beside the programs."""
 Rounds = list[dict[str, Any]]
 """What each process found that ran one program on one library."""
 Results = dict[tuple[Program, int, str], Rounds]
@@ -93,43 +100,101 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made")
     parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
     parser.add_argument("--page", action="store_true", help="only write the page again")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help=f"programs or data of rows, or {', '.join(SECTIONS)}; other results are kept",
+    )
+    parser.add_argument("--libraries", nargs="+", choices=DECODERS, default=list(DECODERS))
     arguments = parser.parse_args()
+    programs = chosen_programs(arguments.only)
+    if unknown := set(arguments.only or ()) - known_words():
+        parser.error(f"nothing is called {', '.join(sorted(unknown))}; choose of {known_words()}")
     if not arguments.page:
-        RESULTS.write_text(json.dumps(measure(arguments), indent=1) + "\n")
+        results = measure(arguments, programs)
+        if arguments.only or len(arguments.libraries) < len(DECODERS):
+            results = merged(json.loads(RESULTS.read_text()), results)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_page(json.loads(RESULTS.read_text()))
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return every measured figure, for the page, for plots and for scripts of readers."""
+def known_words() -> set[str]:
+    """Return what rows and sections can be chosen by."""
+    return {*SECTIONS, *(word for program in PROGRAMS for word in (program.name, program.kind))}
+
+
+def chosen_programs(words: Sequence[str] | None) -> list[Program]:
+    """Return the programs of which the name or the data is one of some words; None means all."""
+    return [p for p in PROGRAMS if words is None or {p.name, p.kind} & set(words)]
+
+
+def measure(arguments: argparse.Namespace, programs: Sequence[Program]) -> dict[str, Any]:
+    """Return the figures chosen, for the page, for plots and for scripts of readers."""
     pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
+    pythons = {name: pythons[name] for name in arguments.libraries}
     make_data(arguments.data, arguments.scale, arguments.peers)
-    found = measure_programs(arguments, pythons)
-    versions = {name: found[PROGRAMS[0], 0, name][0]["version"] for name in LIBRARIES}
-    return {
+    found = measure_programs(arguments, programs, pythons)
+    wanted = arguments.only or SECTIONS
+    results: dict[str, Any] = {
         "measured_on": {
             "date": str(date.today()),
             "cores": os.cpu_count(),
             "machine": platform.machine(),
             "python": platform.python_version(),
-            "versions": versions,
+            "scale": arguments.scale,
             "seconds": arguments.seconds,
             "windows": arguments.windows,
         },
         "programs": [
             {"program": program.name, "data": program.kind, "title": program.title}
-            | {"workers": workers, "library": library, "rounds": rounds}
+            | {"workers": workers, "library": library}
+            | {"date": str(date.today()), "rounds": rounds}
             for (program, workers, library), rounds in found.items()
         ],
-        "decoded": measure_decoded(arguments.data / "image", pythons, arguments.rounds),
-        "restores": {
-            str(workers): restore(arguments.data / "text", workers) for workers in WORKERS
-        },
-        "first_batch_of_10000_shards": {
-            library: run(pythons[library], library, arguments.data / "shards10k", 0, 1.0)
-            for library in LIBRARIES
-            if library != "lit_data"
-        },
     }
+    if "decoded" in wanted:
+        images = arguments.data / "image"
+        results["decoded"] = measure_decoded(images, pythons, arguments.rounds)
+    if "restores" in wanted and "ours" in pythons:
+        results["restores"] = {
+            str(workers): restore(arguments.data / "text", workers) for workers in WORKERS
+        }
+    if "shards10k" in wanted:
+        results["first_batch_of_10000_shards"] = {
+            library: run(python, library, arguments.data / "shards10k", 0, 1.0)
+            for library, python in pythons.items()
+            if library in LIBRARIES and library != "lit_data"
+        }
+    return results
+
+
+def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return earlier results with those of some rows and libraries replaced.
+
+    Raises:
+        SystemExit: If they were measured on another machine or in another way.
+    """
+    for name, value in new["measured_on"].items():
+        known = before["measured_on"].get(name, 1.0)  # older results have no scale: it was 1
+        if name != "date" and known != value:
+            raise SystemExit(
+                f"the results in {RESULTS.name} have {name} {known}, these have {value}; measure "
+                "all rows again"
+            )
+    rows = {row_name(each): each for each in before["programs"]}
+    rows |= {row_name(each): each for each in new["programs"]}
+    sections = {
+        name: {**found, **new.get(name, {})}
+        for name, found in before.items()
+        if name not in ("measured_on", "programs")
+    }
+    return {"measured_on": new["measured_on"], "programs": list(rows.values()), **sections}
+
+
+def row_name(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a result of a program apart from others."""
+    return row["program"], row["data"], row["workers"], row["library"]
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -138,9 +203,10 @@ def write_page(results: dict[str, Any]) -> None:
     for each in results["programs"]:
         program = next(p for p in PROGRAMS if (p.name, p.kind) == (each["program"], each["data"]))
         found[program, each["workers"], each["library"]] = each["rounds"]
+    days = {each.get("date", results["measured_on"]["date"]) for each in results["programs"]}
     head = PAGE.read_text().partition(MARK)[0]
     tables = [
-        machine(results["measured_on"], found),
+        machine(results["measured_on"], days, found),
         speed_table(found),
         cpu_table(found),
         memory_table(found),
@@ -186,12 +252,14 @@ def make_typed(images: Path, folder: Path) -> None:
     prepare(folder, "--sample-type", "CaptioningSample", "--field-map", fields)
 
 
-def measure_programs(arguments: argparse.Namespace, pythons: dict[str, str]) -> Results:
+def measure_programs(
+    arguments: argparse.Namespace, programs: Sequence[Program], pythons: dict[str, str]
+) -> Results:
     """Return the results of all rounds."""
     results: Results = {}
     for number in range(arguments.rounds):
-        for program, workers in product(PROGRAMS, WORKERS):
-            for library in program.libraries:
+        for program, workers in product(programs, WORKERS):
+            for library in (each for each in program.libraries if each in pythons):
                 path = arguments.data / program.kind
                 seconds, windows = arguments.seconds, arguments.windows
                 found = run(
@@ -207,8 +275,8 @@ def measure_decoded(path: Path, pythons: dict[str, str], rounds: int) -> dict[st
     """Return the results by library."""
     results: dict[str, Rounds] = {}
     for number in range(rounds):
-        for library in DECODERS:
-            found = run(pythons[library], library, path, 2, 5.0, "thumbnail")
+        for library, python in pythons.items():
+            found = run(python, library, path, 2, 5.0, "thumbnail")
             results.setdefault(library, []).append(found)
             print(number, "decoded", library, f"{found['samples_per_second']:,.0f}", flush=True)
     return results
@@ -255,15 +323,18 @@ def restore(path: Path, workers: int) -> dict[str, Any]:
     return result
 
 
-def machine(measured_on: dict[str, Any], found: Results) -> str:
-    """Return what was measured where."""
-    versions = measured_on["versions"]
-    listed = ", ".join(f"{LIBRARIES[name]} {version}" for name, version in versions.items())
+def machine(measured_on: dict[str, Any], days: set[str], found: Results) -> str:
+    """Return what was measured where and when."""
+    versions: dict[str, set[str]] = {name: set() for name in LIBRARIES}
+    for (_, _, library), rounds in found.items():
+        versions[library] |= {each["version"] for each in rounds}
+    listed = ", ".join(f"{LIBRARIES[n]} {' and '.join(sorted(v))}" for n, v in versions.items())
+    when = " to ".join(sorted({min(days), max(days)}))
     load = max(each["load_before"] for rounds in found.values() for each in rounds)
     counts = sorted({len(rounds) for rounds in found.values()})
     processes = " or ".join(map(str, counts))
     return (
-        f"Measured on {measured_on['date']} with {measured_on['cores']} cores "
+        f"Measured on {when} with {measured_on['cores']} cores "
         f"({measured_on['machine']}), Python {measured_on['python']}: {listed}. The load of the "
         f"machine was at most {load:.1f}, the benchmark included; the data were in the page cache. "
         f"Every figure of the programs is the median of {processes} fresh processes, and in each "
