@@ -151,6 +151,42 @@ def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, monkeypatch, pre
     assert run(*command.split(), "--no-such-option").exit_code == 2
 
 
+DESCRIPTIONS = {
+    ".nv-meta/dataset.yaml": ("doctor", "info", "lint", "plan", "preview"),
+    ".nv-meta/split.yaml": ("doctor", "info", "lint", "plan", "preview", "view"),
+}
+"""The commands that need a description; others do without, or report it as a problem."""
+DAMAGES = {
+    "*.tar": ("doctor", "index", "lint", "pack", "preview", "repair", "verify"),
+    ".info.json": ("doctor", "index", "info", "plan", "preview", "verify"),
+}
+"""The commands that read what is damaged."""
+
+
+@pytest.mark.parametrize("text", ["a: [", "[1, 2]", "sample_typ: x", "\N{BELL}"])
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_invalid_descriptions_end_with_2_and_are_problems_to_verify(tmp_path, name, text):
+    root = make_crude(tmp_path / "ds", [3])
+    (root / name).write_text(text)
+    for command in DESCRIPTIONS[name]:
+        done = run(command, *ON_A_PLACE[command].format(root).split())
+        assert done.exit_code == 2, (command, done.output)
+        assert f"{root}/{name}" in done.output
+    for command in ("verify", "repair"):
+        assert run(command, root).exit_code == 1
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_data_end_with_1(tmp_path, name):
+    root = make_crude(tmp_path / "ds", [3])
+    (damaged,) = root.rglob(name)
+    damaged.write_bytes(damaged.read_bytes()[:700][:-3])
+    for command in DAMAGES[name]:
+        words = ON_A_PLACE[command].format(root, out=tmp_path / "out")
+        done = run(command, *words.split())
+        assert done.exit_code == 1, (command, done.output)
+
+
 def test_what_the_system_refuses_ends_with_2_and_without_a_traceback(tmp_path):
     root = make_crude(tmp_path / "ds", [3])
     shard = next(root.rglob("*.tar"))

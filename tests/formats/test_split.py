@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError
 from energon.formats.meta.split import Split, load_split
 
 
@@ -47,7 +47,7 @@ def test_other_documents_are_refused(tmp_path, text, message):
 def test_damaged_files_and_missing_ones_say_so(tmp_path):
     with pytest.raises(ConfigError, match="no such file.*energon prepare"):
         load_split(tmp_path)
-    with pytest.raises(FormatError):
+    with pytest.raises(ConfigError, match="not JSON"):
         load_split(write(tmp_path, "{", "split.json"), "split.json")
 
 
@@ -78,5 +78,5 @@ def test_ranges_of_samples_that_make_no_sense_are_refused(tmp_path, ranges):
 
 def test_a_folder_of_that_name_is_refused(tmp_path):
     (tmp_path / ".nv-meta/split.yaml").mkdir(parents=True)
-    with pytest.raises(FormatError, match="split.yaml: is a folder"):
+    with pytest.raises(ConfigError, match="split.yaml: is a folder"):
         load_split(tmp_path)

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError
 from energon.metadataset.dataset_config import load_dataset_config
 from tests.metadataset.folders import without_columns, write
 
@@ -168,6 +168,6 @@ def test_says_what_is_wrong_and_in_which_line(tmp_path, text, expected):
         assert line.startswith(start)
 
 
-def test_broken_yaml_is_a_format_error(tmp_path):
-    with pytest.raises(FormatError, match=r"dataset\.yaml:1:5: not valid YAML: mapping values"):
+def test_broken_yaml_is_an_error_of_configuration(tmp_path):
+    with pytest.raises(ConfigError, match=r"dataset\.yaml:1:5: not valid YAML: mapping values"):
         read(tmp_path, "a: b: c")

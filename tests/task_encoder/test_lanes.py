@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from energon import (
     ConfigError,
     DefaultTaskEncoder,
+    SavableDataLoader,
     SkipSample,
     StateError,
     WorkerConfig,
@@ -415,6 +416,18 @@ def test_lanes_that_are_asked_for_are_given_if_that_is_data_file(folder):
     # Where lanes fit, nothing changes.
     whole = Job(folder / "a").restored(run.save()).take(24)
     assert Job(folder / "a").restored(run.save(), relane=True).take(24) == whole
+
+
+RESTORE = {name for name in dir(SavableDataLoader) if name.startswith(("restore_state", "load_"))}
+
+
+@pytest.mark.parametrize("name", sorted(RESTORE))
+def test_every_way_of_restoring_takes_other_lanes_and_differences(folder, name):
+    run = Job(folder / "a")
+    run.take(10)
+    (loader,) = Job(folder / "a", lanes=36, batch_size=2).loaders
+    getattr(loader, name)(run.save(), relane=True, strict=["batch_size"])
+    assert loader.config()["lanes"] == 36
 
 
 @pytest.mark.parametrize("encoder", [Keys(), Skips(), Packs(), Groups()])

@@ -22,7 +22,8 @@ from energon.cli.options import allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH holds.
 
-    Exits with 2 if a metadataset names datasets that cannot be opened, after describing the rest.
+    Exits with 2 if a metadataset names datasets that cannot be opened, or a description is
+    invalid, after describing the rest.
 
     \b
     Example:
@@ -30,12 +31,12 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
       energon info ./coco --json | jq .splits.train.samples
       energon info s3://bucket/blend.yaml --no-parts
     """
-    from energon.inspect.info import describe, info_lines
+    from energon.inspect.info import describe, has_problems, info_lines
 
     about = describe(path, split_config=split_config, dataset_config=dataset_config, parts=parts)
     if as_json:
         echo_json(about)
     else:
         echo_lines(info_lines(about))
-    if about.get("problems"):
+    if has_problems(about):
         sys.exit(RefusedCommandError.exit_code)

@@ -48,8 +48,17 @@ def _metadataset(about: Mapping[str, Any]) -> Iterator[str]:
         yield line
         for leaf in split["leaves"]:
             yield f"  - {_leaf(leaf)}"
-    for problem in about["problems"]:
+    yield from _problems(about)
+
+
+def _problems(about: Mapping[str, Any]) -> Iterator[str]:
+    for problem in about.get("problems", ()):
         yield f"- problem: {problem}"
+
+
+def has_problems(about: Mapping[str, Any]) -> bool:
+    """Return whether a description, or a file that it names, cannot be used."""
+    return any(each.get("problems") for each in (about, *about.get("datasets", {}).values()))
 
 
 def _leaf(leaf: Mapping[str, Any]) -> str:
@@ -94,6 +103,7 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"- missing shards: {', '.join(about['missing_shards'])}"
     for reason in about.get("unreadable_shards", ()):
         yield f"- cannot be read: {reason}"
+    yield from _problems(about)
     for name, split in about["splits"].items():
         share = 100 * split["samples"] / max(1, about["samples"])
         excluded = f", {split['excluded']} excluded" if split["excluded"] else ""

@@ -156,9 +156,15 @@ class SavableDataLoader(BasicDataLoader):
         """Do what `save_state_global` does, under its former name."""
         return self.save_state_global(dst_rank)
 
-    def restore_state(self, state: State | Sequence[State]) -> None:
+    def restore_state(
+        self,
+        state: State | Sequence[State],
+        *,
+        strict: bool | Collection[str] = True,
+        relane: bool = False,
+    ) -> None:
         """Do what `restore_state_global` does, under its former name."""
-        self.restore_state_global(state)
+        self.restore_state_global(state, strict=strict, relane=relane)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of `save_state_rank` as a flat dict of plain data.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.meta.yaml import MarkedMap, Seq, load, plain, where
+from energon.formats.meta.yaml import MarkedMap, Seq, as_configuration, load, plain, where
 from energon.io.address import join_address, redact
 from energon.io.files import read_document
 from energon.messages import nearest
@@ -77,14 +77,14 @@ def load_dataset_config(
     """Read `.nv-meta/<name>` of a dataset.
 
     Raises:
-        ConfigError: If it is missing or invalid, naming every invalid place, or if the dataset
-            is a file.
-        FormatError: If it is not YAML.
+        ConfigError: If it is missing, not YAML, or invalid, naming every invalid place, or if the
+            dataset is a file.
     """
     address = join_address(dataset_path, f".nv-meta/{name}")
     path = redact(address)
     try:
-        raw = load(read_document(address), origin=path, repeated_keys=True)
+        with as_configuration():
+            raw = load(read_document(address), origin=path, repeated_keys=True)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing; `energon prepare {redact(dataset_path)}` writes one. To leave "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
-from energon.formats.meta.yaml import MarkedMap, Seq, load, marked_like, where
+from energon.formats.meta.yaml import MarkedMap, Seq, as_configuration, load, marked_like, where
 from energon.io.address import is_remote, parent_address, redact
 from energon.io.files import read_document
 from energon.metadataset.kind import dataset_kind
@@ -83,11 +83,8 @@ def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | B
         SecurityError: If it reads the environment and may not.
     """
     origin = redact(path)
-    try:
+    with as_configuration():
         raw = load(read_document(path), origin=origin)
-    except FormatError as error:
-        # It is what the user wrote, not damaged data.
-        raise ConfigError(str(error)) from error
     return _parse(raw, origin, parent_address(path), allow, from_afar=is_remote(path))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.errors import EmptyDatasetError, EnergonError
 from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import load_split
 from energon.io.address import is_remote, join_address
 from energon.io.epath import AnyPath, any_path
-from energon.io.files import file_info, open_store
+from energon.io.files import file_info, is_file, open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
@@ -109,12 +109,14 @@ class WebdatasetKind(DatasetKind):
         split = load_split(root, split_config)
         sizes = dict(zip(info.shard_counts, _sizes(address, list(info.shard_counts)), strict=True))
         missing = [shard for shard, size in sizes.items() if size is None]
+        sample_type, problems = _sample_type(address, dataset_config)
         about: dict[str, Any] = {
-            "sample_type": _sample_type(address, dataset_config),
+            "sample_type": sample_type,
             "samples": info.num_samples,
             "shards": len(info.shard_counts),
             "bytes": sum(size for size in sizes.values() if size is not None),
             "missing_shards": missing,
+            "problems": problems,
             "energon_version": info.energon_version,
             "excluded": list(split.exclude),
             "splits": {name: _split(address, name, split_config) for name in split.split_parts},
@@ -181,17 +183,16 @@ def _size(address: str) -> int | None:
     return None if found is None else found.size
 
 
-def _sample_type(address: str, name: str) -> str | None:
+def _sample_type(address: str, name: str) -> tuple[str | None, list[str]]:
+    """Return the type of the samples, if there is one, and the problems of the description."""
     try:
         config = load_dataset_config(address, name)
-    except ConfigError:
+    except EnergonError as error:
         if name != "dataset.yaml":
             raise  # someone has asked for it by name
-        return None
-    except EnergonError as error:
-        return f"unreadable: {error}"
+        return None, [str(error)] if is_file(join_address(address, f"{META}/{name}")) else []
     if config.dataset_class is not None:
-        return ".".join(config.dataset_class)
+        return ".".join(config.dataset_class), []
     if config.crude:
-        return "CrudeWebdataset"
-    return config.sample_type[1] if config.sample_type else None
+        return "CrudeWebdataset", []
+    return config.sample_type[1] if config.sample_type else None, []

@@ -168,15 +168,15 @@ def load_split(
         allow: "outside" permits shards outside the folder.
 
     Raises:
-        ConfigError: If there is no such file, or it has unknown keys.
-        FormatError: If it is not YAML or JSON.
+        ConfigError: If there is no such file, it is not YAML or JSON, or it has unknown keys.
     """
     root = as_path(dataset)
     for filename in (name, "split.json") if name == "split.yaml" else (name,):
         path = root / META / filename
-        text = read_if_present(path)
-        if text is not None:
-            return replace(_check(_parse(text, path), str(path)), allow=allow)
+        with yaml.as_configuration():
+            text = read_if_present(path)
+            if text is not None:
+                return replace(_check(_parse(text, path), str(path)), allow=allow)
     raise ConfigError(
         f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
         "split_config"

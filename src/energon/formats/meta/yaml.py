@@ -20,7 +20,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -35,7 +35,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from energon.errors import FormatError
+from energon.errors import ConfigError, FormatError
 from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
 from energon.messages import warn_once
 
@@ -230,6 +230,15 @@ def load(text: str | bytes, *, origin: str, repeated_keys: bool = False) -> Any:
         raise FormatError(f"{origin}:{line}: byte {exc.object[exc.start]:#x} is not UTF-8") from exc
     except UnicodeEncodeError as exc:
         raise FormatError(f"{origin}: {exc.object[exc.start]!a} is half a character") from exc
+
+
+@contextmanager
+def as_configuration() -> Iterator[None]:
+    """Raise ConfigError for a malformed document: users edit it, so no data are damaged."""
+    try:
+        yield
+    except FormatError as error:
+        raise ConfigError(str(error)) from error
 
 
 def where(node: Any, key: Any = None) -> str:
