@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.io.backends.local import OpenFile
-from energon.sources.extents import MAX_GAP_BYTES, MAX_SPAN_BYTES, read_spans
+from energon.sources.extents import LOCAL_SPAN_BYTES, MAX_GAP_BYTES, late_spans, read_spans
 
-PATTERN = np.random.default_rng(0).bytes(2 * MAX_SPAN_BYTES)
+PATTERN = np.random.default_rng(0).bytes(4 * LOCAL_SPAN_BYTES)
 
 
 class CountedFile(OpenFile):
@@ -69,4 +69,14 @@ def test_no_read_is_much_longer_than_a_span(tmp_path):
     file = open_pattern(tmp_path)
     low = list(range(0, len(PATTERN), 4096))
     check(file, low, [begin + 4096 for begin in low])
-    assert file.sizes == [MAX_SPAN_BYTES] * 2
+    assert file.sizes == [LOCAL_SPAN_BYTES] * 4
+
+
+def test_a_local_file_is_read_as_its_buffers_are_taken(tmp_path):
+    file = open_pattern(tmp_path)
+    low = np.array([0, 1_000, 500_000])
+    buffers, _ = late_spans(file, low, low + 900)
+    assert file.sizes == []
+    assert next(buffers) is next(buffers)
+    assert file.sizes == [1_900]
+    assert next(buffers) == PATTERN[500_000:500_900]

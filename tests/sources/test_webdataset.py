@@ -23,7 +23,9 @@ from energon.errors import (
 )
 from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
+from energon.samples.crude import note_sources
 from energon.sources.extents import MAX_SPAN_BYTES
+from energon.sources.reader import LateKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_crude, write_shard
@@ -52,12 +54,33 @@ def read(source, ordinals=None, **settings):
     return source.read(np.array(list(chosen), dtype=np.int64), **settings)
 
 
+def read_late(source, ordinals):
+    """Return samples as batches take them: made in two steps, with their keys and sources."""
+    chosen = np.array(list(ordinals), dtype=np.int64)
+    found = source.read_late(chosen, restore_keys=LateKeys(0, np.zeros_like(chosen), chosen))
+    found, middle = found.noting_sources("ds"), len(chosen) // 2
+    return [*found.between(0, middle), *found.between(middle, len(chosen))]
+
+
+def check_late(source, ordinals):
+    """Check that samples that are made late are those that are made at once."""
+    late = read_late(source, ordinals)
+    restore_keys = [(0, 0, ordinal) for ordinal in ordinals]
+    samples = read(source, ordinals, restore_keys=restore_keys)
+    note_sources("ds", samples)
+    assert late == samples
+
+
 def keys(source, ordinals=None):
     return [sample["__key__"] for sample in read(source, ordinals)]
 
 
 def parts(sample):
     return {name: value for name, value in sample.items() if name not in META}
+
+
+def random_order(count):
+    return random.Random(0).sample(range(count), count)
 
 
 def content(seed, size):
@@ -147,6 +170,7 @@ def test_any_samples_of_any_shards_are_what_was_written(tmp_path_factory, shards
 
     ordinals = data.draw(st.lists(st.integers(0, len(left) - 1), max_size=12))
     samples = read(source, ordinals)
+    check_late(source, ordinals)
     for ordinal, sample in zip(ordinals, samples, strict=True):
         shard, key, named = left[ordinal]
         assert (sample["__shard__"], sample["__key__"]) == (shard, key)
@@ -174,6 +198,8 @@ def test_samples_of_more_than_one_span_are_cut_where_spans_are(tmp_path):
     assert [sample["bin"] for sample in read(source, far_apart)] == [
         content(n, size) for n in far_apart
     ]
+    check_late(source, random_order(count))
+    check_late(source, [0, 1])  # few enough bytes to cut each sample when its turn comes
 
 
 def test_parts_that_are_filtered_out_are_not_read(tmp_path):

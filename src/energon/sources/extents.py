@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,9 @@ MAX_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""
 MAX_SPAN_BYTES = 4 << 20
 """Maximum size of one read in bytes."""
+LOCAL_SPAN_BYTES = 512 << 10
+"""The same for local files. Cutting samples of 12 small parts out of spans that fit into the cache
+of a core takes 6.5 µs a sample, out of spans of 4 MiB 9 µs."""
 
 
 def read_spans(
@@ -66,26 +70,42 @@ def read_spans(
     Returns:
         The buffer that each sample is in, and the position in the file where the buffer begins.
     """
-    edges = span_edges(low, high)
+    buffers, begin = late_spans(file, low, high)
+    return list(buffers), begin
+
+
+def late_spans(
+    file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[Iterator[bytes], NDArray[np.int64]]:
+    """Do the same, but read from a local file only when the turn of a buffer comes.
+
+    What is cut out of a buffer right after it was read is still in the cache of the processor.
+    Requests to a store are made at once, since they wait for each other.
+    """
+    max_span = MAX_SPAN_BYTES if file.is_remote else LOCAL_SPAN_BYTES
+    edges = span_edges(low, high, max_span=max_span)
     begin = low[edges]
     size = np.maximum.reduceat(high, edges) - begin
-    spans = file.pread_many(begin.tolist(), size.tolist())
-    if len(spans) == len(low):
-        return spans, low
+    spans: Iterable[bytes]
+    if file.is_remote:
+        spans = file.pread_many(begin.tolist(), size.tolist())
+    else:
+        spans = map(file.pread, begin.tolist(), size.tolist())
+    if len(edges) == len(low):
+        return iter(spans), low
     counts = np.diff(edges, append=len(low))
-    shared = [
-        span for span, count in zip(spans, counts.tolist(), strict=True) for _ in range(count)
-    ]
-    return shared, np.repeat(begin, counts)
+    return chain.from_iterable(map(repeat, spans, counts.tolist())), np.repeat(begin, counts)
 
 
 def span_edges(
-    low: NDArray[np.int64], high: NDArray[np.int64], *, max_gap: int = MAX_GAP_BYTES
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    *,
+    max_gap: int = MAX_GAP_BYTES,
+    max_span: int = MAX_SPAN_BYTES,
 ) -> NDArray[np.int64]:
     """Return which of the samples at `low` to `high`, ascending, start a new call."""
-    cut = (low[1:] - high[:-1] > max_gap) | (
-        low[1:] // MAX_SPAN_BYTES != low[:-1] // MAX_SPAN_BYTES
-    )
+    cut = (low[1:] - high[:-1] > max_gap) | (low[1:] // max_span != low[:-1] // max_span)
     return np.concatenate(([0], np.flatnonzero(cut) + 1))
 
 

@@ -16,7 +16,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
-from energon.sources.extents import PartFilter, PartNames, read_spans
+from energon.sources.extents import PartFilter, PartNames, late_spans
 from energon.sources.shards import OpenShard
 from energon.stages.blocks import LateRowsOfLeaf
 
@@ -25,22 +25,22 @@ META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 
 @dataclass(frozen=True)
 class SlicedRows:
-    """Samples with the same parts, whose bytes have been read.
+    """Samples with the same parts, which are slices of buffers.
 
     Args:
         parts: The names of the parts that each sample has.
         meta: A column for each name in `META`.
-        buffers: The buffer of each sample; samples may share one.
+        buffers: Yields the buffer of each sample, once; samples may share one.
         edges: Where each part starts and where it stops in the buffer; shape (2, samples, parts).
     """
 
     parts: tuple[str, ...]
     meta: Sequence[Sequence[Any]]
-    buffers: Sequence[bytes]
+    buffers: Iterable[bytes]
     edges: Ints
 
     def __len__(self) -> int:
-        return len(self.buffers)
+        return int(self.edges.shape[1])
 
     @property
     def num_bytes(self) -> int:
@@ -52,9 +52,17 @@ class SlicedRows:
         """Return them as dicts."""
         return slice_rows(self.parts, self.meta, self.buffers, self._bounds())
 
+    def contents(self) -> list[tuple[bytes, ...]]:
+        """Return the parts of each, cut out of its buffer as soon as that is read."""
+        values, names = _slices(len(self.parts))
+        cut: list[tuple[bytes, ...]] = _cutter(values, names)(self.buffers, *self._bounds())
+        return cut
+
     def late(self) -> LateRowsOfLeaf:
         """Return them as dicts that are made when their turn comes."""
-        return _SlicedLate(self.parts, [*self.meta, self.buffers, *self._bounds()])
+        values, names = _slices(len(self.parts))
+        columns = [*self.meta, list(self.buffers), *self._bounds()]
+        return _LateRows(self.parts, values, names, columns)
 
     def _bounds(self) -> list[list[int]]:
         low, high = self.edges
@@ -62,22 +70,65 @@ class SlicedRows:
 
 
 @dataclass(frozen=True)
-class _SlicedLate:
+class WholeRows:
+    """Samples with the same parts, each of which was read on its own.
+
+    Args:
+        parts: The names of the parts that each sample has.
+        meta: A column for each name in `META`.
+        columns: A column for each part.
+    """
+
     parts: tuple[str, ...]
+    meta: Sequence[Sequence[Any]]
+    columns: Sequence[Sequence[bytes]]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def rows(self) -> list[CrudeSample]:
+        """Return them as dicts."""
+        return join_rows(self.parts, self.meta, self.columns)
+
+    def contents(self) -> list[tuple[bytes, ...]]:
+        """Return the parts of each."""
+        return list(zip(*self.columns, strict=True))
+
+
+def late_rows(
+    parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[tuple[bytes, ...]]
+) -> LateRowsOfLeaf:
+    """Return samples of parts that already exist as dicts that are made when their turn comes.
+
+    Args:
+        parts: The names of the parts that each sample has.
+        meta: A column for each name in `META`.
+        contents: The parts of each sample.
+    """
+    values = tuple(f"c{index}" for index in range(len(parts)))
+    return _LateRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
+
+
+@dataclass(frozen=True)
+class _LateRows:
+    """Samples that are made of columns when their turn comes; see `_row_builder`."""
+
+    parts: tuple[str, ...]
+    values: tuple[str, ...]
+    names: tuple[str, ...]
     columns: Sequence[Sequence[Any]]
     dataset_path: str | None = None
     """The dataset of the samples, if it is to be recorded in them."""
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
-        values, names = _slices(len(self.parts))
         noted = self.dataset_path is not None
-        build = _row_builder(self.parts, values, names, "()", noted=noted)
+        build = _row_builder(self.parts, self.values, self.names, "()", noted=noted)
         columns = [column[start:stop] for column in self.columns]
         rows: Iterator[CrudeSample] = build(*columns, self.dataset_path)
         return rows
 
-    def noting_sources(self, dataset_path: str) -> _SlicedLate:
+    def noting_sources(self, dataset_path: str) -> _LateRows:
         """Return the same samples, with the origin of each."""
         return replace(self, dataset_path=dataset_path)
 
@@ -85,7 +136,7 @@ class _SlicedLate:
 def slice_rows(
     parts: tuple[str, ...],
     meta: Sequence[Sequence[Any]],
-    buffers: Sequence[bytes],
+    buffers: Iterable[bytes],
     bounds: Sequence[Sequence[int]],
 ) -> list[CrudeSample]:
     """Return samples whose parts are slices of buffers.
@@ -93,16 +144,16 @@ def slice_rows(
     Args:
         parts: The names of the parts that each sample has.
         meta: A column for each name in `META`.
-        buffers: The buffer of each sample; samples may share one.
+        buffers: Yields the buffer of each sample; samples may share one.
         bounds: Two columns for each part: where it starts and where it stops in the buffer.
     """
-    values, columns = _slices(len(parts))
-    rows: list[CrudeSample] = _row_builder(parts, values, columns)(*meta, buffers, *bounds)
+    values, names = _slices(len(parts))
+    rows: list[CrudeSample] = _row_builder(parts, values, names)(*meta, buffers, *bounds)
     return rows
 
 
 def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return source code for the values of parts, and the columns that it uses."""
+    """Return source code for the values of parts, and names for the columns that it uses."""
     values = tuple(f"buffer[a{index}:b{index}]" for index in range(count))
     return values, ("buffer", *(f"{edge}{index}" for index in range(count) for edge in "ab"))
 
@@ -111,16 +162,25 @@ def join_rows(
     parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[Sequence[bytes]]
 ) -> list[CrudeSample]:
     """Return samples of parts that already exist; `contents` has a column for each name."""
-    columns = tuple(f"c{index}" for index in range(len(parts)))
-    rows: list[CrudeSample] = _row_builder(parts, columns, columns)(*meta, *contents)
+    names = tuple(f"c{index}" for index in range(len(parts)))
+    rows: list[CrudeSample] = _row_builder(parts, names, names)(*meta, *contents)
     return rows
+
+
+@lru_cache(maxsize=1024)
+def _cutter(values: tuple[str, ...], names: tuple[str, ...]) -> Callable[..., Any]:
+    """Compile a function of columns that returns a tuple of values per row, in a list."""
+    columns = _columns(len(names))
+    loop = f"({', '.join(values)},) for {', '.join(names)} in zip({columns})"
+    cutter: Callable[..., Any] = eval(f"lambda {columns}: [{loop}]")
+    return cutter
 
 
 @lru_cache(maxsize=1024)
 def _row_builder(
     parts: tuple[str, ...],
     values: tuple[str, ...],
-    columns: tuple[str, ...],
+    names: tuple[str, ...],
     brackets: str = "[]",
     *,
     noted: bool = False,
@@ -130,22 +190,34 @@ def _row_builder(
     Names of parts come from data, so they appear in the source as string literals only. With
     `noted`, each row records its origin: the function then takes the dataset, too. Doing it here
     takes a third of the time of doing it later, one sample after the other.
+
+    Args:
+        parts: The names of the parts that each sample has.
+        values: Source code for the value of each.
+        names: What that calls the columns behind those in `META`. A name may be a tuple of names,
+            for a column of tuples.
+        brackets: Of a list or of a generator.
+        noted: Whether each row records its origin.
     """
     meta = tuple(f"m{index}" for index in range(len(META)))
-    names, given = (*META, *parts), (*meta, *values)
+    keys, given = (*META, *parts), (*meta, *values)
     more = ""
     if noted:
-        names, given = (*names, "__sources__"), (*given, "(source,)")
+        keys, given = (*keys, "__sources__"), (*given, "(source,)")
         key, shard, restore_key, _ = meta
         known = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"
         more = f" for source in (blank_source(),) if fill_source(source, {known}) is None"
-    fields = ", ".join(f"{name!r}: {value}" for name, value in zip(names, given, strict=True))
-    rows = ", ".join((*meta, *columns))
-    arguments = ", ".join(f"_{name}" for name in (*meta, *columns))
-    loop = f"CrudeSample({{{fields}}}) for {rows} in zip({arguments}){more}"
-    source = f"lambda {arguments}, dataset_path=None: {brackets[0]}{loop}{brackets[1]}"
+    fields = ", ".join(f"{key!r}: {value}" for key, value in zip(keys, given, strict=True))
+    columns = _columns(len(META) + len(names))
+    loop = f"CrudeSample({{{fields}}}) for {', '.join((*meta, *names))} in zip({columns}){more}"
+    source = f"lambda {columns}, dataset_path=None: {brackets[0]}{loop}{brackets[1]}"
     builder: Callable[..., Any] = eval(source, dict(_OF_ROWS))
     return builder
+
+
+def _columns(count: int) -> str:
+    """Return source code for that many columns, as the arguments of a function."""
+    return ", ".join(f"_{index}" for index in range(count))
 
 
 _OF_ROWS = {
@@ -154,6 +226,8 @@ _OF_ROWS = {
     "fill_source": fill_source,
 }
 
+ReadRows = SlicedRows | WholeRows | list[CrudeSample]
+"""Samples of a shard; a list if they have different parts."""
 LARGE_PART_BYTES = 32 << 10
 """From this size on, parts are read into separate bytes: a copy would cost more than a call."""
 RESERVED = frozenset(META)
@@ -165,8 +239,8 @@ def read_shard(
     notes: tuple[Iterable[str], Sequence[Any], Iterable[Any]],
     *,
     parts: PartNames | PartFilter | None = None,
-) -> list[CrudeSample] | SlicedRows:
-    """Return samples of a shard; all of them as slices if they are small and have the same parts.
+) -> ReadRows:
+    """Return samples of a shard.
 
     Args:
         shard: The shard.
@@ -192,7 +266,7 @@ def read_shard(
         keys = [restore_keys[row] for row in rows.tolist()]
         meta = (table.keys(indices[rows]), shards, keys, subflavors)
         found = _read_parts(file, table, names, numbers, meta, parts)
-        found = found.rows() if isinstance(found, SlicedRows) else found
+        found = found if isinstance(found, list) else found.rows()
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples
@@ -213,7 +287,7 @@ def _read_parts(
     numbers: NDArray[np.int64],
     meta: Sequence[Any],
     chosen: PartNames | PartFilter | None,
-) -> list[CrudeSample] | SlicedRows:
+) -> ReadRows:
     """Return samples with these parts, a row of numbers per sample and a column per name."""
     if chosen is not None and not chosen.issuperset(names):
         places = [place for place, name in enumerate(names) if name in chosen]
@@ -235,9 +309,9 @@ def _read_parts(
         )
     if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(numbers):
         columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
-        return join_rows(names, meta, [list(map(file.pread, *column)) for column in columns])
+        return WholeRows(names, meta, [list(map(file.pread, *column)) for column in columns])
     stops = starts + sizes
-    buffers, base = read_spans(file, starts.min(axis=1), stops.max(axis=1))
+    buffers, base = late_spans(file, starts.min(axis=1), stops.max(axis=1))
     edges = np.stack((starts - base[:, None], stops - base[:, None]))
     return SlicedRows(names, meta, buffers, edges)
 

@@ -35,7 +35,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LateKeys
-from energon.sources.shard_samples import SlicedRows, read_shard
+from energon.sources.shard_samples import ReadRows, SlicedRows, late_rows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.blocks import LateRowsOfLeaf, RowsAtOnce
 
@@ -187,25 +187,30 @@ class WebdatasetSource:
     ) -> LateRowsOfLeaf:
         """Do the same, but make dicts only when their turn comes, if possible."""
         order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
-        sliced = [piece for piece in pieces if isinstance(piece, SlicedRows)]
-        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LATE_BYTES
-        if is_large or len(sliced) < len(pieces) or len({piece.parts for piece in sliced}) != 1:
+        alike = [piece for piece in pieces if not isinstance(piece, list)]
+        if len(alike) < len(pieces) or len({piece.parts for piece in alike}) != 1:
             return RowsAtOnce(_in_order(order, pieces))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         places = back.tolist()
-        buffers = list(chain.from_iterable(piece.buffers for piece in sliced))
-        keys = list(chain.from_iterable(piece.meta[0] for piece in sliced))
-        shards = [shard for piece in sliced for shard in islice(piece.meta[1], len(piece))]
+
+        def in_order(columns: Iterable[Iterable[Any]]) -> list[Any]:
+            return list(map(list(chain.from_iterable(columns)).__getitem__, places))
+
+        parts = alike[0].parts
         meta = [
-            list(map(keys.__getitem__, places)),
-            list(map(shards.__getitem__, places)),
+            in_order(piece.meta[0] for piece in alike),
+            in_order(islice(piece.meta[1], len(piece)) for piece in alike),
             restore_keys,
             [subflavors] * len(places),
         ]
+        sliced = [piece for piece in alike if isinstance(piece, SlicedRows)]
+        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LATE_BYTES
+        if is_large or len(sliced) < len(alike):
+            return late_rows(parts, meta, in_order(piece.contents() for piece in alike))
+        buffers = in_order(piece.buffers for piece in sliced)
         edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
-        buffers = list(map(buffers.__getitem__, places))
-        return SlicedRows(sliced[0].parts, meta, buffers, edges).late()
+        return SlicedRows(parts, meta, buffers, edges).late()
 
     def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:
         """Yield where samples are, shard by shard.
@@ -328,7 +333,7 @@ class WebdatasetSource:
         ordinals: NDArray[np.int64],
         restore_keys: Sequence[tuple[int, ...]] | None,
         subflavors: Mapping[str, Any] | None,
-    ) -> tuple[NDArray[np.int64], list[list[CrudeSample] | SlicedRows]]:
+    ) -> tuple[NDArray[np.int64], list[ReadRows]]:
         """Return samples shard by shard, and their places in `ordinals`."""
         raw = places_of(self, ordinals)
         order = np.argsort(raw, kind="stable")
@@ -355,10 +360,10 @@ class WebdatasetSource:
         indices: NDArray[np.int64],
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None,
-    ) -> list[CrudeSample] | SlicedRows:
+    ) -> ReadRows:
         """Return samples of one shard, given ascending `indices`."""
 
-        def read() -> list[CrudeSample] | SlicedRows:
+        def read() -> ReadRows:
             notes = (repeat(self.shards[shard]), restore_keys, repeat(subflavors))
             return read_shard(self.open_shard(shard), indices, notes, parts=self.parts)
 
@@ -395,12 +400,10 @@ class WebdatasetSource:
         return np.array(sorted(places), dtype=np.int64)
 
 
-def _in_order(
-    order: NDArray[np.int64], pieces: list[list[CrudeSample] | SlicedRows]
-) -> list[CrudeSample]:
+def _in_order(order: NDArray[np.int64], pieces: list[ReadRows]) -> list[CrudeSample]:
     """Return the samples of pieces at their places."""
     samples: list[Any] = [None] * len(order)
-    found = (piece.rows() if isinstance(piece, SlicedRows) else piece for piece in pieces)
+    found = (piece if isinstance(piece, list) else piece.rows() for piece in pieces)
     for place, sample in zip(order.tolist(), chain.from_iterable(found), strict=True):
         samples[place] = sample
     return samples
