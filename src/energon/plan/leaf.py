@@ -15,6 +15,8 @@ reading consecutive samples:
   fill a row singly, each by permutations of their own.
 - Rotation. The line begins at a random sample in every epoch, so slices are cut elsewhere.
 
+If samples are in blocks that are decoded as a whole, slices are these blocks: see `BlockLine`.
+
 Everything is computed element by element on arrays, for draws of many leaves at once.
 
 A run may continue with another number of lanes (`Era`). Then draw numbers continue where they were,
@@ -33,6 +35,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError
+from energon.plan.block_line import MAX_BLOCKS, BlockLine, pieces_of
 from energon.plan.permutation import divided, permute, picked, shared, unpermuted
 from energon.plan.seeds import U64, combine, derive_seed
 
@@ -40,6 +43,8 @@ SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128
 PARALLEL_SLICES = 16
 """Slices of a dataset that are open at a time in a lane, unless a setting says otherwise."""
+MIXED_BLOCKS = 4
+"""Blocks that a lane reads in each epoch at least; if there are not so many, it reads pieces."""
 WITH_REPLACEMENT = -1
 
 
@@ -56,6 +61,8 @@ class PlanLeaf:
         parallel_slices: S, slices open at a time in a lane.
         shuffle_over_epochs: m permutes m copies of the leaf together; -1 draws with
             replacement; None keeps the order of the samples.
+        blocks: Samples of each of the consecutive blocks that slices follow, which are about
+            `slice_samples` long; None to cut slices anywhere.
 
     Raises:
         ConfigError: If a number is invalid.
@@ -68,6 +75,7 @@ class PlanLeaf:
     slice_samples: int = 1
     parallel_slices: int = PARALLEL_SLICES
     shuffle_over_epochs: int | None = 1
+    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -86,6 +94,13 @@ class PlanLeaf:
             raise ConfigError(
                 f"leaf {self.uid}: shuffle_over_epochs is {multiplier}; expected a number of "
                 "epochs, -1 to draw with replacement, or None to keep the order"
+            )
+        if self.blocks is not None and (
+            min(self.blocks, default=0) < 1 or sum(self.blocks) != self.num_samples
+        ):
+            raise ConfigError(
+                f"leaf {self.uid}: {len(self.blocks)} blocks with {sum(self.blocks)} samples in "
+                f"all, but it has {self.num_samples}"
             )
 
 
@@ -214,6 +229,16 @@ class LeafOrder:
 
     def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
         """Return the place on the line of samples of each position in a pass."""
+        if table.lines:
+            in_blocks = table.has_lines[leaf]
+            if in_blocks.all():
+                return _place_by_block(table, leaf, position, keys)
+            if in_blocks.any():
+                place = np.empty(len(position), np.int64)
+                for chosen in np.flatnonzero(in_blocks), np.flatnonzero(~in_blocks):
+                    own = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+                    place[chosen] = self._place(table, *own)
+                return place
         lanes, size = table.lanes, table.size[leaf]
         row, column = divided(position, lanes)
         length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
@@ -303,7 +328,12 @@ class LeafOrder:
         inner = permute(inner, window_rows, combine(keys, WINDOW, column, window))
         slice_ = (window * window_rows + inner) // length
         start = (combine(keys, SLICE, column, slice_) % size.astype(np.uint64)).astype(np.int64)
-        return numbers // size, (start + inner % length) % size
+        steps = inner % length
+        ordinal = (start + steps) % size
+        for number, line in table.lines.items():
+            chosen = np.flatnonzero(np.broadcast_to(leaf, start.shape) == number)
+            ordinal[chosen] = line.within(start[chosen], steps[chosen])
+        return numbers // size, ordinal
 
     def _in_order(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         epoch, ordinal = np.divmod(numbers, self.table.num_samples[leaf])
@@ -319,7 +349,15 @@ class LeafOrder:
         return self._table_of(self.lanes_of(leaf, pass_))
 
     def _table_of(self, lanes: int) -> LeafTable:
-        return LeafTable(self.leaves, lanes, self.seed, self.eras[-1].draws if self.eras else ())
+        found = self._tables.get(lanes)
+        if found is None:
+            before = self.eras[-1].draws if self.eras else ()
+            found = self._tables[lanes] = LeafTable(self.leaves, lanes, self.seed, before)
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[int, LeafTable]:
+        return {}
 
 
 SHUFFLED, REPLACED, IN_ORDER = range(3)
@@ -357,6 +395,56 @@ class LeafTable:
         )
         self.sliced_rows = rows // self.slice_samples * self.slice_samples
         self.keeps_order = self.kind == IN_ORDER
+        self.lines = {
+            number: BlockLine(sizes)
+            for number, leaf in enumerate(leaves)
+            if (sizes := self._blocks(number, leaf)) is not None
+        }
+        self.has_lines = np.array([number in self.lines for number in range(len(leaves))])
+
+    def _blocks(self, number: int, leaf: PlanLeaf) -> Ints | None:
+        """Return the sizes of the blocks that the slices of a leaf follow; None for none."""
+        if leaf.blocks is None or self.keeps_order[number]:
+            return None
+        copies, sizes = int(self.copies[number]), np.array(leaf.blocks, np.int64)
+        least = self.lanes * min(leaf.parallel_slices, MIXED_BLOCKS)
+        if self.kind[number] == SHUFFLED and len(sizes) * copies < least:
+            sizes = pieces_of(sizes, max(1, int(self.size[number]) // least))
+        return np.tile(sizes, copies) if len(sizes) * copies <= MAX_BLOCKS else None
+
+
+def _place_by_block(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+    """Return the place on the line of samples of each position in a pass, for leaves in blocks."""
+    row, column = divided(position, table.lanes)
+    rows, rest = divided(table.size[leaf], table.lanes)
+    window_rows = table.slice_samples[leaf] * table.parallel[leaf]
+    window = row // window_rows
+    begin = window * window_rows
+    span = np.minimum(window_rows, rows + (column < rest) - begin)
+    mixed = combine(keys, WINDOW, shared(column), shared(window))
+    place = column * rows + np.minimum(column, rest) + begin + permute(row - begin, span, mixed)
+    passes = shared(combine(keys, SLICE))
+    if len(passes) == 1:
+        return table.lines[int(leaf[0])].samples_at(place, int(passes[0]))
+    leaf = np.broadcast_to(leaf, place.shape)
+    for key in np.unique(passes):
+        chosen = np.flatnonzero(passes == key)
+        place[chosen] = table.lines[int(leaf[chosen[0]])].samples_at(place[chosen], int(key))
+    return place
+
+
+def _position_by_block(table: LeafTable, leaf: int, key: U64, place: int) -> int:
+    """Return the position in a pass of a place on the line of samples, for a leaf in blocks."""
+    rows, rest = divmod(int(table.size[leaf]), table.lanes)
+    place = table.lines[leaf].place_of(place, int(combine(key, SLICE)[0]))
+    column, row = divmod(place, rows + 1)
+    if column >= rest:
+        column, row = divmod(place - rest, rows)
+    window_rows = int(table.slice_samples[leaf] * table.parallel[leaf])
+    begin = row // window_rows * window_rows
+    span = min(window_rows, rows + (column < rest) - begin)
+    mixed = combine(key, WINDOW, column, begin // window_rows)
+    return (begin + unpermuted(row - begin, span, mixed)) * table.lanes + column
 
 
 def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
@@ -389,6 +477,8 @@ def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
     lanes = table.lanes
     size, length = int(table.size[leaf]), int(table.slice_samples[leaf])
     key = combine(table.key[leaf : leaf + 1], pass_)
+    if leaf in table.lines:
+        return _position_by_block(table, leaf, key, place)
     place = (place - int(combine(key, ROTATION)[0] % np.uint64(size))) % size
     rows, sliced = size // lanes, int(table.sliced_rows[leaf])
     window_rows = length * int(table.parallel[leaf])

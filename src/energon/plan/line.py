@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
+from energon.plan.block_line import MAX_BLOCKS, block_sizes, even_sizes
 from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
@@ -44,13 +46,43 @@ class Line:
         if len(self.leaves) == 1 and self.leaves[0].repetitions == 1:
             return self.leaves[0]
         shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
-        return PlanLeaf(
+        order = PlanLeaf(
             uid=JOINED.join(leaf.uid for leaf in self.leaves),
             num_samples=self.length,
             slice_samples=min(leaf.slice_samples for leaf in self.leaves),
             parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),
             shuffle_over_epochs=1 if shuffled else None,
         )
+        if (blocks := self._blocks) is None:
+            return order
+        # Windows are as long as for the leaf with the longest blocks, which are then read once.
+        longest = max(self.leaves, key=lambda leaf: leaf.slice_samples)
+        return replace(
+            order,
+            slice_samples=longest.slice_samples,
+            parallel_slices=longest.parallel_slices,
+            blocks=blocks,
+        )
+
+    @property
+    def _blocks(self) -> tuple[int, ...] | None:
+        """The blocks of the line; None if no leaf has any, or they are too many."""
+        if all(leaf.blocks is None for leaf in self.leaves):
+            return None
+        lengths = np.diff(self._bounds).tolist()
+        passes = [ceil(leaf.repetitions) for leaf in self.leaves]
+        counts = [
+            len(leaf.blocks or range(0, leaf.num_samples, leaf.slice_samples))
+            for leaf in self.leaves
+        ]
+        if sum(map(mul, passes, counts)) > MAX_BLOCKS:
+            return None
+        found: list[int] = []
+        for leaf, length, number in zip(self.leaves, lengths, passes, strict=True):
+            own = leaf.blocks or even_sizes(leaf.num_samples, leaf.slice_samples)
+            edges = np.cumsum([0, *own * number])
+            found += block_sizes(np.minimum(edges, length)) or ()
+        return tuple(found)
 
     def at(self, passes: Ints, positions: Ints) -> Rows:
         """Return the samples at `positions` of the line in some of its passes, elementwise."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError
+from energon.samples.crude import PART_FILES
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,8 @@ def collate_samples(
     names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
     if names is None:
         return default_action(list(samples))
+    if PART_FILES in names:  # of use to the decoder only, and some samples have none
+        names.remove(PART_FILES)
     read = dict.__getitem__ if isinstance(first, dict) else getattr
     accepted = set((result_type and field_names(result_type)) or names)
     values: dict[str, Any] = {}

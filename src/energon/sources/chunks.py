@@ -152,10 +152,11 @@ class ChunkSource(ItemSource):
         """A packed chunk is decompressed as a whole; None if single records are read."""
         if not self.is_packed:
             return None
+        blocks = self.samples_between(self.ends)
         # A slice that is not aligned with chunks is in two of them.
-        largest = max(file.size for file in self.files)
+        size = (1 if blocks else 2) * ASSUMED_RATIO * max(file.size for file in self.files)
         rows = int(np.median([file.num_records for file in self.files]))
-        return SliceCost(max(1, rows), 2 * ASSUMED_RATIO * largest)
+        return SliceCost(max(1, rows), size, blocks)
 
     @property
     def place(self) -> tuple[str, ...]:

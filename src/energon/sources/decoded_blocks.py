@@ -33,6 +33,9 @@ class SliceCost(NamedTuple):
     """Samples in a block, and so in such a slice."""
     num_bytes: int
     """Memory that the slice takes while it is open, in all blocks that it may overlap."""
+    blocks: tuple[int, ...] | None = None
+    """The samples of each block, so that slices can follow them; None if their edges are between
+    samples, or there are too many blocks."""
 
 
 def open_slices(costs: Sequence[SliceCost | None]) -> list[int]:
@@ -49,8 +52,13 @@ def open_slices(costs: Sequence[SliceCost | None]) -> list[int]:
     """
     sizes = [0 if cost is None else cost.num_bytes for cost in costs]
     share = min(MAX_SOURCE_BYTES, BUDGET_BYTES // max(1, sum(size > 0 for size in sizes)))
+    # The slices that follow blocks begin in the middle of one, which is then open as well.
+    partial = [int(cost is not None and cost.blocks is not None) for cost in costs]
     # A slice that takes no memory is limited by the number of slices alone.
-    return [min(PARALLEL_SLICES, max(1, share // max(1, size))) for size in sizes]
+    return [
+        min(PARALLEL_SLICES, max(1, share // max(1, size) - more))
+        for size, more in zip(sizes, partial, strict=True)
+    ]
 
 
 class DecodedBlocks(Generic[Key, Block]):

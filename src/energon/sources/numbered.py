@@ -11,6 +11,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
+from energon.plan.block_line import block_sizes
 from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
@@ -70,6 +71,15 @@ class NumberedSource(SingleSource, ABC):
         """Return the numbers of the first item that is a sample, and of the one after the last."""
         low, high = self.numbers(np.array([0, len(self) - 1])).tolist()
         return low, high + 1
+
+    def samples_between(self, edges: Ints) -> tuple[int, ...] | None:
+        """Return how many samples are between edges, given as numbers in the whole dataset.
+
+        Stretches without any are left out; None if there are too many for slices to follow them.
+        """
+        places = np.maximum(edges - self.first, 0)
+        before = places - np.searchsorted(self.excluded, places) - self.start
+        return block_sizes(np.clip(before, 0, len(self)))
 
     def _places_of(self, key: str) -> list[int]:
         """Return which items of the split have a key, counted from its first."""

@@ -365,7 +365,11 @@ class SavableDataset(IterableLanes, Dataset[Any]):
                 leaf.uid: {
                     **self.data.get(leaf.uid, {}),
                     "repetitions": leaf.repetitions,
-                    "slice": [leaf.slice_samples, leaf.parallel_slices],
+                    "slice": [
+                        leaf.slice_samples,
+                        leaf.parallel_slices,
+                        *([len(leaf.blocks)] if leaf.blocks else []),
+                    ],
                     "shuffle_over_epochs": leaf.shuffle_over_epochs,
                 }
                 for leaf in plan.leaves

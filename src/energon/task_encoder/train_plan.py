@@ -164,25 +164,27 @@ def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple
     # Kinds that decode samples in blocks state the cost of an open slice.
     costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
     return tuple(
-        _plan_leaf(leaf, settings, cost and cost.samples, slices)
+        _plan_leaf(leaf, settings, cost, slices)
         for leaf, cost, slices in zip(opened, costs, open_slices(costs), strict=True)
     )
 
 
 def _plan_leaf(
-    leaf: OpenedLeaf, settings: TrainSettings, rows: int | None, slices: int
+    leaf: OpenedLeaf, settings: TrainSettings, cost: SliceCost | None, slices: int
 ) -> PlanLeaf:
     config, source = leaf.config, leaf.source
+    length = config.max_samples_per_sequence or settings.max_samples_per_sequence
+    blocks = None
+    if length is None and cost is not None:
+        length, blocks = cost.samples, cost.blocks
     return replace(
         leaf.plan_leaf,
-        slice_samples=config.max_samples_per_sequence
-        or settings.max_samples_per_sequence
-        or rows
-        or choose_slice_samples(source.mean_sample_bytes),
+        slice_samples=length or choose_slice_samples(source.mean_sample_bytes),
         parallel_slices=config.parallel_shard_iters or settings.parallel_shard_iters or slices,
         shuffle_over_epochs=multiply_shuffle(
             leaf.plan_leaf.shuffle_over_epochs, settings.shuffle_over_epochs_multiplier
         ),
+        blocks=blocks,
     )
 
 

@@ -27,10 +27,11 @@ from energon import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon.errors import FormatError, TruncatedError
+from energon.errors import FormatError, StateError, TruncatedError
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
+from energon.sources import decoded_blocks
 from energon.sources.tables import parquet_files
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from energon.sources.tables.parquet_groups import ParquetGroups
@@ -118,18 +119,95 @@ def test_columns_that_no_field_needs_are_never_read(folder):
         ParquetSource(folder).read(np.array([0]))
 
 
-def test_a_row_group_is_decoded_once_for_its_slice(folder, monkeypatch):
-    decoded = []
+@pytest.fixture
+def decoded(monkeypatch):
+    """The row groups that were decoded, in order."""
+    groups = []
     decode = ParquetGroups._decode
 
     def count(self, group, columns):
-        decoded.append(group)
+        groups.append(group)
         return decode(self, group, columns)
 
     monkeypatch.setattr(ParquetGroups, "_decode", count)
-    dataset = get_train_dataset(folder, worker_config=config(lanes=1), batch_size=4, repeat=False)
-    assert sum(len(batch["n"]) for batch in dataset) == N
-    assert sorted(decoded) == list(range(9))
+    return groups
+
+
+@pytest.mark.parametrize(("ranks", "settings"), [(1, {}), (1, {"lanes": 1}), (2, {}), (5, {})])
+def test_a_row_group_is_decoded_once_in_an_epoch(tmp_path, decoded, ranks, settings):
+    for part in range(10):
+        write_rows(tmp_path / f"{part}.parquet", range(20 * part, 20 * part + 20))
+    rows = []
+    for rank in range(ranks):
+        workers = config(rank=rank, world_size=ranks, **settings)
+        dataset = get_train_dataset(tmp_path, worker_config=workers, batch_size=2, repeat=False)
+        rows += [n for batch in dataset for n in batch["n"]]
+    assert sorted(rows) == list(range(200))
+    # Where the parts of two ranks meet, they share a row group.
+    assert set(decoded) == set(range(30))
+    assert 30 <= len(decoded) <= 30 + ranks - 1
+
+
+def test_row_groups_are_decoded_once_where_few_fit_into_memory(tmp_path, decoded, monkeypatch):
+    fill = [np.random.default_rng(n).bytes(500) for n in range(4000)]
+    write_rows(tmp_path / "rows.parquet", range(4000), row_group_size=50, fill=fill)
+    group = 50 * 600
+    monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 8 * group)
+    monkeypatch.setattr(decoded_blocks, "MAX_SOURCE_BYTES", 4 * group)
+    dataset = get_train_dataset(tmp_path, worker_config=config(), batch_size=8, repeat=False)
+    assert dataset.plan.leaves[0].parallel_slices == 3
+    assert sum(len(batch["n"]) for batch in dataset) == 4000
+    assert len(decoded) == 80
+
+
+def test_lanes_that_a_failed_batch_puts_out_of_step_read_on(tmp_path):
+    class Failing(DefaultTaskEncoder):
+        decoder = None
+        batches = 0
+
+        def batch(self, samples):
+            self.batches += 1
+            if self.batches in (3, 7, 8, 30):
+                raise ValueError("no batch of these")
+            return super().batch(samples)
+
+    write_rows(tmp_path / "rows.parquet", range(1000), row_group_size=50, data=[b"x"] * 1000)
+    dataset = get_train_dataset(
+        tmp_path, worker_config=config(), batch_size=4, repeat=False, task_encoder=Failing()
+    )
+    rows = [n for batch in dataset for n in batch["n"]]
+    assert len(set(rows)) == len(rows) == 984
+
+
+def test_a_batch_may_mix_files_of_known_and_unknown_types(tmp_path):
+    content = [jpeg(0), b"\0\1 neither text nor an image", None, b"words"]
+    pq.write_table(pa.table({"data": content}), tmp_path / "rows.parquet")
+
+    class Encoder(DefaultTaskEncoder):
+        decoder = None
+
+    for order in ({"shuffle_over_epochs_multiplier": None}, {}):
+        dataset = get_train_dataset(
+            tmp_path,
+            worker_config=config(),
+            batch_size=4,
+            repeat=False,
+            task_encoder=Encoder(),
+            **order,
+        )
+        [batch] = dataset
+        assert sorted(batch["data"], key=str) == sorted(content, key=str)
+
+
+def test_a_state_of_slices_that_did_not_follow_row_groups_is_refused(folder):
+    dataset = get_train_dataset(folder, worker_config=config(), batch_size=4)
+    with get_savable_loader(dataset) as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.save_state_rank()))
+    [leaf] = state["fingerprint"]["leaves"].values()
+    leaf["slice"] = leaf["slice"][:2]
+    with get_savable_loader(dataset) as loader, pytest.raises(StateError, match="slice"):
+        loader.restore_state_rank(state)
 
 
 def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):
@@ -490,6 +568,8 @@ def test_excluded_and_narrowed_rows_keep_their_keys(folder):
     half = ParquetSource(folder, subsets=[("50%", "100%")])
     assert numbers(half) == list(range(30, 60))
     assert half.ranges()[1] == {"001.parquet": (10, 20), "002.parquet": (0, 20)}
+    assert source.slice_cost.blocks == (6, 7, 6, 6, 7, 6)
+    assert half.slice_cost.blocks == (4, 6, 7, 7, 6)
 
 
 def test_fingerprints_tell_contents_apart(folder):

@@ -89,13 +89,15 @@ class ParquetSource(RowSource):
 
     @cached_property
     def slice_cost(self) -> SliceCost:
-        """A row group is decoded as a whole, so a slice is as long as one."""
+        """A row group is decoded as a whole, so it is a slice."""
         rows = int(np.median(np.diff(self.groups.ends)))
         number = int(np.argmax(np.diff(self.groups.ends)))
         file = int(self.groups.file[number])
         group = self.groups.metadata(file).row_group(number - int(self.groups.first[file]))
+        blocks = self.samples_between(self.groups.ends)
         # A slice that is not aligned with row groups is in two of them.
-        return SliceCost(max(1, rows), 2 * group.total_byte_size)
+        size = group.total_byte_size if blocks else 2 * group.total_byte_size
+        return SliceCost(max(1, rows), size, blocks)
 
 
 def _split_files(

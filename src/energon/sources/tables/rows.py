@@ -346,19 +346,21 @@ class _LateRows:
     """Rows as samples, whose bytes are views of row groups until their turn comes.
 
     Args:
-        samples: The samples.
+        samples: The samples; None for those that were passed on.
         paths: The paths of the files that each holds, by column.
     """
 
-    samples: list[CrudeSample]
+    samples: list[Any]
     paths: list[Mapping[str, Any]]
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
-        # Each is released when it is passed on, and the row group with the last one.
-        samples, paths = self.samples[start:stop][::-1], self.paths[start:stop][::-1]
-        self.samples[start:stop] = [None] * len(samples)  # type: ignore[list-item]
-        return (_made(samples.pop(), paths.pop()) for _ in range(len(samples)))
+        # Each is released when it is passed on, and the row group with the last one. Not before:
+        # lanes that fall out of step ask for theirs once more, see `ReadSamples.own`.
+        samples, paths = self.samples, self.paths
+        for place in range(start, stop):
+            sample, samples[place] = samples[place], None
+            yield _made(sample, paths[place])
 
     def noting_sources(self, dataset_path: str) -> _LateRows:
         """Record in the samples where they come from."""

@@ -1,0 +1,173 @@
+"""Slices follow blocks that are decoded as a whole, such as the row groups of Parquet files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError
+from energon.plan import leaf as plan_leaf
+from energon.plan.build import blend_plan, epochized_plan
+from energon.plan.leaf import Era, PlanLeaf
+from energon.plan.permutation import shuffle_quality
+from tests.plan.test_leaf import draws_by_epoch
+
+block_lists = st.lists(st.integers(1, 60), min_size=1, max_size=25)
+
+
+def leaf_of(blocks, uid="leaf", **about):
+    about.setdefault("slice_samples", int(np.median(blocks)))
+    return PlanLeaf(uid, sum(blocks), blocks=tuple(blocks), **about)
+
+
+def blocks_opened(plan, blocks, rows):
+    """Return how often a lane begins to read a block, summed over lanes, if it keeps it open."""
+    edges = np.cumsum([0, *blocks])
+    return sum(
+        len(set((np.searchsorted(edges, plan.rows(lane, 0, count).ordinal, side="right")).tolist()))
+        for lane, count in enumerate(rows)
+    )
+
+
+@given(
+    blocks=block_lists,
+    lanes=st.integers(1, 40),
+    parallel=st.sampled_from([1, 3, 16]),
+    copies=st.sampled_from([1, 3]),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_epoch_has_every_sample_once_over_all_lanes(blocks, lanes, parallel, copies):
+    leaf = leaf_of(blocks, parallel_slices=parallel, shuffle_over_epochs=copies)
+    n = leaf.num_samples
+    found = draws_by_epoch(blend_plan([leaf], lanes=lanes, seed=1), 3 * n * copies)
+    assert set(found) == set(range(3 * copies))
+    for number in range(0, 3 * copies, copies):
+        drawn = sorted(o for each in range(copies) for o in found[number + each])
+        assert drawn == sorted([*range(n)] * copies)
+
+
+@given(blocks=block_lists, lanes=st.integers(1, 40), copies=st.sampled_from([1, 2, None]))
+@settings(max_examples=50, deadline=None)
+def test_a_sample_is_found_in_any_epoch(blocks, lanes, copies):
+    leaf = leaf_of(blocks, shuffle_over_epochs=copies)
+    plan = blend_plan([leaf], lanes=lanes, seed=4)
+    for ordinal in {0, leaf.num_samples // 2, leaf.num_samples - 1}:
+        for epoch in (0, 1, 5, 10**6):
+            lane, row = plan.find(0, epoch, ordinal)
+            found = plan.rows(lane, row, 1)
+            assert (found.epoch[0], found.ordinal[0]) == (epoch, ordinal)
+
+
+@given(blocks=block_lists, start=st.integers(0, 10**7), cut=st.integers(0, 90))
+@settings(max_examples=50, deadline=None)
+def test_rows_do_not_depend_on_where_reading_begins(blocks, start, cut):
+    leaves = [leaf_of(blocks), PlanLeaf("other", 77, slice_samples=5), leaf_of(blocks[:1], "third")]
+    plan = blend_plan(leaves, lanes=3, seed=2)
+    whole = plan.rows(1, start, 90)
+    first, second = plan.rows(1, start, cut), plan.rows(1, start + cut, 90 - cut)
+    for name in ("leaf", "epoch", "ordinal"):
+        parts = np.concatenate([getattr(first, name), getattr(second, name)])
+        assert parts.tolist() == getattr(whole, name).tolist()
+
+
+@given(
+    blocks=st.lists(st.integers(5, 60), min_size=40, max_size=90),
+    lanes=st.integers(1, 8),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_block_is_read_by_one_lane_but_where_two_meet(blocks, lanes, seed):
+    leaf = leaf_of(blocks, parallel_slices=4)
+    n = leaf.num_samples
+    plan = blend_plan([leaf], lanes=lanes, seed=seed)
+    opened = blocks_opened(plan, blocks, [len(range(lane, n, lanes)) for lane in range(lanes)])
+    assert len(blocks) <= opened <= len(blocks) + lanes - 1
+
+
+@given(blocks=st.lists(st.integers(5, 60), min_size=1, max_size=60), lanes=st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
+def test_at_most_the_blocks_of_a_window_and_of_its_edges_are_open(blocks, lanes):
+    parallel = 3
+    leaf = leaf_of(blocks, slice_samples=min(blocks), parallel_slices=parallel)
+    ordinals = blend_plan([leaf], lanes=lanes, seed=3).rows(0, 0, leaf.num_samples // lanes).ordinal
+    number = np.searchsorted(np.cumsum([0, *blocks]), ordinals, side="right")
+    first = {int(block): int(np.flatnonzero(number == block)[0]) for block in number}
+    last = {int(block): int(np.flatnonzero(number == block)[-1]) for block in number}
+    for row in range(len(ordinals)):
+        assert sum(first[block] <= row <= last[block] for block in first) <= parallel + 1
+
+
+def test_lanes_with_few_blocks_mix_pieces_of_many():
+    leaf = leaf_of([100] * 8, parallel_slices=16)
+    for lane in range(4):
+        ordinals = blend_plan([leaf], lanes=4, seed=0).rows(lane, 0, 200).ordinal
+        assert len(set((ordinals // 50).tolist())) >= 4
+        assert shuffle_quality(ordinals, 800).serial_correlation < 0.3
+
+
+def test_epochs_are_shuffled_differently():
+    plan = blend_plan([leaf_of([10] * 30, parallel_slices=2)], lanes=2, seed=0)
+    first, second = plan.rows(0, 0, 150).ordinal, plan.rows(0, 150, 150).ordinal
+    assert first.tolist() != second.tolist()
+    assert set((first // 10).tolist()) != set((second // 10).tolist())
+
+
+def test_slices_drawn_with_replacement_stay_within_their_blocks():
+    blocks = [30, 10, 50, 20]
+    leaf = leaf_of(blocks, slice_samples=8, parallel_slices=1, shuffle_over_epochs=-1)
+    ordinals = blend_plan([leaf], lanes=1, seed=0).rows(0, 0, 80_000).ordinal
+    number = np.searchsorted(np.cumsum([0, *blocks]), ordinals, side="right").reshape(-1, 8)
+    assert (number == number[:, :1]).all()
+    assert np.bincount(ordinals, minlength=110).min() > 500  # 727 on average
+
+
+@pytest.mark.parametrize("repetitions", [1.0, 2.0, 1.5])
+def test_a_line_of_leaves_follows_the_blocks_of_those_that_have_some(repetitions):
+    blocks = [50, 50, 17] * 10
+    leaves = [
+        leaf_of(blocks, repetitions=repetitions, parallel_slices=3),
+        PlanLeaf("tar", 200, slice_samples=4),
+    ]
+    plan = epochized_plan(leaves, lanes=2, seed=0, repeat=False)
+    rows = [plan.rows(lane, 0, 10_000) for lane in range(2)]
+    ordinals = np.concatenate([each.ordinal[each.leaf == 0] for each in rows])
+    counts = np.bincount(ordinals, minlength=sum(blocks))
+    assert counts.sum() == sum(blocks) * repetitions
+    assert set(counts.tolist()) <= {int(repetitions), int(np.ceil(repetitions))}
+    assert sorted(np.concatenate([e.ordinal[e.leaf == 1] for e in rows])) == [*range(200)]
+    edges = np.cumsum([0, *blocks])
+    if repetitions == 1:
+        opened = [
+            set(np.searchsorted(edges, each.ordinal[each.leaf == 0], side="right").tolist())
+            for each in rows
+        ]
+        assert sum(map(len, opened)) <= len(blocks) + 1
+
+
+def test_an_epoch_that_had_begun_keeps_its_order_with_other_lanes():
+    leaf = leaf_of([9, 5, 12] * 20, parallel_slices=2)
+    n = leaf.num_samples
+    before = blend_plan([leaf], lanes=3, seed=0)
+    taken = [before.rows(lane, 0, 40).ordinal for lane in range(3)]
+    order = plan_leaf.LeafOrder([leaf], lanes=4, seed=0, eras=[Era((120,), 3)])
+    rest = [order.draw(lane, np.zeros(200, np.int32), np.arange(200)) for lane in range(4)]
+    epochs = np.concatenate([epoch for epoch, _ in rest])
+    ordinals = np.concatenate([ordinal for _, ordinal in rest])
+    first_epoch = np.concatenate([*taken, ordinals[epochs == 0]])
+    assert sorted(first_epoch.tolist()) == list(range(n))
+
+
+def test_too_many_blocks_are_not_followed(monkeypatch):
+    monkeypatch.setattr(plan_leaf, "MAX_BLOCKS", 20)
+    leaf = leaf_of([10] * 30, parallel_slices=2)
+    plain = PlanLeaf("leaf", 300, slice_samples=10, parallel_slices=2)
+    rows = [blend_plan([each], lanes=2, seed=0).rows(1, 0, 300).ordinal for each in (leaf, plain)]
+    assert rows[0].tolist() == rows[1].tolist()
+
+
+@pytest.mark.parametrize("blocks", [(3, 4), (), (5, 0)])
+def test_refuses_blocks_that_do_not_add_up(blocks):
+    with pytest.raises(ConfigError, match="blocks"):
+        PlanLeaf("leaf", 5, blocks=blocks)
