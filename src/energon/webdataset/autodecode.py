@@ -60,18 +60,18 @@ imagespecs: dict[str, tuple[str, str | None, str]] = {
     )
     for name, spec in IMAGE_SPECS.items()
 }
-"""What images may become, by name: library, type of the values, and channels."""
+"""Names of image formats: library, type of the values, and channels."""
 
 
 class DecodingError(DecodeError):
-    """A field cannot be decoded; says which one, and of which sample.
+    """A field cannot be decoded; the message names the field and the sample.
 
     Args:
         url: Address of the shard.
         key: Key of the sample.
         k: Name of the field.
         sample: The sample as it was read.
-        message: What is wrong; None says which field it is.
+        message: What is wrong; None for a message that names the field.
 
     Example:
         >>> error = DecodingError(key="a", k="png")
@@ -96,20 +96,20 @@ class DecodingError(DecodeError):
         self.sample = sample
 
     def __reduce__(self) -> Any:
-        # A sample may be large; whoever catches this in another process has its key.
+        # Not the sample, which may be large: another process that catches this gets its key.
         again = partial(DecodingError, self.url, self.key, self.k, message=self.args[0])
         return again, ()
 
 
 pytorch_weights_only = True
-"""Whether only tensors are loaded from `.pth` fields. Set to False, this process unpickles them."""
+"""Whether only tensors are loaded from `.pth` fields; if False, this process unpickles them."""
 
 
 def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
-    """Return what torch.save has written: tensors always, other objects only if allowed.
+    """Return what `torch.save` has written: tensors always, other objects only if allowed.
 
     Raises:
-        SecurityError: If it holds other objects, and "pickle" is not allowed.
+        SecurityError: If it contains other objects, and "pickle" is not allowed.
 
     Example:
         >>> import io, torch
@@ -122,7 +122,7 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 
 def load_torch(data: bytes, allowed: Collection[str]) -> Any:
-    """Do what `torch_loads` does, with what was allowed before; see `security.resolve`."""
+    """Do the same with permissions resolved earlier; see `security.resolve`."""
     security.check_lock("torch", allowed)
     trusted = "pickle" in allowed or not pytorch_weights_only
     if trusted and os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") != "1":
@@ -140,13 +140,13 @@ def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
     """Return the object that is pickled in the data, if that is allowed.
 
     Raises:
-        SecurityError: If it is not.
+        SecurityError: If it is not allowed.
     """
     return load_pickle(data, security.resolve(allow))
 
 
 def load_pickle(data: bytes, allowed: Collection[str]) -> Any:
-    """Do what `unpickle_loads` does, with what was allowed before; see `security.resolve`."""
+    """Do the same with permissions resolved earlier; see `security.resolve`."""
     what = "the field is pickled, and unpickling runs any code that it contains"
     security.require("pickle", allowed, what)
     return pickle.loads(data)
@@ -166,7 +166,7 @@ _BUILT_IN: dict[str, Callable[[bytes], Any]] = {
 
 
 class _Registry(UserDict[str, Callable[[bytes], Any]]):
-    """Knows how often it was changed."""
+    """A dict that counts its changes."""
 
     version = 0
 
@@ -179,17 +179,17 @@ class _Registry(UserDict[str, Callable[[bytes], Any]]):
         self.version += 1
 
     def changes(self) -> dict[str, Callable[[bytes], Any] | None]:
-        """Return what differs from how it was made; None stands for what was taken out."""
+        """Return the entries that differ from the initial ones; None stands for removed ones."""
         names = {*self, *_BUILT_IN}
         return {n: self.get(n) for n in names if self.get(n) is not _BUILT_IN.get(n)}
 
 
 decoders = _Registry(_BUILT_IN)
-"""Functions that decode the bytes of a field, by extension, for a program to change."""
+"""Functions that decode the bytes of a field, by extension. Programs may change them."""
 
 
 class BasicHandler:
-    """Decodes text, numbers, JSON, arrays and the like by their extension, see `decoders`.
+    """Decodes text, numbers, JSON, arrays and so on by their extension, see `decoders`.
 
     Args:
         allowed: What is allowed, see `security.resolve`.
@@ -200,11 +200,11 @@ class BasicHandler:
         self._changes: dict[str, Callable[[bytes], Any] | None] = {}
 
     def claims(self, key: str) -> bool:
-        """Return whether fields of that name are decoded."""
+        """Return whether fields of this name are decoded."""
         return self._function(key) is not None
 
     def compiled(self, key: str) -> Callable[[bytes], Any]:
-        """Return what decodes the fields of a name that it claims."""
+        """Return the function that decodes fields of a name that it claims."""
         function = self._function(key)
         if function is torch_loads:
             return partial(load_torch, allowed=self.allowed)
@@ -222,7 +222,7 @@ class BasicHandler:
         return decoders.get(extension)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Other processes have the registry as it was made.
+        # Other processes have the initial registry.
         return {"allowed": self.allowed, "_changes": {**decoders.changes(), **self._changes}}
 
 
@@ -244,24 +244,24 @@ default_pre_handlers: list[DecodingHandler] = [gzfilter]
 default_post_handlers: list[DecodingHandler] = [basichandlers]
 
 _META = object()
-"""Plan of fields about the sample: bytes become text, where they are text."""
+"""The decoder of metadata fields: bytes become text, if they are text."""
 
 
 class Decoder:
-    """Decodes the fields of a sample; a sample given to it comes back decoded.
+    """Decodes the fields of a sample: called with a sample, it returns the decoded sample.
 
-    Called with anything that is not a sample, it is a stage over it: `Decoder(f)(dataset)`.
+    Called with anything else, it is a stage over it: `Decoder(f)(dataset)`.
 
     Args:
-        handlers: A list of handlers, or of names of what images become ("rgb", "torchrgb8",
-            "pil", ...). Programs of old give them one by one.
-        rest: `pre`, `post`, `only` and `partial` after a list of handlers; more handlers after
-            one.
-        pre: Handlers before these; None means unpacking of `.gz`.
-        post: Handlers after these; None means text, numbers, JSON, arrays.
-        only: Fields to decode, as a list or with spaces between them; None means all.
-        partial: Whether fields that are not bytes are left alone; else they are an error.
-        allow: "pickle" lets pickled fields be unpickled.
+        handlers: A list of handlers or names of image formats ("rgb", "torchrgb8", "pil", ...).
+            Older programs pass them as separate arguments.
+        rest: `pre`, `post`, `only` and `partial` after a list of handlers; further handlers after
+            a single one.
+        pre: Handlers before these; None decompresses `.gz`.
+        post: Handlers after these; None decodes text, numbers, JSON and arrays.
+        only: Fields to decode, as a list or separated by spaces; None for all.
+        partial: Whether to leave fields that are not bytes unchanged; otherwise they are errors.
+        allow: "pickle" permits pickled fields.
 
     Example:
         >>> Decoder([])({"__key__": "a", "json": b"[1]", "txt": b"text"})
@@ -311,7 +311,7 @@ class Decoder:
 
         Raises:
             DecodingError: If a field is damaged.
-            SecurityError: If a field is pickled, which is not allowed.
+            SecurityError: If a field is pickled, and that is not allowed.
         """
         if self._version != decoders.version:
             self._plan, self._version = {}, decoders.version
@@ -351,7 +351,7 @@ class Decoder:
         return {**self.__dict__, "_plan": {}, "_version": -1}
 
     def _plan_of(self, name: str) -> Any:
-        """Return what decodes the fields of a name: a function of their bytes, or None."""
+        """Return the function that decodes the bytes of fields with this name, or None."""
         if name.startswith("__"):
             return _META
         if self.only is not None and name not in self.only:
@@ -359,7 +359,7 @@ class Decoder:
         key = "." + name
         for number, handler in enumerate(self.handlers):
             if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
-                # It may hand other data on under any key: so the handlers after it are called, too.
+                # It may pass on other data under any key, so later handlers are called too.
                 return self._chain(key, self.handlers[number:])
             if handler.claims(key):
                 compiled = getattr(handler, "compiled", None)
@@ -409,13 +409,13 @@ def _why(error: Exception, name: str, data: bytes) -> str:
 
 
 def _definite(handler: DecodingHandler, key: str) -> bool:
-    """Return whether None is what the handler has made of the data, like the null of JSON."""
+    """Return whether None is the handler's result for the data, such as the null of JSON."""
     claims = getattr(handler, "claims", None)
     return claims is not None and claims(key)
 
 
 def _text(data: bytes) -> str | bytes:
-    """Return the text of a field for metadata. Programs put other bytes there, too."""
+    """Return the text of a metadata field; or its bytes, if they are not text."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Stages that open shards, through a cache or not; the cache itself is in `shard_cache`."""
+"""Stages that open shards, with or without a cache; the cache itself is in `shard_cache`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 logger = logging.getLogger("energon")
 
 default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
-"""Folder of a `FileCache` that names none."""
+"""Default folder of a `FileCache`."""
 default_cache_size = float(os.environ.get("WDS_CACHE_SIZE", "1e18"))
 verbose_cache = int(os.environ.get("WDS_VERBOSE_CACHE", "0"))
 
@@ -61,17 +61,17 @@ _BY_NAME = frozenset({"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "a
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
-    """Return the end of an address, as a name that programs give to their copies.
+    """Return the end of an address, as a name for a local copy.
 
-    Not what the cache calls shards unless it is told to (`url_to_name=url_to_cache_name`): two
-    addresses may end alike.
+    The cache uses it only if told to (`url_to_name=url_to_cache_name`), since addresses may have
+    the same end.
 
     Args:
         url: The address.
-        ndir: How many folders to keep before the last part.
+        ndir: Number of folders to keep before the last part.
 
     Raises:
-        AssertionError: If it is not text.
+        AssertionError: If `url` is not text.
     """
     assert isinstance(url, str), f"{url!r}: expected an address"
     parts = urlsplit(url)
@@ -83,7 +83,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
 def download(
     url: str, dest: str | os.PathLike[str], chunk_size: int = _READ_BYTES, verbose: bool = False
 ) -> None:
-    """Copy what is at an address to a file, which has its name when it is complete."""
+    """Copy an object to a file, which gets its name once it is complete."""
     if verbose:
         logger.info("downloading %s to %s", url, dest)
     with atomic_path(dest) as temporary, open(temporary, "wb") as file:
@@ -96,7 +96,7 @@ def download(
 
 
 def magic_filetype(fname: str | os.PathLike[str]) -> str:
-    """Return what a file is by its first bytes: a tar archive, compressed data, or data."""
+    """Return the type of a file by its first bytes: tar archive, compressed data, or data."""
     with open(fname, "rb") as file:
         head = file.read(BLOCK)
     if head.startswith(b"\x1f\x8b"):
@@ -108,21 +108,21 @@ get_filetype = magic_filetype
 
 
 class FileCache:
-    """Downloads shards to a cache, and opens them there, as shards with an open `stream`.
+    """Downloads shards to a cache, and yields them with an open `stream`.
 
-    `WebDataset(cache_dir=)` does not wait for downloads: it reads a shard while it is stored.
+    `WebDataset(cache_dir=)` does not wait for downloads: it reads a shard while storing it.
 
     Args:
-        cache_dir: Folder of the cache; None means WDS_CACHE of the environment, or `./_cache`.
-        url_to_name: Returns the path of a shard below it; of two shards with the same path, the
-            second goes where `WebDataset(cache_dir=)` keeps it, by its whole address.
-        verbose: Whether to log what is downloaded.
-        validator: Says of a downloaded file whether it is a shard. Unless one is given, shards
-            are kept that were read to their end, and found to be whole.
-        handler: Decides about shards that cannot be opened.
-        cache_size: Bytes that it may hold; -1 for any number.
-        cache_cleanup_interval: Seconds between looks for files that have to go.
-        allow: "shell" lets addresses be commands.
+        cache_dir: Folder of the cache; None for WDS_CACHE in the environment, or `./_cache`.
+        url_to_name: Returns the path of a shard below it. If two shards have the same path, the
+            second is stored by its whole address, as `WebDataset(cache_dir=)` does.
+        verbose: Whether to log downloads.
+        validator: Returns whether a downloaded file is a shard. Without one, shards are kept once
+            they have been read to their end and are complete.
+        handler: Called for shards that cannot be opened.
+        cache_size: Maximum size in bytes; -1 for no limit.
+        cache_cleanup_interval: Seconds between checks of the size.
+        allow: "shell" permits addresses that are commands.
 
     Example:
         >>> import tempfile
@@ -160,10 +160,10 @@ class FileCache:
             )
 
     def get_file(self, url: str) -> str:
-        """Return the path of a shard on disk, after downloading it if it is missing yet.
+        """Return the local path of a shard, downloading it first if necessary.
 
         Raises:
-            FormatError: If the validator says that it is not a shard.
+            FormatError: If the validator rejects it.
         """
         path = local_path(url)
         if path is not None:
@@ -212,8 +212,8 @@ class StreamingOpen:
 
     Args:
         verbose: Accepted for compatibility.
-        handler: Decides about shards that cannot be opened.
-        allow: "shell" lets addresses be commands.
+        handler: Called for shards that cannot be opened.
+        allow: "shell" permits addresses that are commands.
 
     Example:
         >>> for shard in StreamingOpen()([{"url": "photos/shard-0.tar"}]):
@@ -244,16 +244,16 @@ def _local_shard(item: Any) -> dict[str, Any]:
 
 
 class LRUCleanup:
-    """Deletes files of a folder, the oldest first, until the rest is small enough.
+    """Deletes files of a folder, the oldest first, until the rest is within a limit.
 
     All attributes may be set.
 
     Args:
         cache_dir: The folder.
-        cache_size: Bytes that its files may have.
-        keyfn: Returns the age of a file by its path: smaller is older.
-        verbose: Whether to log what is deleted.
-        interval: Seconds between looks at the folder; None looks each time.
+        cache_size: Maximum total size of its files in bytes.
+        keyfn: Returns a sort key for the path of a file; files with smaller keys are older.
+        verbose: Whether to log deletions.
+        interval: Minimum seconds between two clean-ups; None for no minimum.
 
     Example:
         >>> import tempfile
@@ -281,11 +281,11 @@ class LRUCleanup:
         self.last_run = float("-inf")
 
     def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
-        """Let this be about another folder."""
+        """Use another folder."""
         self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
-        """Delete what has to go, unless that was done a moment ago."""
+        """Delete files above the limit, at most once per `interval`."""
         now = time.monotonic()
         if self.cache_dir is None or not os.path.isdir(self.cache_dir):
             return

@@ -1,4 +1,4 @@
-"""The fluid interface: pipelines as one chain of calls; and names of earlier generations."""
+"""The fluid interface, pipelines as a chain of calls; and names of earlier releases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_empty(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _appends(make: Callable[P, Stage]) -> Callable[Concatenate[Fluid, P], Fluid]:
-    """Return a method that appends the stage which `make` makes of its arguments."""
+    """Return a method that appends the stage returned by `make` for its arguments."""
 
     @wraps(make)
     def append(self: Fluid, /, *args: P.args, **kw: P.kwargs) -> Fluid:
@@ -84,11 +84,11 @@ class FluidInterface:
         return self.compose(filters.shuffle(size, **kw)) if size > 0 else self
 
     def mcached(self) -> Self:
-        """Keep the items of the first whole pass in memory, and give them out from there."""
+        """Cache the items of the first complete pass in memory."""
         return self.compose(filters.Cached())
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
-        """Keep the items of the first whole pass in a file, and give them out from there."""
+        """Cache the items of the first complete pass in a file."""
         return self.compose(filters.LMDBCached(*args, **kw))
 
 
@@ -96,7 +96,7 @@ class FluidWrapper(DataPipeline, FluidInterface):
     """Any source with the fluid interface.
 
     Args:
-        initial: A pipeline, a loader, or anything to iterate over.
+        initial: A pipeline, a loader, or any iterable.
 
     Example:
         >>> list(FluidWrapper(range(4)).select(lambda n: n % 2))
@@ -110,33 +110,33 @@ class FluidWrapper(DataPipeline, FluidInterface):
 class WebDataset(DataPipeline, FluidInterface):
     """The samples of tar files, as dicts.
 
-    A loop is one pass over the data, which all ranks and workers share: each sample comes once.
-    Samples are dicts of `__key__`, `__url__`, for local files `__local_path__`, and the bytes of
-    each field. `close`, or the end of a `with` block, gives back what is open.
+    A loop is one pass over the data, divided among all ranks and workers: each sample is yielded
+    once. Samples are dicts of `__key__`, `__url__`, for local files `__local_path__`, and the
+    bytes of each field. `close`, or the end of a `with` block, releases open files.
 
     Args:
         urls: Patterns, folders, or a list of these (see `urls.expand_urls`), a description of a
             mixture (see `mixture`), or a source of shards.
-        handler: Decides about shards that cannot be opened or are damaged.
-        mode: "resampled" is another way to say `resampled=True`; "unlink", "keep" and "resample"
-            say what happens to the files of a folder that others fill, see `DirectoryShardList`.
-        resampled: Whether shards are drawn at random, without end: set an epoch with `with_epoch`.
+        handler: Called for shards that cannot be opened or are damaged.
+        mode: "resampled" is equivalent to `resampled=True`; "unlink", "keep" and "resample"
+            determine what happens to used files of a folder, see `DirectoryShardList`.
+        resampled: Whether to draw shards at random, without end: set an epoch with `with_epoch`.
         repeat: Whether loops continue without end.
-        shardshuffle: Whether shards come in a new order in each epoch; any number but 0 says so.
-        cache_size: Bytes that the cache may hold; -1 for any number.
-        cache_dir: Keeps shards that are not local in this folder; WDS_CACHE of the environment
-            says so, too.
-        url_to_name: Returns the name of a shard in the cache; None takes it from the address.
-        detshuffle: Accepted for compatibility: shuffling always is a function of the seed.
-        nodesplitter: Stage that shares shards among ranks; None gives every rank all.
-        workersplitter: Stage that shares shards among workers; None gives every worker all.
-        select_files: Says by name which members are needed: a function, or a pattern.
+        shardshuffle: Whether to shuffle the shards in each epoch; any number except 0 is True.
+        cache_size: Maximum size of the cache in bytes; -1 for no limit.
+        cache_dir: Folder in which remote shards are cached; defaults to WDS_CACHE in the
+            environment.
+        url_to_name: Returns the name of a shard in the cache; None derives it from the address.
+        detshuffle: Accepted for compatibility: shuffling is always a function of the seed.
+        nodesplitter: Stage that divides shards among ranks; None gives every rank all shards.
+        workersplitter: Stage that divides shards among workers; None gives every worker all.
+        select_files: Selects members by name: a function, or a pattern.
         rename_files: Renames members.
         empty_check: Whether a pass without any sample is an error.
-        verbose: Log every shard as it is opened.
-        seed: What all random choices depend on; None means WDS_SEED of the environment, or 0.
-        allow: "shell" lets addresses be commands (`pipe:`), "env" lets addresses in documents
-            read variables of the environment.
+        verbose: Whether to log every shard as it is opened.
+        seed: Determines all random choices; None for WDS_SEED in the environment, or 0.
+        allow: "shell" permits addresses that are commands (`pipe:`), "env" lets addresses in
+            documents refer to environment variables.
 
     Example:
         >>> dataset = WebDataset("photos/shard-0.tar", shardshuffle=False).decode("rgb8")
@@ -193,9 +193,9 @@ class WebDataset(DataPipeline, FluidInterface):
 
 
 def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) -> list[Any]:
-    """Return the stages that decide who reads which shards when."""
+    """Return the stages that order shards and divide them among ranks and workers."""
     if getattr(source, "is_endless", False):
-        # Every worker draws for itself; splitting would only thin that out.
+        # Every worker draws independently; splitting would only discard draws.
         return [each for each in (nodesplitter, workersplitter) if each not in ("auto", None)]
     by_node = DealShards(by_node=True, by_worker=False) if nodesplitter == "auto" else nodesplitter
     by_worker = (
@@ -203,7 +203,7 @@ def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) 
     )
     if not shuffled:
         return [by_node or None, by_worker or None]
-    # All ranks deal out the same order, or shards would be read twice and others never.
+    # All ranks must divide the same order, or some shards would be read twice and others never.
     return [ShuffleShards("job"), by_node or None, ShuffleShards("rank"), by_worker or None]
 
 
@@ -235,16 +235,16 @@ HINTS = {
     "Shorthands": "use FluidInterface",
     "Composable": "use DataPipeline, which has compose()",
 }
-"""What to use in place of names that are gone."""
+"""Replacements for removed names."""
 
 
 class Processor:
     """Applies a stage to a dataset: `Processor(wds.map, function)(dataset)`.
 
     Args:
-        f: Makes a stage of the other arguments, or is a function of an iterator and these.
-        args: See above.
-        kw: See above.
+        f: Returns a stage for the other arguments, or is a function of an iterator and these.
+        args: Arguments of `f`.
+        kw: Keyword arguments of `f`.
 
     Example:
         >>> from energon.webdataset.filters import map as mapped
@@ -279,8 +279,8 @@ def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:
 
     Args:
         dataset: A pipeline, or a loader.
-        length: Samples of an epoch, over all ranks.
-        batchsize: Samples of an item.
+        length: Number of samples in an epoch, over all ranks.
+        batchsize: Number of samples in an item.
 
     Example:
         >>> len(list(ddp_equalize(FluidWrapper(range(10)), length=8, batchsize=2)))
@@ -290,12 +290,12 @@ def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:
 
 
 def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any:
-    """Return a dataset whose loops have another length, and continue where the last one stopped.
+    """Return a dataset whose loops have another length, each continuing where the last one stopped.
 
     Args:
         dataset: Any dataset.
-        length: Items of a loop.
-        nominal: What `len` returns; None means the same.
+        length: Number of items in a loop.
+        nominal: What `len` returns; None for `length`.
 
     Example:
         >>> dataset = ResizedDataset(FluidWrapper(range(3)), 2)

@@ -8,7 +8,7 @@
         extensions: nrm.jpg
         options: {language: en}
 
-An older form, with `datasets` and what to draw of each in an epoch, is read, too:
+An older form, with `datasets` and the number of shards to draw from each, is also supported:
 
     prefix: s3://
     datasets:
@@ -49,16 +49,16 @@ OPTION_NAMES = ("scale", "scaleprob")
 
 
 class ShardGroup(Node):
-    """Shards that belong together, and what is special about them."""
+    """Shards that belong together, and their options."""
 
     shards: Names
     """Patterns of addresses; relative ones start from the folder of the document."""
     name: str | None = None
     weight: Number | None = None
-    """Share of the shards that are drawn, relative to the other sources; None means as many as
-    it has. If any source has a weight, shards are drawn at random, without end."""
+    """Relative share of the drawn shards; None for the number of its shards. If any source has a
+    weight, shards are drawn at random, without end."""
     extensions: Names | None = None
-    """The fields to read, with spaces or semicolons between them; None means all."""
+    """The fields to read, separated by spaces or semicolons; None for all."""
     scale: tuple[float, float] | None = Field(default=None, strict=False)
     """For the program: found in `__options__` of the samples."""
     scaleprob: Fraction | None = None
@@ -68,7 +68,7 @@ class ShardGroup(Node):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The fields to read, in lower case, or None for all."""
+        """The fields to read, in lower case; None for all."""
         if self.extensions is None:
             return None
         text = self.extensions if isinstance(self.extensions, str) else " ".join(self.extensions)
@@ -76,7 +76,7 @@ class ShardGroup(Node):
 
     @property
     def sample_options(self) -> dict[str, Any]:
-        """What samples get as `__options__`."""
+        """The `__options__` of its samples."""
         named = {name: getattr(self, name) for name in OPTION_NAMES}
         given = {name: value for name, value in named.items() if value is not None}
         if self.name is not None:
@@ -98,15 +98,15 @@ class DatasetSpec(Node):
 
 
 class ShardSelection(Node):
-    """Shards of the older form, and how many of them make an epoch."""
+    """Shards in the older form, and how many of them make up an epoch."""
 
     shards: Names
     name: str | None = None
     buckets: Names | None = None
     resample: Count | None = None
-    """Draw this many, with replacement."""
+    """Number of shards to draw with replacement."""
     choose: Count | None = None
-    """Draw this many, without replacement."""
+    """Number of shards to draw without replacement."""
 
 
 class SelectionSpec(Node):
@@ -118,14 +118,14 @@ class SelectionSpec(Node):
 
 
 class LoadedSpec:
-    """A document, and where it lies.
+    """A document and its location.
 
     Args:
-        content: What it says.
-        folder: What relative addresses start from.
+        content: The parsed document.
+        folder: The base of relative addresses.
         origin: Its name in messages.
-        allow: "env" lets its addresses read the environment.
-        from_afar: Whether it is not on this machine; then they never may.
+        allow: "env" lets its addresses refer to environment variables.
+        from_afar: Whether it is remote; then they never may.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class LoadedSpec:
         """The addresses of the shards of each source.
 
         Raises:
-            ConfigError: If they are more than `LISTED_SHARDS` allows.
-            SecurityError: If they read the environment, and may not.
+            ConfigError: If there are more than `LISTED_SHARDS` allows.
+            SecurityError: If they refer to the environment without permission.
         """
         urls: list[list[str]] = []
         left = LISTED_SHARDS.value
@@ -175,7 +175,7 @@ class LoadedSpec:
             )
 
     def _patterns(self) -> Iterator[Iterator[str]]:
-        """Yield the patterns of each source; with buckets, there may be more than are written."""
+        """Yield the patterns of each source, one for each of its buckets."""
         content = self.content
         if isinstance(content, DatasetSpec):
             yield from (iter(_names(source.shards)) for source in content.dataset)
@@ -193,15 +193,15 @@ class LoadedSpec:
 def load_spec(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow: Collection[str] = ()
 ) -> LoadedSpec:
-    """Return the document at an address, or a mapping like one.
+    """Return the document at an address, or in a mapping.
 
     Args:
-        source: Where it is, or what it says.
-        allow: "env" lets addresses in it read variables of the environment.
+        source: Its address, or its content.
+        allow: "env" lets addresses in it refer to environment variables.
 
     Raises:
         FormatError: If it is not YAML.
-        ConfigError: If it breaks the grammar; names every place where it does.
+        ConfigError: If it is invalid; lists every problem.
 
     Example:
         >>> load_spec({"dataset": [{"shards": "s3://bucket/{a,b}.tar"}]}).urls

@@ -1,6 +1,6 @@
-"""The stages of pipelines, under the names they are used by.
+"""The stages of pipelines, under the names by which programs use them.
 
-Each function here makes a stage. Stages are used in pipelines, or called with an iterable:
+Each function returns a stage. Stages are used in pipelines, or called with an iterable:
 `shuffle(100)(samples)`.
 """
 
@@ -129,7 +129,7 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
 
 
 def flatmap(f: Callable[[Any], Iterable[Any]]) -> Stage:
-    """Yield all items that a function makes of each item, see `FlatMap`.
+    """Yield all items that a function returns for each item, see `FlatMap`.
 
     Example:
         >>> list(flatmap(range)([1, 3]))
@@ -192,9 +192,9 @@ def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: An
 
     Args:
         args: Pairs of a pattern and a function, or False to leave such fields as they are.
-        must_decode: Whether a field that no pattern fits is an error.
-        defaults: Pairs that come before these; None means `default_decoders`.
-        kw: `png=f` is another way to write `("*.png", f)`.
+        must_decode: Whether a field that matches no pattern is an error.
+        defaults: Pairs that come before these; None for `default_decoders`.
+        kw: `png=f` is short for `("*.png", f)`.
 
     Example:
         >>> read_upper = lambda stream: stream.read().decode().upper()
@@ -227,11 +227,11 @@ def to_tuple(
     """Make tuples of fields: `to_tuple("jpg;png", "json")` or `to_tuple("jpg;png json")`.
 
     Args:
-        args: For each item of the tuple a name, or several with semicolons: the first that the
-            sample has is taken.
-        handler: Decides about errors.
-        missing_is_error: Whether samples must have them; else None stands in their place.
-        none_is_error: Whether fields may not be None; as `missing_is_error` unless given.
+        args: For each item of the tuple a name, or several separated by semicolons, the first of
+            which that the sample has is used.
+        handler: Called for errors.
+        missing_is_error: Whether a missing field is an error; otherwise it becomes None.
+        none_is_error: Whether a field that is None is an error; defaults to `missing_is_error`.
 
     Example:
         >>> list(to_tuple("jpg;png", "cls")([{"__key__": "a", "png": b"...", "cls": 1}]))
@@ -254,9 +254,9 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: str) -
     """Rename fields: `rename(image="jpg;png")`.
 
     Args:
-        handler: Decides about errors.
-        keep: Whether fields that are not named are kept, `__key__` among them.
-        kw: The new name, and the old ones of which the first that exists is taken.
+        handler: Called for errors.
+        keep: Whether to keep fields that are not named, including `__key__`.
+        kw: New names, each with the old ones, the first of which that exists is renamed.
 
     Example:
         >>> list(rename(image="jpg;png")([{"__key__": "a", "png": b"..."}]))
@@ -275,10 +275,11 @@ def rename_keys(
     """Rename fields by patterns: `rename_keys(("image", "*.png"))`.
 
     Args:
-        args: Pairs of a new name and a pattern for old ones; the last that fits wins.
-        keep_unselected: Whether fields that fit no pattern are kept.
-        must_match: Whether a pattern that no field fits is an error.
-        duplicate_is_error: Whether two fields of the same new name are; else the last one wins.
+        args: Pairs of a new name and a pattern for old ones; the last match wins.
+        keep_unselected: Whether to keep fields that match no pattern.
+        must_match: Whether a pattern that matches no field is an error.
+        duplicate_is_error: Whether two fields with the same new name are an error; otherwise the
+            last one wins.
         kw: `image="*.png"` is another way to write a pair.
 
     Example:
@@ -292,12 +293,13 @@ def rename_keys(
 def extract_keys(
     *args: str, duplicate_is_error: bool = True, ignore_missing: bool = False
 ) -> Stage:
-    """Make tuples of the fields that fit patterns: `extract_keys("*.png;*.jpg", "*.json")`.
+    """Make tuples of the fields that match patterns: `extract_keys("*.png;*.jpg", "*.json")`.
 
     Args:
-        args: For each item of the tuple a pattern, or several with semicolons.
-        duplicate_is_error: Whether several fields may not fit; else the first is taken.
-        ignore_missing: Whether an item that no field fits is left out of the tuple.
+        args: For each item of the tuple a pattern, or several separated by semicolons.
+        duplicate_is_error: Whether several matching fields are an error; otherwise the first is
+            used.
+        ignore_missing: Whether an item without a matching field is omitted from the tuple.
 
     Example:
         >>> list(extract_keys("*.png;*.jpg", "*.cls")([{"a.jpg": b"...", "a.cls": 1}]))
@@ -308,7 +310,7 @@ def extract_keys(
 
 
 def associate(associator: Any, **kw: Any) -> Stage:
-    """Add to each sample what a dict by key, or a function of the key, has for it.
+    """Add to each sample the fields that a dict has for its key, or a function returns for it.
 
     Example:
         >>> list(associate({"a": {"split": "train"}})([{"__key__": "a"}]))
@@ -332,7 +334,7 @@ def batched(
 
 
 def unbatched() -> Stage:
-    """Take batches of columns apart, see `unbatch`.
+    """Split batches of columns into samples, see `unbatch`.
 
     Example:
         >>> list(unbatched()([([1, 2], ["a", "b"])]))
@@ -352,7 +354,7 @@ def listed(batchsize: int = 20, partial: bool = True) -> Stage:
 
 
 def unlisted() -> Stage:
-    """Take lists apart.
+    """Yield the items of lists.
 
     Example:
         >>> list(unlisted()([[1, 2], [3]]))

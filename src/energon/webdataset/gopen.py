@@ -1,14 +1,13 @@
-"""Open addresses of all kinds for streaming, in both directions.
+"""Open addresses of all kinds for streaming, to read or write.
 
-Known are local paths and `file:`, "-" for standard input and output, `pipe:` with a command for
-the shell (if that is allowed), and whatever energon's storage knows: http(s), s3, gs, az, ….
-Openers of your own go into `gopen_schemes`.
+Supported are local paths and `file:`, "-" for standard input and output, `pipe:` with a shell
+command (if allowed), and everything that energon's storage supports: http(s), s3, gs, az, ….
+Programs can add openers to `gopen_schemes`.
 
-Addresses are rewritten by rules in the environment, to use other copies of the same data:
-GOPEN_REWRITE, or WDS_REWRITE, holds rules with semicolons between them: a regular expression
-for the beginning of an address, an equals sign, and what stands there instead. The first rule
-that fits is used, once. USE_AIS_FOR names schemes whose objects are asked of the AIStore at
-AIS_ENDPOINT.
+Rules in the environment rewrite addresses, to use other copies of the same data. GOPEN_REWRITE or
+WDS_REWRITE contains rules separated by semicolons: a regular expression for the beginning of an
+address, an equals sign, and the replacement. The first matching rule is applied, once. USE_AIS_FOR
+names schemes whose objects are read through the AIStore at AIS_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ logger = logging.getLogger("energon")
 
 
 def tell(variable: str, message: str, *args: object) -> None:
-    """Log a line; if the environment asks for it, show it even where logging is not set up.
+    """Log a line; if an environment variable is set, show it even if logging is not configured.
 
     Args:
-        variable: Asks for it, unless it is unset, empty or 0.
-        message: The line, and `args` to go into it.
-        args: See `message`.
+        variable: The variable; unset, empty or 0 disables it.
+        message: The format of the line.
+        args: Its arguments.
     """
     if os.environ.get(variable, "0") in ("", "0"):
         logger.debug(message, *args)
@@ -57,10 +56,10 @@ _PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais"}
 
 
 def rewrite_url(url: str) -> str:
-    """Return the address that is to be opened for `url`.
+    """Return the address to open for `url`.
 
     Raises:
-        ConfigError: If a rule is malformed, or AIStore is asked for without an endpoint.
+        ConfigError: If a rule is malformed, or AIStore is requested without an endpoint.
         SecurityError: If there are rules, and the lock is on; see `security`.
     """
     text = os.environ.get("GOPEN_REWRITE") or os.environ.get("WDS_REWRITE") or ""
@@ -128,14 +127,14 @@ def gopen(
     Args:
         url: A path, or an address.
         mode: "rb" or "wb".
-        bufsize: Given to openers of the program; others read in pieces of their own size.
-        allow: "shell" lets the address be a command.
-        kw: Given to the opener of the scheme.
+        bufsize: Passed to openers of the program; built-in ones choose their own.
+        allow: "shell" permits a command.
+        kw: Passed to the opener of the scheme.
 
     Raises:
-        ConfigError: If nobody opens addresses of that scheme.
+        ConfigError: If there is no opener for the scheme.
         DatasetNotFoundError: If there is nothing at the address.
-        SecurityError: If it is a command, which is not allowed.
+        SecurityError: If it is a command, and that is not allowed.
 
     Example:
         >>> with gopen("photos/shard-0.tar") as stream:
@@ -161,7 +160,7 @@ def open_url(
     allowed: Collection[str] = (),
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Do what `gopen` does, with what was allowed before; see `security.resolve`."""
+    """Do the same with permissions resolved earlier; see `security.resolve`."""
     if mode not in _MODES:
         raise ConfigError(f"gopen(mode={mode!r}): expected rb or wb")
     url = rewrite_url(url)
@@ -181,7 +180,7 @@ def open_url(
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of an address; openers of the program know "mine:x", too."""
+    """Return the scheme of an address; programs may register ones like "mine:x"."""
     before, colon, _ = url.partition(":")
     if colon and before.lower() in gopen_schemes:
         return before.lower()
@@ -206,7 +205,7 @@ def _open_file(url: str, mode: str, *, buffering: int | None = None) -> Any:
 
 
 def _buffering(mode: str, default: int | None) -> int:
-    """Return the size of a buffer: GOPEN_BUFFER, or the default; else none for reading."""
+    """Return the size of the buffer: GOPEN_BUFFER or the default, or none for reading."""
     size = os.environ.get("GOPEN_BUFFER")
     if size is None:
         return default if default is not None else 0 if mode == "rb" else -1
@@ -217,7 +216,7 @@ def _buffering(mode: str, default: int | None) -> int:
 
 
 class _Standard:
-    """Standard input or output, which stay open when nobody reads or writes any more."""
+    """Standard input or output, which stays open when this is closed."""
 
     def __init__(self, stream: Any) -> None:
         self.read = getattr(stream, "read1", None) or stream.read
@@ -225,7 +224,7 @@ class _Standard:
         self.flush = stream.flush
 
     def close(self) -> None:
-        """Pass on what was written."""
+        """Flush what was written."""
         self.flush()
 
 
@@ -245,13 +244,13 @@ def set_options(
     ignore_status: Collection[int] | None = None,
     handler: Any = None,
 ) -> bool:
-    """Change what a command may do without being a failure; return whether it is a command.
+    """Set which failures of a command are ignored; return whether `obj` is a command.
 
     Args:
         obj: What `gopen` returned.
-        timeout: Kept as an attribute: commands are never waited for when they are left.
-        ignore_errors: Whether no exit status is a failure; None leaves that as it is.
-        ignore_status: Exit statuses that are not failures, beside 0; None leaves them as they are.
+        timeout: Stored as an attribute only: closing never waits for a command.
+        ignore_errors: Whether to ignore every exit status; None leaves the setting unchanged.
+        ignore_status: Exit statuses besides 0 that are not failures; None leaves them unchanged.
         handler: Accepted for compatibility.
     """
     if not isinstance(obj, Pipe):
@@ -277,12 +276,12 @@ def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
 
 
 def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
-    """Open an address of a store or a web server, in this process: no program is started."""
+    """Open an address of a store or a web server in this process, without starting a program."""
     return RemoteReader(url) if mode == "rb" else RemoteWriter(url)
 
 
 def gopen_error(url: str, *args: Any, **kw: Any) -> Any:
-    """Raise ConfigError: the opener of schemes that are not supported."""
+    """Raise ConfigError: an opener for disabled schemes."""
     raise ConfigError(f"{redact(url)}: no opener for addresses of this scheme")
 
 
@@ -295,10 +294,10 @@ _BUILT_IN: dict[str, Opener] = {
     **dict.fromkeys(_REMOTE, gopen_remote),
 }
 gopen_schemes: dict[str, Opener] = dict(_BUILT_IN)
-"""Openers by scheme: functions of url, mode and bufsize. Those that a program puts here come
-before what is built in, which it can call. `__default__` is for schemes that have no opener."""
+"""Openers by scheme: functions of url, mode and bufsize. Those added by a program take precedence
+over the built-in ones, which they can call. `__default__` is used for unknown schemes."""
 
 info: dict[str, Any] = {}
-"""For programs to put in what identifies their messages."""
+"""For programs to set: identifies their messages."""
 
 __getattr__ = reexport(__name__, {"utils": "utils:"})

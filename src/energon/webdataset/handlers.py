@@ -1,11 +1,10 @@
-"""What to do about an item that fails: continue without it, end the stage, or raise.
+"""Handlers of failing items: continue without the item, end the stage, or raise.
 
-A handler is called with the exception. True leaves the item out and continues, False ends the
-stage as if its data had ended there; or it raises, which ends the run.
+A handler is called with the exception. True drops the item and continues, False ends the stage as
+if its data had ended there; raising ends the run.
 
-What is refused unless it is allowed, and what needs a package that is not installed, is no
-fault of one item: all others would fail as well, and a run without any data would look like
-one that has come to its end. So these handlers raise it.
+Errors about missing permissions or packages concern all items: skipping them would make a run
+without any data look like one that has ended. These handlers therefore always raise them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def ignore_and_continue(exn: Exception) -> bool:
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Leave the item out, and warn.
+    """Drop the item, and warn.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:

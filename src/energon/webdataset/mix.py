@@ -1,4 +1,4 @@
-"""Mix the items of several pipelines, also of one for each source of a document."""
+"""Mix the items of several pipelines, or of one pipeline for each source of a document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _END = object()
 
 
 class _Mixture(Stage):
-    """Opens a pipeline for each part, told apart by its number."""
+    """Opens a pipeline for each part, identified by its number."""
 
     def __init__(self, datasets: Sequence[Any], longest: bool) -> None:
         if not datasets:
@@ -61,10 +61,10 @@ class RandomMixStage(_Mixture):
 
     @property
     def weights(self) -> list[float]:
-        """How often each is chosen, relative to the others.
+        """The relative frequency of each part.
 
         Raises:
-            ConfigError: If that is invalid.
+            ConfigError: If the weights are invalid.
         """
         number = len(self.datasets)
         weights = [1.0] * number if self.probs is None else [float(each) for each in self.probs]
@@ -116,7 +116,7 @@ class _RandomMixIterator(_MixtureIterator):
         self._draws: Draws = draws
         self._weights = stage.weights
         super().__init__(stage, parts)
-        # What is never drawn is not waited for, either.
+        # Parts that are never drawn do not keep the mixture going.
         self._active = [part for part in self._active if self._weights[part] > 0]
 
     def _run(self) -> Iterator[Any]:
@@ -171,11 +171,11 @@ class _RoundRobinIterator(_MixtureIterator):
 
 
 class _Mix(DataPipeline, FluidInterface):
-    """A pipeline whose first stage mixes datasets, which a program may change."""
+    """A pipeline whose first stage mixes datasets; programs may change its attributes."""
 
     @property
     def datasets(self) -> Sequence[Any]:
-        """What is mixed."""
+        """The datasets that are mixed."""
         found: Sequence[Any] = self.pipeline[0].datasets
         return found
 
@@ -185,7 +185,7 @@ class _Mix(DataPipeline, FluidInterface):
 
     @property
     def longest(self) -> bool:
-        """Whether to continue with the others when one has ended."""
+        """Whether to continue with the other datasets when one has ended."""
         return bool(self.pipeline[0].longest)
 
     @longest.setter
@@ -194,15 +194,15 @@ class _Mix(DataPipeline, FluidInterface):
 
 
 class RandomMix(_Mix):
-    """The items of several datasets, each drawn from one that is chosen at random.
+    """The items of several datasets, each drawn from one chosen at random.
 
-    Choices are a function of the seed.
+    The choices are a function of the seed.
 
     Args:
-        datasets: Pipelines, or anything to iterate over.
-        probs: How often each is chosen, relative to the others; None means equally often. A
-            dataset with 0 is never read.
-        longest: Whether to continue with the others when one has ended; else the mixture ends.
+        datasets: Pipelines, or any iterables.
+        probs: The relative frequency of each; None for equal ones. A dataset with 0 is never
+            read.
+        longest: Whether to continue with the others when one has ended; otherwise the mixture ends.
         seed: See `DataPipeline`.
 
     Raises:
@@ -227,7 +227,7 @@ class RandomMix(_Mix):
 
     @property
     def probs(self) -> Sequence[float] | None:
-        """How often each dataset is chosen, relative to the others."""
+        """The relative frequency of each dataset."""
         found: Sequence[float] | None = self.pipeline[0].probs
         return found
 
@@ -237,11 +237,11 @@ class RandomMix(_Mix):
 
 
 class RoundRobin(_Mix):
-    """The items of several datasets, one of each in turn.
+    """The items of several datasets, one from each in turn.
 
     Args:
-        datasets: Pipelines, or anything to iterate over.
-        longest: Whether to continue with the others when one has ended; else the mixture ends.
+        datasets: Pipelines, or any iterables.
+        longest: Whether to continue with the others when one has ended; otherwise the mixture ends.
         seed: See `DataPipeline`.
 
     Example:
@@ -258,7 +258,7 @@ class RoundRobin(_Mix):
 def random_samples(
     sources: Sequence[Any], probs: Sequence[float] | None = None, longest: bool = False
 ) -> Iterator[Any]:
-    """Yield the items of some iterables, each drawn from one that is chosen at random."""
+    """Yield the items of several iterables, each drawn from one chosen at random."""
     return iter(RandomMix(sources, probs, longest))
 
 
@@ -282,20 +282,20 @@ def mixture(
 ) -> RandomMix:
     """Return a pipeline that draws each sample from one of the sources of a document.
 
-    Unlike `WebDataset(document)`, which mixes shards, this has a pipeline for each source, so
-    that weights are shares of samples, and sources may be prepared differently.
+    Unlike `WebDataset(document)`, which mixes shards, this opens a pipeline for each source, so
+    that weights are shares of samples and each source can be processed differently.
 
     Args:
-        spec: Address of a YAML document, or a mapping like one; see `dataset_spec`. Sources
-            without a weight have as much of it as they have shards.
+        spec: Address of a YAML document, or an equivalent mapping; see `dataset_spec`. The
+            weight of a source defaults to its number of shards.
         prepare: Called with the dataset of each source and its options (`scale`, ...); returns
-            what to mix.
+            the pipeline to mix.
         longest: Whether to continue with the others when one source has ended.
         seed: See `DataPipeline`.
-        options: Arguments of `WebDataset`, like `resampled=True` for mixtures without end.
+        options: Arguments of `WebDataset`, such as `resampled=True` for an endless mixture.
 
     Raises:
-        ConfigError: If the document breaks the grammar, or is one of the older form.
+        ConfigError: If the document is invalid, or has the older form.
 
     Example:
         >>> sources = {"dataset": [{"shards": "photos/shard-0.tar"}]}
@@ -315,6 +315,6 @@ def mixture(
 
 
 def _entry(source: Any) -> dict[str, Any]:
-    """Return a source as a document says it, without its weight."""
+    """Return the entry of a source in a document, without its weight."""
     entry: dict[str, Any] = source.model_dump(exclude={"weight", "shards"}, exclude_none=True)
     return entry

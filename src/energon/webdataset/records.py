@@ -1,4 +1,4 @@
-"""Streams of records in place of tar files: CBOR, MsgPack and JSON, one value after the other."""
+"""Read files of concatenated CBOR, MsgPack or JSON values instead of tar files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class RecordSamples(Stage):
-    """Yields the records of files, one file after the other, as they are.
+    """Yields the records of files, one file after another, unchanged.
 
     Args:
         records: Reads the records of a file.
-        handler: Decides about files that cannot be opened, or are damaged: true continues with the
-            next file, false ends the stage.
+        handler: Called for files that cannot be opened or are damaged: True continues with the next
+            file, False ends the stage.
         opening: How files are opened.
     """
 
@@ -43,7 +43,7 @@ class RecordSamples(Stage):
 
 
 class _RecordIterator(StageIterator):
-    """Its position is how many files are done, and how many records of the next one."""
+    """Its position is the number of finished files, and of records taken from the next one."""
 
     def __init__(self, stage: RecordSamples, source: Iterator[Any]) -> None:
         self._stage = stage
@@ -126,7 +126,7 @@ def msgpacks_to_samples(
 def jsonl_to_samples(
     handler: Handler = reraise_exception, allow: Collection[str] = ()
 ) -> RecordSamples:
-    """Return a stage from addresses of files to the JSON values in them, one to a line.
+    """Return a stage from addresses of files to the JSON values in them, one per line.
 
     Example:
         >>> import tempfile
@@ -193,12 +193,12 @@ def read_msgpack(opened: ShardStream) -> Iterator[Any]:
 
 
 def read_jsonl(opened: ShardStream) -> Iterator[Any]:
-    """Yield the values of a file with one JSON value to a line; empty lines do not count.
+    """Yield the values of a file with one JSON value per line; empty lines are ignored.
 
     Raises:
         FormatError: If a line is not JSON.
     """
-    # A long line comes in many pieces, which are joined once.
+    # A long line arrives in many pieces, which are joined only once.
     pieces: list[bytes] = []
     number = length = 0
     for chunk in _chunks(opened):
@@ -232,7 +232,7 @@ def _chunks(opened: ShardStream) -> Iterable[bytes]:
 
 
 class _Buffered(io.RawIOBase):
-    """A stream that can say whether it has ended, and returns exactly as much as requested."""
+    """A stream that knows whether it has ended, and returns exactly as many bytes as requested."""
 
     def __init__(self, opened: ShardStream) -> None:
         self._opened = opened
@@ -242,7 +242,7 @@ class _Buffered(io.RawIOBase):
         self._number = self._taken = 0
 
     def begin(self, number: int) -> None:
-        """Say which value is read next; each may have `DOCUMENT_BYTES`."""
+        """Begin with the next value, which may have up to `DOCUMENT_BYTES`."""
         self._number, self._taken = number, 0
 
     def readable(self) -> bool:

@@ -1,9 +1,9 @@
-"""What is refused unless the user allows it: unpickling, and commands for the shell.
+"""Operations that are refused unless the user allows them: unpickling, and shell commands.
 
-Data are data: neither a shard nor a list of shards may run code. Allow by name, per stage with
-`allow=("pickle",)`, for the process with ENERGON_ALLOW=pickle,shell or WDS_SECURE=0, or with
+Data is data: neither a shard nor a list of shards may run code. Permissions are given by name: per
+stage with `allow=("pickle",)`, per process with ENERGON_ALLOW=pickle,shell or WDS_SECURE=0, or with
 `energon.webdataset.utils.enforce_security = False`. Set to True (or WDS_SECURE=1), the same switch
-is a lock: nothing of this is done, whatever else allows it.
+is a lock: all of these are refused, whatever else allows them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from energon.allow import allowed_by_environment, check_allow, refusal
 from energon.errors import SecurityError
 
 INSECURE = frozenset(("pickle", "shell"))
-"""What programs of old allow with a switch of their own."""
+"""What older programs allow with a switch."""
 
 LOCKED = "locked"
-"""In what `resolve` returns, says that the lock was on when a stage was made."""
+"""In the result of `resolve`, means that the lock was on when a stage was created."""
 
 _LOCKS = {
     "pickle": "Unpickling is not allowed for security reasons when enforce_security is set",
@@ -28,13 +28,13 @@ _LOCKS = {
     "rewrite": "rewrite_url: unsafe_gopen is False, cannot rewrite URLs using environment "
     "variables",
 }
-"""What the lock refuses, in the words that programs look for."""
+"""Messages of the lock, in the words that programs look for."""
 
 
 def resolve(allow: Collection[str] = ()) -> frozenset[str]:
-    """Return all that is allowed here and now, `allow` included.
+    """Return everything that is allowed now, including `allow`.
 
-    Stages call this when they are made and keep the answer, so that workers know it.
+    Stages call this when they are created and keep the result, so that it also holds in workers.
 
     Raises:
         ConfigError: If there is no such capability.
@@ -51,8 +51,8 @@ def require(capability: str, allowed: Collection[str], what: str) -> None:
     """Raise SecurityError unless `capability` is allowed.
 
     Args:
-        capability: Which one.
-        allowed: What `resolve` returned.
+        capability: The capability.
+        allowed: The result of `resolve`.
         what: What is refused, and why: the beginning of the message.
     """
     check_lock(capability, allowed)
@@ -64,8 +64,8 @@ def check_lock(act: str, allowed: Collection[str] = ()) -> None:
     """Raise SecurityError if the lock is on, or was when `allowed` was resolved.
 
     Args:
-        act: What is about to be done: "pickle", "torch", "shell", "file" or "rewrite".
-        allowed: What `resolve` returned.
+        act: The operation: "pickle", "torch", "shell", "file" or "rewrite".
+        allowed: The result of `resolve`.
     """
     if LOCKED in allowed or _switch() is True:
         raise SecurityError(
@@ -75,8 +75,8 @@ def check_lock(act: str, allowed: Collection[str] = ()) -> None:
 
 
 def _switch() -> bool | None:
-    """Return what the program, or else the environment, says; None if neither does."""
-    # Not imported as a name: programs set it.
+    """Return the switch set by the program or else the environment; None if neither sets it."""
+    # Looked up each time, since programs set it.
     import energon.webdataset.utils as utils
 
     if utils.enforce_security is not None:

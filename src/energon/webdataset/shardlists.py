@@ -1,4 +1,4 @@
-"""Sources of shards, their order, and who reads which."""
+"""Sources of shards, their order, and their distribution to ranks and workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class ShardSource(TorchLookalike, Stage):
 
     Attributes:
         urls: The shards, which a program may change between loops.
-        epoch: How often it was iterated over on its own, from -1. A pipeline counts its epochs.
+        epoch: Number of iterations over it outside of a pipeline, from -1. Pipelines count their
+            epochs themselves.
     """
 
     urls: list[str]
@@ -73,7 +74,7 @@ class SimpleShardList(ShardSource):
 
     Args:
         urls: Patterns, folders, or a list of these; see `expand_urls`.
-        seed: Shuffles them, in another way for each epoch; None keeps their order.
+        seed: Shuffles them, differently in each epoch; None keeps their order.
 
     Example:
         >>> list(SimpleShardList("{a,b}.tar"))
@@ -92,18 +93,18 @@ class SimpleShardList(ShardSource):
 
 
 class ResampledShards(ShardSource):
-    """Yields shards drawn at random, with replacement, each worker its own.
+    """Yields shards drawn at random with replacement, independently in each worker.
 
     Args:
         urls: Patterns, folders, or a list of these; see `expand_urls`.
-        nshards: How many to draw.
-        seed: Tells apart sources that draw from the same shards.
-        worker_seed: Function that returns a seed for the worker it is called in; None means
-            that rank and worker make the difference.
-        deterministic: Whether two of these, iterated over on their own, draw the same for a seed.
-            In a pipeline draws always are a function of seed, epoch and worker.
-        max_urls: How many shards there may be.
-        empty_check: Accepted for compatibility: no shards are always an error.
+        nshards: Number of draws.
+        seed: Distinguishes sources that draw from the same shards.
+        worker_seed: Returns a seed for the worker that calls it; None derives it from rank and
+            worker.
+        deterministic: Whether sources with the same seed draw the same shards outside of a
+            pipeline. In a pipeline, draws are always a function of seed, epoch and worker.
+        max_urls: Maximum number of shards.
+        empty_check: Accepted for compatibility: an empty list is always an error.
 
     Example:
         >>> drawn = list(ResampledShards("{a,b}.tar", nshards=100))
@@ -148,11 +149,11 @@ class ResampledShards(ShardSource):
 
 ResampledShardList = ResampledShards
 _numbers = count(1)
-"""Of sources that draw, in the order in which a program makes them."""
+"""Numbers sources that draw, in the order in which the program creates them."""
 
 
 def resampled_(src: Iterable[Any], n: int = sys.maxsize) -> Iterator[Any]:
-    """Yield `n` random items of an iterable, which is read to its end first."""
+    """Yield `n` random items of an iterable, which is first read to its end."""
     yield from resampled(n)(src)
 
 
@@ -161,8 +162,8 @@ class ShuffleShards(Stage):
     """Yields all shards in an order that changes with every epoch.
 
     Args:
-        scope: Who gets the same order: all workers of the job, whatever their seeds, so that
-            they may share the shards after it; or all workers of a rank.
+        scope: Which workers get the same order, so that they can divide the shards afterwards: all
+            workers of the job, whatever their seeds, or those of a rank.
     """
 
     scope: str = "rank"
@@ -177,14 +178,14 @@ class ShuffleShards(Stage):
 
 @dataclass(frozen=True)
 class DealShards(Stage):
-    """Assigns each worker its part of the shards, all of them together each shard once.
+    """Divides the shards among the workers, so that together they read each shard once.
 
-    If there are fewer shards than workers, several workers share a shard: of m workers, each
+    If there are fewer shards than workers, several workers share a shard: each of m workers
     takes every m-th sample of it.
 
     Args:
-        by_node: Whether ranks share the shards; else each rank gets all.
-        by_worker: Whether the workers of a rank share what it gets.
+        by_node: Whether to divide the shards among ranks; otherwise each rank gets all of them.
+        by_worker: Whether to divide the shards of a rank among its workers.
     """
 
     by_node: bool = True
@@ -199,7 +200,7 @@ class DealShards(Stage):
 
 
 def deal(shards: list[Any], number: int, count: int) -> Iterator[Any]:
-    """Return what worker `number` of `count` reads."""
+    """Return the shards of worker `number` of `count`."""
     if len(shards) >= count or not shards:
         return islice(shards, number, None, count)
     shard = shards[number % len(shards)]
@@ -214,7 +215,7 @@ def _shared(shard: Any, number: int, count: int) -> Shard:
 
 
 def permuted(items: list[Any], seed: int) -> list[Any]:
-    """Return items in an order that is a function of a seed."""
+    """Return the items in an order that is a function of a seed."""
     if len(items) < 2:
         return items
     numbers = np.arange(len(items))
@@ -223,7 +224,7 @@ def permuted(items: list[Any], seed: int) -> list[Any]:
 
 
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """Yield every n-th item, n being the number of ranks.
+    """Yield every n-th item, where n is the number of ranks.
 
     Example:
         >>> list(split_by_node("ab"))  # there is one node
@@ -234,7 +235,7 @@ def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
 
 def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
-    """Yield every n-th item, n being the number of loader workers of this rank.
+    """Yield every n-th item, where n is the number of loader workers of this rank.
 
     Example:
         >>> list(split_by_worker("ab"))  # outside of loaders
@@ -248,7 +249,7 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
     """Yield all items, if this is the only rank.
 
     Raises:
-        ConfigError: If there are several: they would all get the same.
+        ConfigError: If there are several ranks, which would all get the same items.
 
     Example:
         >>> list(single_node_only("ab"))
@@ -278,7 +279,7 @@ class _Resampled(Stage):
 
 
 def resampled(n: int = sys.maxsize) -> Stage:
-    """Return a stage that reads its whole source, and yields `n` random items of it.
+    """Return a stage that reads its whole source and yields `n` random items of it.
 
     Example:
         >>> len(list(resampled(5)("ab")))
@@ -291,7 +292,7 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
     """Yield all items.
 
     Raises:
-        EmptyDatasetError: If there is none.
+        EmptyDatasetError: If there are none.
 
     Example:
         >>> list(non_empty("ab"))
@@ -306,7 +307,7 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
 
 
 def expand(s: str) -> str:
-    """Return a path with the home folder (`~`) and variables of the environment (`$NAME`) in it."""
+    """Return a path with the home folder (`~`) and environment variables (`$NAME`) expanded."""
     return os.path.expanduser(os.path.expandvars(s))
 
 

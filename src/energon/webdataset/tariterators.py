@@ -1,4 +1,4 @@
-"""Read tar files step by step, for programs that put the steps together themselves."""
+"""Read tar files step by step, for programs that compose the steps themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Return key and field of a member's name, or None twice if it has none.
+    """Return key and field of a member's name, or (None, None) if it has none.
 
     Example:
         >>> base_plus_ext("d/a.seg.png")
@@ -109,12 +109,12 @@ def url_opener(
     allow: Collection[str] = (),
     **kw: Any,
 ) -> Iterator[Shard]:
-    """Yield shards with an open `stream` in them, of the bytes that are stored.
+    """Yield shards with an open `stream` of their stored bytes.
 
     Args:
         data: Dicts with a `url`.
-        handler: Decides about those that cannot be opened.
-        allow: "shell" lets addresses be commands.
+        handler: Called for shards that cannot be opened.
+        allow: "shell" permits addresses that are commands.
         kw: Accepted for compatibility.
 
     Example:
@@ -145,9 +145,9 @@ def tar_file_iterator(
 
     Args:
         fileobj: The archive, compressed or not.
-        skip_meta: Regular expression for names to leave out; None leaves out none.
-        handler: Decides about damage: true ends the archive.
-        select_files: Says by name which files are needed, after renaming.
+        skip_meta: Regular expression for names to skip; None skips none.
+        handler: Called for damaged archives: True ends the archive.
+        select_files: Returns by (renamed) name whether a file is needed.
         rename_files: Renames files.
 
     Example:
@@ -176,7 +176,7 @@ def _files(
     numbers = count()
 
     def alone(name: str) -> tuple[str, str] | None:
-        # The number as key, the name as field: no two files are one sample.
+        # With the number as key and the name as field, no two files belong to one sample.
         return None if skipped and skipped.match(name) else (str(next(numbers)), name)
 
     origin = str(getattr(fileobj, "name", "the archive"))
@@ -200,8 +200,8 @@ def tar_file_expander(
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
     Args:
-        data: What `url_opener` yields.
-        handler: Decides about damaged archives.
+        data: The shards that `url_opener` yields.
+        handler: Called for damaged archives.
         select_files: See `tar_file_iterator`.
         rename_files: See `tar_file_iterator`.
         eof_value: Yielded after each shard, so that samples do not continue in the next one; None
@@ -219,7 +219,7 @@ def tar_file_expander(
         try:
             for member in _files(shard["stream"], _META, select_files, rename_files):
                 yield {**member, **about}
-            # A cache keeps what was read to its end, and found to be whole.
+            # A cache keeps shards that were read to their end and are complete.
             shard.get("completed", nothing)()
         except Exception as error:
             if not handler(as_read_error(error)):
@@ -237,14 +237,14 @@ def group_by_keys(
     suffixes: Collection[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[StreamSample]:
-    """Group files with the same key to samples.
+    """Group consecutive files with the same key into samples.
 
     Args:
         data: Dicts of `fname`, `data` and `__url__`; one without `fname` ends a shard.
         keys: Returns key and field of a name.
-        lcase: Whether fields are in lower case.
-        suffixes: Which fields are needed; None wants all.
-        handler: Decides about files that have no place in a sample.
+        lcase: Whether to convert fields to lower case.
+        suffixes: The fields to keep; None for all.
+        handler: Called for files that cannot be part of a sample.
 
     Example:
         >>> files = [{"fname": "a.txt", "data": b"A"}, {"fname": "a.cls", "data": b"1"}]

@@ -1,4 +1,4 @@
-"""Arrays in the tenbin format, as bytes and as files. Each can have a text of up to 8 letters."""
+"""Arrays in the tenbin format, as bytes and files. Each may have a label of up to 8 characters."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def bytedata(a: Any) -> Any:
 
 
 def str64(s: str) -> int:
-    """Return a text of up to 8 letters as a number."""
+    """Return a label of up to 8 characters as a number."""
     return int(struct.unpack("@q", s.encode("ascii").ljust(8, b"\0"))[0])
 
 
 def unstr64(i: int) -> str:
-    """Return the text that a number stands for."""
+    """Return the label that a number encodes."""
     return struct.pack("@q", i).decode("ascii").strip("\0")
 
 
@@ -66,7 +66,7 @@ def roundup(n: int, k: int = 64) -> int:
 
 
 def check_acceptable_input_type(data: Arrays, allow64: bool) -> None:
-    """Raise ConfigError for arrays of a type that the format has not, or of 64 bits."""
+    """Raise ConfigError for arrays of a type that the format lacks, or of 64 bits."""
     for array in data:
         if array.dtype.name not in long_to_short:
             raise ConfigError(f"tenbin has no arrays of {array.dtype}")
@@ -75,10 +75,10 @@ def check_acceptable_input_type(data: Arrays, allow64: bool) -> None:
 
 
 def check_infos(data: Any, infos: Sequence[str], required_infos: Any = None) -> Any:
-    """Return arrays whose texts are what is required, with the texts if that is True.
+    """Check the labels of arrays, and return the arrays, with their labels if `infos` is True.
 
     Raises:
-        DecodeError: If they are others.
+        DecodeError: If the labels differ from those required.
     """
     if required_infos is True:
         return data, infos
@@ -88,15 +88,15 @@ def check_infos(data: Any, infos: Sequence[str], required_infos: Any = None) -> 
 
 
 def encode_header(a: NDArray[Any], info: str = "") -> bytes:
-    """Return what describes an array."""
+    """Return the header of an array."""
     return array_parts(a, info)[0]
 
 
 def decode_header(h: Any) -> tuple[tuple[int, ...], np.dtype[Any], str]:
-    """Return shape, type and text of an array.
+    """Return shape, type and label of an array.
 
     Raises:
-        DecodeError: If this describes none.
+        DecodeError: If the header is invalid.
     """
     return array_header(memoryview(h))
 
@@ -118,7 +118,7 @@ def decode_list(l: Sequence[Any], infos: Any = False) -> Any:  # noqa: E741
 
 
 def encode_chunks(l: Sequence[Any]) -> bytes:  # noqa: E741
-    """Return chunks as bytes, with what stands before and after each."""
+    """Return chunks as bytes, with the framing of each."""
     return b"".join(map(frame_chunk, map(bytes, l)))
 
 
@@ -140,29 +140,28 @@ def read_chunk(stream: BinaryIO) -> bytes | None:
     """Return the next chunk of a stream, or None at its end.
 
     Raises:
-        DecodeError: If there is none.
+        DecodeError: If there is no valid chunk.
     """
     data = _chunk(stream)
     return bytes(split_chunks(data)[0]) if data else None
 
 
 def encode_buffer(l: Arrays, infos: Sequence[str] | None = None) -> bytes:  # noqa: E741
-    """Return arrays as bytes; `infos` has a text for each."""
+    """Return arrays as bytes; `infos` has a label for each."""
     if infos is not None and len(infos) != len(l):
         raise ConfigError(f"there are {len(l)} arrays, and infos for {len(infos)}")
     return encode_tenbin([np.asarray(array) for array in l], infos or ())
 
 
 def decode_buffer(buf: bytes, infos: bool | Sequence[str] | None = False) -> Any:
-    """Return the arrays in some bytes, as views that cannot be written to.
+    """Return the arrays in some bytes, as read-only views.
 
     Args:
         buf: The bytes.
-        infos: True for a pair of the arrays and their texts; a list of texts if they must be
-            these.
+        infos: True to return a pair of the arrays and their labels; a list of required labels.
 
     Raises:
-        DecodeError: If the bytes are damaged, or the texts are others.
+        DecodeError: If the bytes are damaged, or the labels differ from those required.
     """
     pairs = decode_tenbin_infos(bytes(buf))
     arrays, found = [array for array, _ in pairs], [info for _, info in pairs]
@@ -210,7 +209,7 @@ def _chunk(stream: BinaryIO) -> bytes:
     (length,) = struct.unpack_from("<q", start, 8)
     left = max(0, length + -length % 64)
     parts = [start]
-    # In pieces: streams take memory for what they are asked for, whether it is there or not.
+    # In pieces: streams allocate the requested size, even if the data is shorter.
     while left > 0 and (part := stream.read(min(left, _PIECE_BYTES))):
         parts.append(part)
         left -= len(part)

@@ -1,4 +1,4 @@
-"""Load pipelines in worker processes: `WebLoader`, DataLoader and pipeline in one."""
+"""Load pipelines in worker processes: `WebLoader`, both a DataLoader and a pipeline."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ class WebLoader(DataPipeline, FluidInterface):
     """Loads a pipeline in worker processes, and is a pipeline itself.
 
     Stages after it run in the training process. Worker processes live until the loader is
-    closed. Batches cross in shared memory; workers that die are replaced, and the order stays.
-    A state fits any number of workers. Those of all ranks together fit any number of ranks that
-    divides the number of lanes (ranks × workers of the first run).
+    closed. Batches are passed through shared memory; workers that die are replaced without
+    changing the order. A state can be loaded with any number of workers. The states of all ranks
+    together can be loaded on any number of ranks that divides the number of lanes (ranks ×
+    workers of the first run).
 
     Args:
-        dataset: A pipeline. Other datasets are loaded by torch's DataLoader, whose arguments
-            these are.
-        batch_size: Makes batches of that size in the workers; None passes items on as they are,
-            for pipelines that make batches themselves.
-        num_workers: Worker processes; 0 loads in the training process.
-        collate_fn: Makes a batch of a list of items, or, without a batch size, something of each
-            item. None makes batches, and tensors of arrays, as DataLoader does.
+        dataset: A pipeline. Other datasets are loaded by torch's DataLoader, with these
+            arguments.
+        batch_size: Size of the batches made in the workers; None passes on items unchanged, for
+            pipelines that make batches themselves.
+        num_workers: Number of worker processes; 0 loads in the training process.
+        collate_fn: Combines a list of items into a batch or, without a batch size, converts each
+            item. None collates, and converts arrays to tensors, as DataLoader does.
         pin_memory: Whether to copy tensors to page-locked memory.
-        drop_last: Whether to leave out the last batch of a worker if it is smaller.
-        timeout: Seconds after which a worker that makes no progress is replaced; 0 waits.
+        drop_last: Whether to drop the last batch of a worker if it is smaller.
+        timeout: Seconds after which a worker that makes no progress is replaced; 0 for no limit.
         worker_init_fn: Called with the number of the worker, in each worker process.
         multiprocessing_context: How processes start: "forkserver", "spawn" or "fork".
-        prefetch_factor: Batches of each worker that wait ready; None means 2.
-        kw: Other arguments of DataLoader; those that make no difference here are accepted.
+        prefetch_factor: Number of batches that each worker prepares ahead; None for 2.
+        kw: Other arguments of DataLoader; those that have no effect here are accepted.
 
     Example:
         >>> from energon.webdataset.compat import WebDataset
@@ -106,7 +107,7 @@ class WebLoader(DataPipeline, FluidInterface):
             watchdog_timeout_seconds=timeout or None,
             pin_memory=pin_memory or None,
         )
-        # As in DataLoader, arrays become tensors where nothing else has made a batch of them.
+        # As in DataLoader, arrays become tensors unless something else has batched them.
         converts = collate_fn is None and batch_size is None
         source = LoaderSource(LaneLoader(lanes, options=options), converts)
         super().__init__(source, seed=dataset.seed)
@@ -115,8 +116,8 @@ class WebLoader(DataPipeline, FluidInterface):
         """Let the next loop continue where `state` was saved.
 
         Args:
-            state: What `state_dict` returned on this rank; or, for another number of ranks, a
-                list of what it returned on every rank. If there was one rank, its state will do.
+            state: The result of `state_dict` on this rank or, for another number of ranks, a list
+                of the results of every rank. The state of a single rank is sufficient on its own.
 
         Raises:
             StateError: If it was saved by another pipeline, or does not cover all workers.
@@ -142,10 +143,10 @@ class WebLoader(DataPipeline, FluidInterface):
 
 
 class LoaderSource(Stage):
-    """One pass after the other over what a loader loads.
+    """A source that yields the batches of a loader, pass after pass.
 
     Args:
-        loader: The loader, which belongs to the process that made it.
+        loader: The loader, which belongs to the process that created it.
         converts: Whether arrays become tensors.
     """
 
@@ -157,7 +158,7 @@ class LoaderSource(Stage):
         return _LoaderIterator(self.loader, context.epoch, self.converts)
 
     def describe(self) -> dict[str, Any]:
-        # What is loaded is checked with the state of the loader.
+        # The dataset is checked with the state of the loader.
         return {"stage": "LoaderSource"}
 
 
@@ -199,12 +200,12 @@ class LaneLoader(SavableDataLoader):
         """Let the next loop be number `epoch`."""
         before, self._snapshot = self._snapshot, self.dataset.dataset.snapshot()
         if before is not None and not self._snapshot.has_stages_of(before):
-            # Workers have the stages that they began with, and positions mean nothing in others.
+            # Workers keep the stages that they started with; positions are valid for these only.
             self.close()
             self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
         has_begun = any(position.state is not None for position in self._positions.values())
         if self.dataset.virtual_epoch_length and has_begun:
-            # The data has no end: loops continue where the one before stopped.
+            # The data is endless: each loop continues where the previous one stopped.
             self._end_epoch()
             return
         self._positions = {
@@ -218,13 +219,13 @@ class LaneLoader(SavableDataLoader):
         self._stream = None
 
     def _first_state(self, epoch: int, position: LanePosition) -> State:
-        """Return the state of a lane before an epoch; its place in the job stays as it was."""
+        """Return the state of a lane before an epoch; its place in the job does not change."""
         first = self.dataset.first_state(epoch)
         before = position.saved_state() or first
         return {**first, "world_size": before["world_size"]}
 
     def go_to(self, state: State) -> None:
-        """Go to a saved position, also after the first batch."""
+        """Move to a saved position, even after the first batch."""
         self._stream = None
         self._delivered = self._epoch_batches = 0
         self._restore(merge_states(state), True)
@@ -235,7 +236,7 @@ def _batches(size: int, collate: Callable[[Any], Any] | None, drop_last: bool) -
 
 
 def collate_default(items: list[Any]) -> Any:
-    """Return a batch as torch's DataLoader would make it, or of arrays where there is no torch."""
+    """Collate a batch as torch's DataLoader does, or into arrays without torch."""
     torch = torch_or_none()
     if torch is None:
         return default_collation_fn(items)

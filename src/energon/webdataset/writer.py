@@ -1,4 +1,4 @@
-"""Write samples to tar files; and encode single values as writers do."""
+"""Write samples to tar files, and encode single values as writers do."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ logger = logging.getLogger("energon")
 class ShardWriter(ClosesOrAborts):
     """Writes samples to numbered tar files.
 
-    A file is begun with its first sample, and complete when it has its name. It is as large as
-    it may be, headers included; only a sample that is larger alone is in a larger one. Folders
-    are made.
+    A file is opened with its first sample, and gets its name once it is complete. It may reach
+    the maximum size, headers included; only a single larger sample exceeds it. Folders are
+    created.
 
     Args:
         pattern: Paths or addresses, with the number as in `%06d`.
-        maxcount: Most samples of a file.
-        maxsize: Most bytes of a file.
-        post: Called with the path of each file that is complete.
+        maxcount: Maximum number of samples in a file.
+        maxsize: Maximum size of a file in bytes.
+        post: Called with the path of each complete file.
         start_shard: Number of the first file.
         verbose: Whether to log each file.
-        opener: Opens a file to write to, by its name; None opens paths and addresses.
-        index: Whether to write the index of local, uncompressed files beside them: then their
-            numbers of samples are known.
+        opener: Opens a file for writing, by its name; None opens paths and addresses.
+        index: Whether to write indexes next to local, uncompressed files, from which their number
+            of samples is known.
         kw: Arguments of `TarWriter`.
 
     Raises:
-        ConfigError: If the pattern has no place for a number, or a limit is not positive.
+        ConfigError: If the pattern contains no number, or a limit is not positive.
 
     Example:
         >>> import tempfile
@@ -114,16 +114,16 @@ class ShardWriter(ClosesOrAborts):
 
     @property
     def count(self) -> int:
-        """Samples of the present file."""
+        """Number of samples in the current file."""
         return 0 if self.tarstream is None else self.tarstream.num_samples
 
     @property
     def size(self) -> int:
-        """Bytes of the present file."""
+        """Size of the current file in bytes."""
         return 0 if self.tarstream is None else self.tarstream.num_bytes
 
     def next_stream(self) -> TarWriter:
-        """Finish the present file and begin another one."""
+        """Finish the current file and begin the next."""
         self.finish()
         name = self._name(self.shard)
         if self.verbose:
@@ -148,7 +148,7 @@ class ShardWriter(ClosesOrAborts):
         return size
 
     def finish(self) -> None:
-        """Finish the present file."""
+        """Finish the current file."""
         if self.tarstream is None or self.fname is None:
             return
         stream, name = self.tarstream, self.fname
@@ -163,7 +163,7 @@ class ShardWriter(ClosesOrAborts):
         self.finish()
 
     def abort(self) -> None:
-        """Leave the files that are complete, and nothing of the one that is not."""
+        """Keep complete files, and delete the incomplete one."""
         if self.tarstream is not None:
             self.tarstream.abort()
             self.tarstream = self.fname = None
@@ -179,7 +179,7 @@ class ShardWriter(ClosesOrAborts):
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """Return an image as the bytes of a file, see `encoders.to_image` for what it may be.
+    """Return an image as the bytes of a file; see `encoders.to_image` for supported types.
 
     Example:
         >>> import numpy as np
@@ -233,20 +233,20 @@ def cbor_dumps(x: Any) -> bytes:
 
 
 def make_handlers() -> dict[str, Callable[[Any], Any]]:
-    """Return functions that encode a value, by extension, to be changed and given to a writer."""
+    """Return functions that encode a value, by extension, to be modified and passed to a writer."""
     return dict(default_handlers)
 
 
 def add_handlers(
     d: dict[str, Callable[[Any], Any]], keys: str | Iterable[str], value: Callable[[Any], Any]
 ) -> None:
-    """Let a function encode some extensions, which are a list or have spaces between them."""
+    """Add a function for some extensions, given as a list or separated by spaces."""
     for key in keys.split() if isinstance(keys, str) else keys:
         d[key] = value
 
 
 def bytestr(data: Any) -> bytes:
-    """Return bytes as they are, anything else as its text in ASCII."""
+    """Return bytes unchanged, anything else as ASCII text."""
     return data if isinstance(data, bytes) else str(data).encode("ascii")
 
 
@@ -269,8 +269,8 @@ def encode_based_on_extension(
     """Return a sample with its fields encoded by their extensions.
 
     Args:
-        sample: Fields that begin with an underscore are left as they are.
-        handlers: Functions that encode a value, by extension; None means those of writers.
+        sample: The sample; fields that begin with an underscore are unchanged.
+        handlers: Functions that encode a value, by extension; None for those of writers.
     """
     encoded: dict[str, Any] = make_encoder(True if handlers is None else handlers)(sample)
     return encoded

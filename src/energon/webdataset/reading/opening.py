@@ -1,7 +1,7 @@
-"""Open a shard to read from: whatever its address, compressed or not, from any position.
+"""Open shards at any address, compressed or not, at any position.
 
-Streams are unpacked as told by their first bytes: gzip, bzip2, xz and zstd. Where opening takes
-time, the next shard is opened while the present one is read.
+Compression (gzip, bzip2, xz, zstd) is detected from the first bytes. Where opening takes time, the
+next shard is opened while the current one is read.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, noth
 from energon.webdataset.reading.urls import is_local, local_path
 
 HEAD_BYTES = 6
-"""This many bytes tell what a stream is."""
+"""Number of bytes that identify the compression of a stream."""
 CHUNK_BYTES = 1 << 18
 ZSTD_BYTES = 1 << 10
 
 
 def unpacker_for(head: bytes) -> Callable[[], Any] | None:
-    """Return what makes decompressors for a stream that begins with `head`; None if it is plain."""
+    """Return a factory of decompressors for a stream with this start; None if uncompressed."""
     return next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
 
 
 class Unpacked:
-    """What a compressed stream holds. Streams that were joined are read through to the end.
+    """The content of a compressed stream. Concatenated streams are read through to the end.
 
     Args:
         stream: The compressed bytes after `head`.
-        head: The first of them.
-        make: Makes a decompressor.
+        head: The first compressed bytes.
+        make: Creates a decompressor.
         origin: Name of the stream in messages.
     """
 
@@ -58,7 +58,7 @@ class Unpacked:
         self._is_over = False
 
     def read(self, size: int, /) -> bytes:
-        """Return up to `size` bytes, none at the end only.
+        """Return up to `size` bytes, and none only at the end.
 
         Raises:
             TruncatedError: If the end is missing.
@@ -85,9 +85,9 @@ class Unpacked:
         self._stream.close()
 
     def _next_stream(self) -> None:
-        """Continue with what follows the end of a compressed stream: another one, or padding."""
+        """Continue after the end of a compressed stream with the next one, or skip padding."""
         rest = self._unpack.unused_data or self._stream.read(CHUNK_BYTES) or b""
-        # tar pads with zeros, and so may who stores compressed archives.
+        # tar pads with zeros, and so do some tools that store compressed archives.
         rest = rest.lstrip(b"\0") or (self._stream.read(CHUNK_BYTES) or b"").lstrip(b"\0")
         if rest:
             self._unpack, self._packed = self._make(), rest
@@ -147,7 +147,7 @@ class _Zstd:
             self._packed, self._at = data, 0
         try:
             while self._at < len(self._packed):
-                # A byte may stand for 32 KiB, and all that is given is unpacked at once.
+                # A byte may expand to 32 KiB, and all input is decompressed at once.
                 piece = self._packed[self._at : self._at + ZSTD_BYTES]
                 self._at += len(piece)
                 unpacked: bytes = self._inner.decompress(piece)
@@ -175,18 +175,18 @@ class ShardOpening:
 
     Args:
         allowed: What is allowed, see `security.resolve`.
-        cache: Keeps shards that are not local; None means no cache.
+        cache: Stores copies of remote shards; None for no cache.
     """
 
     allowed: frozenset[str] = frozenset()
     cache: ShardCache | None = None
 
     def open(self, shard: Any, *, position: int = 0) -> ShardStream:
-        """Open what an item of a shard list stands for.
+        """Open an item of a shard list.
 
         Args:
-            shard: An address, or a dict with `url` and maybe `local_path` or an open `stream`.
-            position: Where to begin, in unpacked bytes.
+            shard: An address, or a dict with `url` and optionally `local_path` or an open `stream`.
+            position: Where to begin, in decompressed bytes.
         """
         opened = self.open_packed(shard)
         self.unpack(opened)
@@ -195,7 +195,7 @@ class ShardOpening:
         return opened
 
     def unpack(self, opened: ShardStream) -> None:
-        """Let a shard that was opened as it is stored give its unpacked bytes."""
+        """Make a shard that was opened as stored yield decompressed bytes."""
         opened.head = _read(opened.stream, HEAD_BYTES)
         make = unpacker_for(opened.head)
         if make is not None:
@@ -203,7 +203,7 @@ class ShardOpening:
             opened.head = b""
 
     def open_packed(self, shard: Any) -> ShardStream:
-        """Open a shard as it is stored, from its beginning."""
+        """Open a shard as stored, from its beginning."""
         shard = {"url": shard} if isinstance(shard, str) else shard
         if not isinstance(shard, dict) or "url" not in shard:
             raise ConfigError(
@@ -229,7 +229,7 @@ def _read(stream: Any, size: int) -> bytes:
 
 
 def _skip(opened: ShardStream, position: int) -> None:
-    """Go to a position in unpacked bytes."""
+    """Skip to a position in decompressed bytes."""
     stream: Any = opened.stream
     passed, opened.head = len(opened.head), b""
     if hasattr(stream, "seekable") and stream.seekable():
@@ -246,19 +246,19 @@ def _skip(opened: ShardStream, position: int) -> None:
 
 
 END_SECONDS = 1.0
-"""How long to wait for a command that was told to end, so that nothing of it is left."""
+"""How long to wait for a command to exit after it was told to."""
 
 _END = object()
 
 
 class OpeningAhead(Iterator[Any]):
-    """Some shards, of which the next is opened early: a server or a command needs time to begin.
+    """Opens the next shard early, since servers and commands take time to start.
 
-    Local files are not, and lists of them are not looked into: whoever lists them may take a
-    file away as soon as the next is asked for.
+    Local files are not opened early, and sources of them are not read ahead: they may remove a
+    file as soon as the next one is requested.
 
     Args:
-        shards: What `Opening.open` takes.
+        shards: Items as `ShardOpening.open` accepts them.
         opening: How they are opened.
     """
 
@@ -279,11 +279,11 @@ class OpeningAhead(Iterator[Any]):
         return shard
 
     def open(self, shard: Any, *, position: int = 0) -> ShardStream:
-        """Open the shard that was given last, or wait until it is, and begin with the next.
+        """Open the shard that was yielded last, or wait until it is open; start opening the next.
 
         Args:
             shard: The shard.
-            position: Where to begin, in unpacked bytes.
+            position: Where to begin, in decompressed bytes.
         """
         begun, self._begun = self._begun, None
         opened = self._opening.open(shard, position=position) if begun is None else begun.result()
@@ -292,7 +292,7 @@ class OpeningAhead(Iterator[Any]):
         return opened
 
     def close(self) -> None:
-        """Close what was opened early."""
+        """Close a shard that was opened early."""
         if self._begun is not None:
             self._begun.leave()
             self._begun = None
@@ -301,7 +301,7 @@ class OpeningAhead(Iterator[Any]):
         try:
             self._next = next(self._shards, _END)
         except Exception as error:
-            # It is the next one's, and the present one has to be yielded before.
+            # The error concerns the next shard, and the current one must be yielded first.
             self._failure = error
             return
         if self._next is not _END and not _is_local(self._next):
@@ -309,10 +309,10 @@ class OpeningAhead(Iterator[Any]):
 
 
 class _Begun:
-    """A shard that a thread opens.
+    """A shard that is being opened by a thread.
 
     Args:
-        opening: How.
+        opening: How to open it.
         shard: The shard.
     """
 
@@ -320,16 +320,16 @@ class _Begun:
         self._opened: Future[ShardStream] = Future()
         self._stream: Any = None
         self._is_left = False
-        # One that waits for a server that never answers keeps no program from ending.
+        # A daemon: waiting for a server that never answers must not keep the program from exiting.
         self._thread = threading.Thread(target=self._open, args=(opening, shard), daemon=True)
         self._thread.start()
 
     def result(self) -> ShardStream:
-        """Return the shard, as soon as it is open."""
+        """Wait until the shard is open, and return it."""
         return self._opened.result()
 
     def leave(self) -> None:
-        """Close it, or see to it that it is closed."""
+        """Close the shard, now or as soon as it is open."""
         self._is_left = True
         if hasattr(self._stream, "terminate"):
             self._stream.terminate()

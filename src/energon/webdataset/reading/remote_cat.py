@@ -1,6 +1,6 @@
 """Write the bytes of an object to standard output: `python -m … URL START`.
 
-For processes that were forked from one with connections, which they can neither use nor make.
+For processes forked from one with open connections, which can neither use these nor open new ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(url: str, start: str) -> int:
             while view:
                 view = view[os.write(1, view) :]
     except BrokenPipeError:
-        # Nobody wants the rest.
+        # The reader has closed the pipe.
         return 0
     except EnergonError as error:
         os.write(2, f"{error}\n".encode())
@@ -30,5 +30,5 @@ def main(url: str, start: str) -> int:
 
 
 if __name__ == "__main__":
-    # The threads of the store are not waited for.
+    # Does not wait for the threads of the store.
     os._exit(main(*sys.argv[1:]))

@@ -1,15 +1,15 @@
-"""Keep shards that are not local on disk, as they stream by.
+"""Cache remote shards on local disk as they are streamed.
 
-A shard is written to the cache while it is read for the first time, and gets its name when it
-was read to its end and found to be whole. Files lie below the folder of the cache as they lie on
-their servers, so no two addresses share one. What the cache itself has stored is checked against
-its checksum, and size and version of the object, where the server tells them.
+A shard is written to the cache while it is first read, and gets its final name once it has been
+read to its end and is complete. Paths below the cache folder mirror addresses, so no two addresses
+share a file. Files stored by the cache are verified against their checksum and, where the server
+reports them, the size and version of the object.
 
-A file that someone else put there overrides a shard: `DIR/shard.tar` that at the address
-`s3://bucket/train/shard.tar`, and `DIR/train/shard.tar` does so where others have the same name.
-A file that would override two shards is an error.
+A file placed by a user overrides a shard: `DIR/shard.tar` overrides `s3://bucket/train/shard.tar`,
+and `DIR/train/shard.tar` does so where several shards have the same name. A file that would
+override two shards is an error.
 
-A disk that is full costs time only: shards are then read as if there was no cache.
+A full disk only costs time: shards are then read as if there were no cache.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ShardStream:
     Args:
         url: Its address, as it is listed.
         stream: Its bytes after `head`, unpacked.
-        head: The first of them, if they were checked.
-        local_path: Where it is on disk, or will be once it was read; None if that is not known.
-        completed: Called when it was read to its end, and found to be whole.
+        head: The first bytes, if they were already read.
+        local_path: Where it is on disk, or will be once it has been read; None if unknown.
+        completed: Called once it has been read to its end and is complete.
     """
 
     url: str
@@ -77,14 +77,14 @@ def cache_of(
     cache_dir: str | os.PathLike[str] | None = None,
     url_to_name: Callable[[str], str] | None = None,
 ) -> ShardCache | None:
-    """Return the cache that options and environment ask for, or None.
+    """Return the cache that options and environment specify, or None.
 
     Args:
-        cache_size: Bytes that it may hold; -1 means any number, 0 no cache. WDS_CACHE_SIZE of
-            the environment comes in if this is -1.
-        cache_dir: Its folder, which is made if need be; None means WDS_CACHE of the environment,
-            or no cache.
-        url_to_name: Returns the path of a shard below it.
+        cache_size: Maximum size in bytes; 0 for no cache, -1 for WDS_CACHE_SIZE in the
+            environment or else no limit.
+        cache_dir: Its folder, created if necessary; None for WDS_CACHE in the environment, or
+            else no cache.
+        url_to_name: Returns the path of a shard below the folder.
     """
     folder = cache_dir or os.environ.get("WDS_CACHE")
     size = cache_size
@@ -99,7 +99,7 @@ def cache_of(
 
 
 def path_in_cache(url: str) -> str:
-    """Return the path of a shard in the cache: that of its address, host or bucket first."""
+    """Return the path of a shard in the cache: its host or bucket, then its path there."""
     scheme = scheme_of(url)
     if not scheme or scheme == "pipe":
         digest = hashlib.blake2b(url.encode(), digest_size=12).hexdigest()
@@ -113,13 +113,14 @@ def path_in_cache(url: str) -> str:
 
 @dataclass(frozen=True)
 class ShardCache:
-    """Files of shards in a folder, which processes may share.
+    """A folder of cached shards, which several processes may share.
 
     Args:
-        folder: Where they are.
-        max_bytes: What they may take; the least recently used go first. None means no limit.
-        url_to_name: Returns the path of a shard below the folder; None means `path_in_cache`, as
-            where another shard is stored there.
+        folder: The folder.
+        max_bytes: Maximum total size; the least recently used files are deleted first. None for
+            no limit.
+        url_to_name: Returns the path of a shard below the folder; None for `path_in_cache`, which
+            is also used where the path is taken by another shard.
     """
 
     folder: str
@@ -127,14 +128,14 @@ class ShardCache:
     url_to_name: Callable[[str], str] | None = None
 
     def open(self, url: str, opener: Callable[[], Any]) -> ShardStream:
-        """Open a shard: out of the cache, or else at its address and into the cache.
+        """Open a shard from the cache, or else at its address, filling the cache.
 
         Args:
             url: Its address.
-            opener: Opens it there.
+            opener: Opens it at its address.
 
         Raises:
-            ConfigError: If the file that overrides it overrides another shard, too.
+            ConfigError: If the file that overrides it also overrides another shard.
         """
         path = self.find(url)
         found = "not " if path is None else ""
@@ -160,10 +161,10 @@ class ShardCache:
         return ShardStream(url, caching, local_path=str(path), completed=completed)
 
     def find(self, url: str) -> Path | None:
-        """Return the file of a shard, if it is there and up to date.
+        """Return the cached file of a shard, if it exists and is up to date.
 
         Raises:
-            ConfigError: If it overrides another shard, too.
+            ConfigError: If it also overrides another shard.
         """
         path = self._path(url)
         if _has_content(path) and self._is_current(url, path):
@@ -193,7 +194,7 @@ class ShardCache:
                 raise _ambiguous(path, users[path], url)
 
     def shrink(self) -> None:
-        """Delete the least recently used files until the rest is small enough."""
+        """Delete the least recently used files until the rest is within the limit."""
         if self.max_bytes is None:
             return
         found = []
@@ -206,7 +207,7 @@ class ShardCache:
         for _, size, path in sorted(found)[:-1]:
             if total <= self.max_bytes:
                 return
-            # Whoever reads it keeps it open, and loses nothing.
+            # Processes that are reading it have it open and lose nothing.
             path.unlink(missing_ok=True)
             self._about(path).unlink(missing_ok=True)
             total -= size
@@ -228,13 +229,13 @@ class ShardCache:
         return path.with_name(f".{path.name}{_ABOUT}")
 
     def _overrides(self, url: str) -> Iterator[Path]:
-        """Yield where a file would override a shard: by all of its path, by less, by its name."""
+        """Yield the paths at which a file overrides a shard, the most specific first."""
         if scheme_of(url) not in ("", "pipe"):
             parts = [part for part in _address(url).split("/") if part not in ("", ".", "..")]
             yield from (Path(self.folder, *parts[start:]) for start in range(1, len(parts)))
 
     def _is_override(self, path: Path) -> bool:
-        """Return whether someone else has put a file into the cache."""
+        """Return whether a file in the cache was placed there by a user."""
         is_ours = path.name.startswith(".") or self._about(path).exists()
         return not is_ours and _has_content(path)
 
@@ -248,18 +249,18 @@ class ShardCache:
         }
 
     def _note(self, url: str, stream: CachingStream) -> None:
-        """Keep a file that was written, and note what is known about it."""
+        """Keep a complete file, and record what is known about it."""
         about = stream.finish()
         if about is None:
             return
         path = self._path(url)
-        # First the note: a file without one is someone else's.
+        # The record comes first: a file without one counts as placed by a user.
         text = json.dumps({"url": url, "version": _version(url), **about})
         write_atomic(self._about(path), text)
         stream.keep()
 
     def _read_note(self, path: Path) -> dict[str, Any] | None:
-        """Return what is noted about a file; nothing of one that someone else has put there."""
+        """Return the record of a file; empty for one placed by a user."""
         try:
             note = parse_json(read_document(self._about(path)), origin="the note")
         except FileNotFoundError:
@@ -275,7 +276,7 @@ class ShardCache:
         except OSError:
             return False
         if about is None:
-            # Someone has put the file there: it is the shard, because they say so.
+            # Placed by a user, and therefore taken as it is.
             return True
         if about.get("url") != url:
             return False
@@ -288,11 +289,11 @@ class ShardCache:
 
 
 class CachingStream:
-    """Bytes that are written to a file as they are read, for as long as the disk takes them.
+    """A stream that is copied to a file as it is read, until the disk is full.
 
     Args:
-        stream: Where they come from.
-        path: Where the file will be, if it is kept.
+        stream: The source.
+        path: Final path of the file, if it is kept.
 
     Raises:
         OSError: If the disk does not even take an empty file.
@@ -304,16 +305,16 @@ class CachingStream:
         self._checksum = self._size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, self._temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        # Without a buffer, which would be written once more when the file is closed.
+        # Unbuffered, since a buffer would be written again when the file is closed.
         self._file = os.fdopen(descriptor, "wb", buffering=0)
 
     @property
     def written_to(self) -> str:
-        """Path of the file as far as it is written."""
+        """Path of the incomplete file."""
         return self._temporary
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end only."""
+        """Return up to `size` bytes, and none only at the end."""
         data: bytes = self._stream.read(size) or b""
         if not self._file.closed:
             try:
@@ -328,7 +329,7 @@ class CachingStream:
         return data
 
     def finish(self) -> dict[str, int] | None:
-        """Return what is to be noted about the file, all of which was read; None if it is gone."""
+        """Return the record of the file after it was read completely; None if it is gone."""
         if self._file.closed:
             return None
         os.fsync(self._file.fileno())
@@ -336,12 +337,12 @@ class CachingStream:
         return {"size": self._size, "crc": self._checksum, "mtime_ns": mtime_ns}
 
     def keep(self) -> None:
-        """Give the file its name."""
+        """Give the file its final name."""
         self._file.close()
         os.replace(self._temporary, self._path)
 
     def close(self) -> None:
-        """Close the stream, and drop the file if it was not kept."""
+        """Close the stream, and delete the file unless it was kept."""
         self._stream.close()
         if not self._file.closed:
             self._drop()
@@ -354,24 +355,24 @@ class CachingStream:
 
 
 _claims: dict[Path, _Claim] = {}
-"""Which shard each file overrides that this process has used."""
+"""The shard that is overridden by each file that this process has used."""
 _claims_lock = threading.Lock()
 
 
 class _Claim(NamedTuple):
-    """For which shard a file is used, by this process and all others of this machine that run."""
+    """The shard that a file is used for, by all running processes of this machine."""
 
     shard: str
-    """Its address for messages, behind a digest of the address itself."""
+    """A digest of its address, followed by the address for messages."""
     lock: FileLock | None
-    """Shared by all of them until they end; None if the folder takes none."""
+    """A lock that all of them share until they end; None if the folder is read-only."""
 
 
 def _claim(path: Path, url: str) -> None:
     """Use a file for a shard, or raise ConfigError if it is used for another one.
 
-    Where nobody knows the list of all shards, a worker may meet one of two and another worker the
-    other: so what a file is used for stands beside it, as long as a process runs that uses it.
+    Where no process knows the list of all shards, one worker may see one of two shards and another
+    worker the other. The use of a file is therefore recorded next to it while a process uses it.
     """
     address = _address(url)
     shard = f"{hashlib.blake2b(address.encode(), digest_size=12).hexdigest()} {redact(address)}"
@@ -391,10 +392,10 @@ def _claim_for_all(path: Path, shard: str) -> _Claim:
         return _Claim(shard, None)
     try:
         if lock.hold(wait=False):
-            # Nobody uses it any more, if anybody ever has.
+            # No process uses it now.
             os.ftruncate(lock.descriptor, 0)
             os.pwrite(lock.descriptor, shard.encode(), 0)
-        # Another process may be quicker between these locks: what counts is what stands there.
+        # Another process may have come first between these locks: the record decides.
         lock.hold(shared=True)
         noted = os.pread(lock.descriptor, _CLAIM_BYTES, 0).decode("utf-8", "replace")
     except OSError:
@@ -412,12 +413,12 @@ def _ambiguous(path: Path, *urls: str) -> ConfigError:
 
 
 def _address(url: str) -> str:
-    """Return an address without its query, which holds signatures and the like."""
+    """Return an address without its query, which may contain signatures."""
     return url.partition("?")[0]
 
 
 def _has_content(path: Path) -> bool:
-    """Return whether there is a file that is not empty; no shard is."""
+    """Return whether a file exists and is not empty; shards never are."""
     try:
         about = path.stat()
     except OSError:
@@ -449,7 +450,7 @@ def _warn(folder: str, error: OSError) -> None:
 
 
 def _version(url: str) -> str | None:
-    """Return what tells versions of an object apart, or None where nobody knows."""
+    """Return what identifies the version of an object; None if unknown."""
     if scheme_of(url) in ("", "pipe"):
         return None
     from energon.io.files import open_store

@@ -1,7 +1,7 @@
-"""Choose the source of shards by what a program names as its data.
+"""Choose the source of shards that fits what a program names as its data.
 
-Beside lists of addresses these are shards of several sources, in the proportions that a document
-says, and a folder that others fill: each file of it is claimed by renaming it, then used.
+Besides lists of addresses, there are YAML documents, which mix the shards of several sources in
+given proportions, and folders that other processes fill, whose files are claimed by renaming them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from energon.webdataset.utils import glob_with_braces
 
 @dataclass
 class MSSource:
-    """One source of a document, as programs see it.
+    """One source of a document.
 
     Attributes:
         name: Its name.
-        perepoch: How many shards an epoch takes of it; -1 for all.
-        resample: How many it draws, with replacement; -1 for none.
+        perepoch: Number of its shards in an epoch; -1 for all.
+        resample: Number of shards drawn with replacement; -1 for none.
         urls: Its shards.
     """
 
@@ -52,15 +52,15 @@ class MSSource:
 
 
 class MultiShardSample(ShardSource):
-    """Yields the shards of a document: all of them once in a pass, or drawn at random without end.
+    """Yields the shards of a document: each once per pass, or drawn at random without end.
 
-    They are drawn if the document has weights, or if that is asked for. Samples have what the
-    document says of their source as `__options__`.
+    They are drawn if the document has weights, or if requested. Samples have the options of
+    their source in `__options__`.
 
     Args:
         fname: Address of a YAML document, or a mapping like one, see `dataset_spec`.
         resampled: Whether to draw at random.
-        allow: "env" lets addresses in it read variables of the environment.
+        allow: "env" lets its addresses refer to environment variables.
 
     Example:
         >>> dataset = {"name": "a", "shards": ["{0..3}.tar"], "choose": 2}
@@ -80,7 +80,7 @@ class MultiShardSample(ShardSource):
         self.parse_spec(fname)
 
     def parse_spec(self, fname: str | os.PathLike[str] | Mapping[str, Any]) -> None:
-        """Take the sources from another document."""
+        """Use the sources of another document."""
         spec = load_spec(fname, allow=self.allow)
         self._shards = [_shards(spec, number) for number in range(len(spec.urls))]
         self.urls = [shard["url"] for source in self._shards for shard in source]
@@ -103,11 +103,11 @@ class MultiShardSample(ShardSource):
         ]
 
     def set_epoch(self, seed: int) -> None:
-        """Let what is chosen and drawn be a function of `seed`, on all ranks."""
+        """Set the seed of all random choices, for all ranks."""
         self._seed = seed
 
     def get_shards_for_epoch(self) -> list[str]:
-        """Return the shards of the next pass on its own, without counting it.
+        """Return the shards of the next pass, without starting it.
 
         Raises:
             ConfigError: If they are drawn without end.
@@ -179,23 +179,23 @@ _FATES = ("unlink", "keep", "resample")
 
 
 class DirectoryShardList(TorchLookalike, Stage):
-    """Yields the files of a folder as they come, to one process each.
+    """Yields the files of a folder as they appear, each to one process.
 
-    A file is claimed by giving it the number of the process as a suffix, and recycled when the
-    next one is asked for. Files that dead processes have claimed are recycled as well.
+    A file is claimed by appending the process id to its name, and recycled when the next one is
+    requested. Files claimed by processes that have died are recycled as well.
 
     Args:
         path: The folder.
-        pattern: Which files, with braces.
-        poll: Seconds between looks into the folder while it has no file; None ends there.
+        pattern: A pattern for the names of files, which may contain braces.
+        poll: Seconds between scans of the folder while it has no file; None ends the source then.
         timeout: Seconds without a file after which the source ends.
-        mode: What happens to a file that was used: "unlink" deletes it, "keep" gives it the
-            suffix `._done_`, "resample" puts it back, to be used again.
-        select: Which file comes next: "random" or "oldest".
-        fate: Called with the path of a file that was used, in place of what the mode says.
+        mode: What happens to a used file: "unlink" deletes it, "keep" appends `._done_` to its
+            name, "resample" releases it, to be used again.
+        select: Which file to take next: "random" or "oldest".
+        fate: Called with the path of a used file, instead of what `mode` says.
 
     Raises:
-        ConfigError: If mode or select is none of these.
+        ConfigError: If `mode` or `select` is invalid.
         DatasetNotFoundError: If there is no such folder.
 
     Example:
@@ -231,7 +231,7 @@ class DirectoryShardList(TorchLookalike, Stage):
         self.mode, self.select, self.fate = mode, select, fate
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Whoever drops this may still have to read the last file.
+        # The caller may still have to read the last file.
         return self._claimed_files(random.Random(), puts_back=False)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class DirectoryShardList(TorchLookalike, Stage):
         return UnsavableIterator(files, "DirectoryShardList")
 
     def recycle(self, activename: str) -> None:
-        """Give a claimed file its fate."""
+        """Dispose of a claimed file according to the mode."""
         name = without_last_extension(activename)
         with contextlib.suppress(FileNotFoundError):
             if self.fate is not None:
@@ -252,7 +252,7 @@ class DirectoryShardList(TorchLookalike, Stage):
                 os.rename(activename, name)
 
     def cleanup_files_without_processes(self) -> None:
-        """Give files their fate that processes have claimed which are no more."""
+        """Recycle files claimed by processes that no longer exist."""
         for name in os.listdir(self.path):
             pid = get_pid_from_filename(name)
             if pid is not None and not check_pid_is_running(pid):
@@ -261,7 +261,7 @@ class DirectoryShardList(TorchLookalike, Stage):
     def _claimed_files(
         self, chooser: random.Random, *, puts_back: bool
     ) -> Iterator[dict[str, Any]]:
-        """Yield files; one that was not read to its end when this is closed may be put back."""
+        """Yield claimed files; one that has not been read to its end on closing may be released."""
         waiting_since = time.monotonic()
         while time.monotonic() - waiting_since < self.timeout:
             claimed = self._claim(chooser)
@@ -280,7 +280,7 @@ class DirectoryShardList(TorchLookalike, Stage):
             waiting_since = time.monotonic()
 
     def _claim(self, chooser: random.Random) -> str | None:
-        """Return the present path of a file that is this process's own now."""
+        """Claim a file for this process, and return its new path."""
         self._free_orphans()
         files = glob_with_braces(os.path.join(self.path, self.pattern))
         if self.select == "oldest":
@@ -289,14 +289,14 @@ class DirectoryShardList(TorchLookalike, Stage):
             chooser.shuffle(files)
         for file in files:
             claimed = f"{file}._{os.getpid()}_"
-            # Whoever renames it first has it.
+            # The first process to rename it wins.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(file, claimed)
                 return claimed
         return None
 
     def _free_orphans(self) -> None:
-        """Put files back that processes have claimed which are no more: nobody has used them."""
+        """Release files claimed by processes that no longer exist: nobody has used them."""
         for name in os.listdir(self.path):
             pid = get_pid_from_filename(name)
             if pid is not None and not check_pid_is_running(pid):
@@ -309,18 +309,18 @@ def _put_back(claimed: str) -> None:
 
 
 def get_pid_from_filename(fname: str) -> int | None:
-    """Return the process that has claimed a file, or None."""
+    """Return the id of the process that has claimed a file, or None."""
     found = _CLAIMED.match(fname)
     return int(found["pid"]) if found else None
 
 
 def without_last_extension(fname: str) -> str:
-    """Return a name without what follows its last dot."""
+    """Return a name without its last dot and everything after it."""
     return re.sub(r"\.[^.]*$", "", fname)
 
 
 def check_pid_is_running(pid: int) -> bool:
-    """Return whether there is a process of that number."""
+    """Return whether there is a process with this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -338,7 +338,7 @@ def _age(path: str) -> float:
 
 
 def shardspec(spec: Any) -> Stage:
-    """Return the source of shards that a pattern, a list, or a YAML file describes.
+    """Return the source of shards for a pattern, a list, or a YAML file.
 
     Example:
         >>> list(shardspec("{a,b}.tar"))
@@ -351,17 +351,17 @@ def shardspec(spec: Any) -> Stage:
 def shard_source(
     urls: Any, *, mode: str | None = None, resampled: bool = False, allow: Collection[str] = ()
 ) -> Any:
-    """Return the source of shards that is meant.
+    """Return the source of shards for the arguments of `WebDataset`.
 
     Args:
         urls: See `WebDataset`.
         mode: See `WebDataset`.
         resampled: Whether to draw shards at random.
-        allow: "env" lets addresses in documents read variables of the environment.
+        allow: "env" lets addresses in documents refer to environment variables.
 
     Raises:
-        ConfigError: If nothing fits.
-        SecurityError: If a document needs what is not allowed.
+        ConfigError: If the arguments describe no source.
+        SecurityError: If a document needs something that is not allowed.
     """
     if mode not in (None, "resampled", "unlink", "keep", "resample"):
         raise ConfigError(
@@ -395,7 +395,7 @@ def _is_descriptor(urls: Any) -> bool:
 def _is_source(urls: Any) -> bool:
     if isinstance(urls, Stage):
         return True
-    # A dataset of shards, from when such datasets were written by hand.
+    # A dataset of shards from early releases, where programs composed these themselves.
     return hasattr(urls, "__iter__") and not isinstance(
         urls, str | os.PathLike | list | tuple | set | frozenset
     )

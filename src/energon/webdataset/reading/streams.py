@@ -1,7 +1,7 @@
-"""Streams from elsewhere: commands, and objects of stores and web servers.
+"""Streams from elsewhere: the output of commands, and objects of stores and web servers.
 
-A command that fails is an error, also if it fails after its last byte: at the end of the data the
-exit status is waited for before anything is believed.
+A command that fails is an error, even after its last byte: at the end of the data, its exit status
+is checked before the end is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from energon.io.files import open_store
 from energon.io.threads import check_process
 
 BROKEN_PIPE = 141
-"""Exit status of a shell command that continued writing when nobody read any more."""
+"""Exit status of a shell command that continued to write after its pipe was closed."""
 KILL_SECONDS = 1.0
 _CHUNK_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
@@ -32,12 +32,12 @@ class Pipe:
     """A command, as a binary stream.
 
     Args:
-        args: A line for the shell, or a list of arguments that no shell sees; and what else
-            `subprocess.Popen` takes.
-        mode: "rb" to read what it writes, "wb" to write what it reads.
-        timeout: Accepted for compatibility: commands are never waited for when they are left.
-        ignore_status: Exit statuses that are not failures, beside 0.
-        ignore_errors: Whether no status is.
+        args: A command line for the shell, or a list of arguments that bypasses it; further
+            arguments go to `subprocess.Popen`.
+        mode: "rb" to read its output, "wb" to write its input.
+        timeout: Accepted for compatibility: closing never waits for a command.
+        ignore_status: Exit statuses besides 0 that are not failures.
+        ignore_errors: Whether to ignore every exit status.
         kw: Arguments of `subprocess.Popen`.
     """
 
@@ -70,10 +70,10 @@ class Pipe:
         _widen(self.stream)
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes; none at the end only, if the command has not failed.
+        """Return up to `size` bytes, and none only at the end.
 
         Raises:
-            StorageError: If it has.
+            StorageError: If the command has failed.
         """
         if size < 0:
             return b"".join(iter(lambda: self.read(_CHUNK_BYTES), b""))
@@ -97,7 +97,7 @@ class Pipe:
             self.wait_for_child()
 
     def write(self, data: bytes) -> int:
-        """Hand bytes to the command.
+        """Write bytes to the command.
 
         Raises:
             StorageError: If it does not take them.
@@ -129,7 +129,7 @@ class Pipe:
             self.wait_for_child()
 
     def terminate(self) -> None:
-        """Ask the command to end, whoever waits for what it writes; `close` it all the same."""
+        """Ask the command to end, even while another thread reads from it. Still `close` it."""
         if self.status is None:
             self.proc.terminate()
 
@@ -149,7 +149,7 @@ class Pipe:
                 self._end()
 
     def _end(self) -> None:
-        """End a command whose output nobody wants any more."""
+        """End a command whose output is no longer needed."""
         # It may be about to end on its own, now that its pipe is closed.
         try:
             self.status = self.proc.wait(timeout=0.02)
@@ -178,7 +178,7 @@ class Pipe:
 
 
 def _widen(stream: Any) -> None:
-    """Let the pipe hold more, where the system allows it."""
+    """Enlarge the pipe's buffer, where the system allows it."""
     try:
         import fcntl
 
@@ -193,7 +193,7 @@ def _words(command: str | Sequence[str]) -> str:
 
 
 class RemoteReader:
-    """The bytes of an object, from any position. Broken connections are continued.
+    """The bytes of an object, from any position. Broken connections are resumed.
 
     Args:
         url: Its address.
@@ -204,11 +204,11 @@ class RemoteReader:
         self._store, self._key = open_store(url)
         self._chunks: Iterator[bytes] = iter(())
         self._rest = b""
-        # Opened here, so that what does not exist is noticed here.
+        # Opened now, so that a missing object is reported now.
         self.seek(0)
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes; none at the end only."""
+        """Return up to `size` bytes, and none only at the end."""
         if size < 0:
             return self._rest + b"".join(self._chunks)
         data = self._rest or next(self._chunks, b"")
@@ -216,7 +216,7 @@ class RemoteReader:
         return data[:size]
 
     def seekable(self) -> bool:
-        """Return whether reading may continue anywhere."""
+        """Return whether the stream supports random access."""
         return self._store.backend.can_range
 
     def seek(self, position: int) -> int:
@@ -247,9 +247,9 @@ class RemoteReader:
 
 
 def _from_another_process(url: str, position: int) -> Iterator[bytes]:
-    """Yield the bytes of an object that this process, a fork, cannot ask for.
+    """Yield the bytes of an object that this process cannot request, because it was forked.
 
-    torch's DataLoader forks its workers, also from programs that have read from a store before.
+    torch's DataLoader forks its workers, even from programs that have already read from a store.
     """
     command = [sys.executable, "-m", "energon.webdataset.reading.remote_cat", url, str(position)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -266,7 +266,7 @@ def _from_another_process(url: str, position: int) -> Iterator[bytes]:
 
 
 class RemoteWriter(ClosesOrAborts):
-    """Writes an object, that exists as a whole after `close`, and not before.
+    """Writes an object, which appears as a whole on `close`.
 
     Args:
         url: Its address.
@@ -295,7 +295,7 @@ class RemoteWriter(ClosesOrAborts):
             os.unlink(self._path)
 
     def abort(self) -> None:
-        """Leave everything as it was."""
+        """Discard what was written; an existing object stays as it is."""
         if not self._file.closed:
             self._file.close()
             os.unlink(self._path)

@@ -1,6 +1,6 @@
 """Read the samples of shards: the stage between addresses of tar files and samples.
 
-Damaged archives raise what programs expect that were written for the tar library of Python.
+Damaged archives raise errors that are also those of Python's tar library, as programs expect.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CutOffArchiveError(TruncatedError, tarfile.ReadError):
 
 
 def as_read_error(error: Exception) -> Exception:
-    """Return an error of the format of an archive as a `tarfile.ReadError`, any other as it is."""
+    """Return a format error as one that is also a `tarfile.ReadError`; other errors unchanged."""
     if type(error) is TruncatedError:
         found: FormatError = CutOffArchiveError(*error.args)
     elif type(error) is FormatError:
@@ -62,7 +62,7 @@ KEPT_BYTES = 128 << 20
 
 @cache
 def keep_memory() -> None:
-    """Let the C library keep what blocks of samples free, for the next ones: once is enough.
+    """Let the C library keep memory freed by samples for the next ones; done once per process.
 
     Measured on images of 70 kB: more than three times as many samples a second.
     """
@@ -74,16 +74,16 @@ class TarSamples(Stage):
     """Yields the samples of tar files, one file after the other.
 
     Args:
-        handler: Decides about files that cannot be opened, or turn out to be damaged: true goes
-            on with the next file, false ends the stage. Asked about a field that a sample has
-            twice, too: true keeps the first.
-        select_files: Says by name which members are needed, after renaming; None wants all.
+        handler: Called for files that cannot be opened or are damaged: True continues with the
+            next file, False ends the stage. Also called for a field that occurs twice in a sample:
+            True keeps the first one.
+        select_files: Returns by (renamed) name whether a member is needed; None reads all.
         rename_files: Renames members; None keeps their names.
-        local_path: Whether samples of local files say so in `__local_path__`.
+        local_path: Whether samples of local files have the path in `__local_path__`.
         verbose: Whether to log each file as it is opened.
-        lowercase: Whether names of fields are in lower case.
+        lowercase: Whether to convert field names to lower case.
         opening: How files are opened.
-        sizes: Whether fields are the sizes of contents, which are not read.
+        sizes: Whether fields are the sizes of contents, which are then not read.
     """
 
     handler: Handler = reraise_exception
@@ -138,7 +138,7 @@ class TarSamples(Stage):
 
 @dataclass(frozen=True)
 class NamePattern:
-    """Says whether a name fits a pattern like `*.jpg`, or one of several like `*.{jpg,txt}`."""
+    """Returns whether a name matches a pattern such as `*.jpg` or `*.{jpg,txt}`."""
 
     pattern: str
 
@@ -148,7 +148,7 @@ class NamePattern:
 
 @dataclass(frozen=True)
 class FieldFilter:
-    """Accepts the members that hold certain fields, if the caller selects them too."""
+    """Returns whether a member is one of the selected fields and passes a further filter."""
 
     fields: tuple[str, ...]
     select: Callable[[str], Any] | None
@@ -162,7 +162,7 @@ class FieldFilter:
 
 @dataclass(frozen=True)
 class NonEmpty(Stage):
-    """Passes all items on, and raises if there is none and no other worker that may have some."""
+    """Passes on all items; raises if there are none, unless another worker may have some."""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _NonEmptyIterator(source, context.place.count)
@@ -199,10 +199,10 @@ _END = object()
 
 
 class _TarSamplesIterator(StageIterator):
-    """Its position is how many shards are done, a place in the next one, and a number there.
+    """Its position is the number of finished shards, and an offset and sample number in the next.
 
-    So lists of shards need no state of their own: they are gone through again, which costs
-    nothing beside opening one shard.
+    Shard lists therefore need no state of their own: they are iterated again, which costs next
+    to nothing compared with opening a shard.
     """
 
     def __init__(self, stage: TarSamples, source: Iterator[Any]) -> None:
@@ -240,8 +240,8 @@ class _TarSamplesIterator(StageIterator):
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
-        # Position and number are those of the beginning of a block. After a restore, the samples
-        # before number + taken were yielded already.
+        # Offset and number are those of the start of a block. After a restore, the samples before
+        # number + taken have already been yielded.
         taken = self._block_length
         self._block_length = 0
         number = self._number
@@ -250,7 +250,7 @@ class _TarSamplesIterator(StageIterator):
                 length = len(block)
                 self._position, self._number = reader.block_position, number
                 self._block_length, self._rest = length, iter(block)
-                # Samples are held by those only who use them, so that memory is used again.
+                # Keeps no reference to yielded samples, so that their memory is reused.
                 del block
                 if taken:
                     taken -= sum(1 for _ in islice(self._rest, taken))
@@ -264,7 +264,7 @@ class _TarSamplesIterator(StageIterator):
             reader.close()
 
     def _every(self, first: int, step: int) -> Iterator[StreamSample]:
-        """Yield those samples of the block that fall to a worker which shares the shard."""
+        """Yield the samples of a block that belong to this worker, if several share the shard."""
         for sample in self._rest:
             number = self._number + self._block_length - length_hint(self._rest) - 1
             if number % step == first:

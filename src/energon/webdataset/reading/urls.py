@@ -1,4 +1,4 @@
-"""Expand what a program names as shards: patterns, folders, lists of these."""
+"""Expand patterns, folders and lists of these to the addresses of shards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_NESTING = 10
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return the addresses of the shards that a pattern or list names.
 
-    Strings may hold several patterns with `::` between them, `${NAME}` for what WDS_NAME of the
-    environment says, and braces: `shard-{000..127}.tar`. Local patterns with `*` stand for the
-    files that fit, folders for the archives in them, both sorted.
+    Strings may contain several patterns separated by `::`, `${NAME}` for the value of WDS_NAME
+    in the environment, and braces: `shard-{000..127}.tar`. Local patterns with `*` stand for the
+    matching files, folders for the archives in them, both sorted.
 
     Raises:
-        DatasetNotFoundError: If no file fits a pattern, or a folder has no archives.
+        DatasetNotFoundError: If no file matches a pattern, or a folder has no archives.
         ConfigError: If there are no shards, braces do not pair, or a variable is not set.
 
     Example:
@@ -58,13 +58,13 @@ def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[st
 def check_variables(
     pattern: str, *, origin: str, allow: Collection[str] = (), from_afar: bool = False
 ) -> None:
-    """Raise SecurityError if an address in a document reads the environment and may not.
+    """Raise SecurityError if an address in a document refers to the environment without permission.
 
     Args:
         pattern: The address.
         origin: The document.
-        allow: "env" lets it.
-        from_afar: Whether the document is not on this machine; then it never may.
+        allow: "env" permits it.
+        from_afar: Whether the document is remote; then it is never permitted.
     """
     found = _VARIABLE.search(pattern)
     if found is None:
@@ -83,10 +83,10 @@ def check_variables(
 
 
 def envlookup(m: re.Match[str] | str) -> str:
-    """Return what stands for `${name}` in patterns: WDS_name of the environment.
+    """Return the value of `${name}` in patterns: WDS_name in the environment.
 
     Args:
-        m: The name, or a match whose first group it is.
+        m: The name, or a match with it as the first group.
     """
     name = m if isinstance(m, str) else m[1]
     try:
@@ -99,17 +99,17 @@ def envlookup(m: re.Match[str] | str) -> str:
 
 
 def envsubst(s: str) -> str:
-    """Return a pattern with what stands for each `${NAME}` in it."""
+    """Return a pattern with every `${NAME}` replaced by its value."""
     return _VARIABLE.sub(envlookup, s)
 
 
 def is_local(url: str) -> bool:
-    """Return whether an address is a path or a file: address."""
+    """Return whether an address is a path or a `file:` address."""
     return url.startswith("file:") or not ("://" in url or url.startswith("pipe:") or url == "-")
 
 
 def local_path(url: str) -> str | None:
-    """Return the path that an address stands for, or None if it is not local."""
+    """Return the path of a local address, or None if it is not local."""
     if not is_local(url):
         return None
     if url.startswith("file:"):
@@ -149,14 +149,14 @@ def _listed(url: str) -> list[str]:
 
 
 def _is_remote_pattern(url: str) -> bool:
-    """Return whether an address stands for several objects of a store that can list them."""
-    # Web servers cannot, and a question mark in their addresses begins a query.
+    """Return whether an address is a pattern for objects of a store that can list them."""
+    # Web servers cannot list, and a question mark in their addresses begins a query.
     is_store = scheme_of(url) not in ("pipe", "http", "https", "")
     return url != "-" and is_store and (url.endswith("/") or "*" in url)
 
 
 def _remote_archives(pattern: str) -> list[str]:
-    """Return the addresses of objects that fit a pattern, or of the archives in a folder."""
+    """Return the addresses of objects that match a pattern, or of the archives in a folder."""
     from energon.io.files import list_files
 
     folder = pattern.partition("*")[0].rpartition("/")[0]

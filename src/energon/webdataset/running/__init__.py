@@ -1,1 +1,1 @@
-"""Iterate over a pipeline: epochs, workers, ranks, and where each of them is."""
+"""Iterate over a pipeline: epochs, ranks and workers, and their positions."""

@@ -1,6 +1,6 @@
-"""Where a pipeline runs: in which rank and worker.
+"""The rank and worker in which a pipeline runs.
 
-A pipeline is also a dataset to torch, which is not imported for it.
+To torch, a pipeline is also a dataset; torch is not imported for that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Place:
 
     @property
     def index(self) -> int:
-        """Number of this worker in the whole job."""
+        """Number of this worker within the whole job."""
         return self.rank * self.num_workers + self.worker
 
     @property
@@ -39,14 +39,14 @@ _local = threading.local()
 
 
 def current_place(group: Any = None) -> Place:
-    """Return where the calling code runs.
+    """Return the rank and worker of the calling code.
 
-    The environment (RANK and WORLD_SIZE, WORKER and NUM_WORKERS) comes before what
-    torch.distributed and the workers of torch's DataLoader say. Neither imports torch: who has
-    not imported it uses neither.
+    The environment (RANK and WORLD_SIZE, WORKER and NUM_WORKERS) takes precedence over
+    torch.distributed and the worker info of torch's DataLoader. torch is not imported: a program
+    that has not imported it uses neither.
 
     Args:
-        group: Process group of torch.distributed; None means the default one.
+        group: Process group of torch.distributed; None for the default one.
     """
     place: Place | None = getattr(_local, "place", None)
     if place is not None:
@@ -56,7 +56,7 @@ def current_place(group: Any = None) -> Place:
 
 @contextmanager
 def running_at(place: Place) -> Iterator[None]:
-    """Let `current_place` say `place` in this thread."""
+    """Make `current_place` return `place` in this thread."""
     before = getattr(_local, "place", None)
     _local.place = place
     try:
@@ -66,7 +66,7 @@ def running_at(place: Place) -> Iterator[None]:
 
 
 def torch_worker_info() -> Any:
-    """Return what torch's DataLoader says of this worker process, or None outside of one."""
+    """Return the worker info of torch's DataLoader, or None outside of its workers."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
 
@@ -88,9 +88,9 @@ def _worker() -> tuple[int, int]:
 
 
 class TorchLookalike:
-    """Looks like an `torch.utils.data.IterableDataset` where there is torch."""
+    """Looks like a `torch.utils.data.IterableDataset` if torch is imported."""
 
-    # isinstance() believes what an object says of its class.
+    # isinstance() uses the `__class__` of an object.
     @property
     def __class__(self) -> type:
         data = sys.modules.get("torch.utils.data")
@@ -114,7 +114,7 @@ class TorchLookalike:
 
 
 def add_length_method(obj: Any) -> Any:
-    """Let `len` of an object return its `size`, and return the object."""
+    """Make `len` of an object return its `size`, and return the object."""
     if not isinstance(obj, _Sized):
         kind: Any = type(obj)
         obj.__class__ = _with_length(kind)
@@ -138,7 +138,7 @@ class _Sized:
 
 @lru_cache(maxsize=256)
 def _with_base(kind: type, base: type) -> type:
-    """Return `kind` as a subclass of `base`: only ever looked at, never instantiated."""
+    """Return `kind` as a subclass of `base`, for type checks only; it is never instantiated."""
     return type(kind.__name__, (kind, base), {"__module__": kind.__module__})
 
 

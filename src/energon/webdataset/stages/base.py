@@ -1,18 +1,18 @@
 """The contract of the stages of a pipeline.
 
-A stage says what to do: it is immutable and can be pickled. `open` returns an iterator, which is
-the position: it knows how far it is, as plain data that can be saved, and can go there again.
+A stage is an immutable, picklable description. `open` returns an iterator, which is the position:
+it can save how far it is as plain data, and return there.
 
     stage = Shuffle(size=1000)
     iterator = stage.open(samples, context)
     iterator.state_dict()
 
-A function from iterator to iterator is a stage, too. It runs as it is, and as its position is on
-its own call stack, a pipeline with one says that it cannot be saved.
+A function from iterator to iterator is also a stage. Its position is on its own call stack, so
+saving a pipeline that contains one raises an error.
 
-A stage that holds items (a shuffle buffer, a batch that it takes apart) may not save them, as
-they can be anything and of any size. It saves where its source was before the oldest of them,
-and which of the items that came since it still has. Restoring takes these from the source again.
+A stage that holds items back (a shuffle buffer, a batch being split) does not save them, since
+they can be anything, of any size. It saves the position of its source before the oldest of them,
+and which of the items since then it still holds. Restoring reads these from the source again.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ State = dict[str, Any]
 
 
 NOTHING: Iterator[Any] = iter(())
-"""The source of a first stage."""
+"""The source of the first stage."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the stages of one pass over the data share."""
+    """State that the stages share during one pass over the data."""
 
     place: Place
     seed: int = 0
     epoch: int = 0
     address: tuple[int | str, ...] = ()
-    """Where in the pipeline a stage is; tells the random numbers of stages apart."""
+    """The position of a stage in the pipeline, which distinguishes its random numbers."""
 
     def seed_of(self, *purpose: int | str, shared: bool = False) -> int:
         """Return a seed for this stage and epoch.
 
         Args:
-            purpose: Tells apart the seeds of one stage.
-            shared: Whether all workers of the job get the same one.
+            purpose: Distinguishes several seeds of one stage.
+            shared: Whether all workers of the job get the same seed.
         """
         where = () if shared else (self.place.rank, self.place.worker)
         return derive_seed(self.seed, *self.address, self.epoch, *where, *purpose)
 
     def at(self, *address: int | str) -> Context:
-        """Return the context of a stage below this one."""
+        """Return the context of a stage within this one."""
         return replace(self, address=(*self.address, *address))
 
 
 class StageIterator(Iterator[Any]):
-    """Where a stage is. Used by one thread at a time.
+    """The position of a stage. Used by one thread at a time.
 
-    Subclasses define `_run`, a generator that keeps what `state_dict` needs in attributes, up to
-    date at every `yield`. Iterating with `for` goes straight to the generator.
+    Subclasses define `_run`, a generator that keeps whatever `state_dict` needs in attributes,
+    up to date at every `yield`. Iterating with `for` goes straight to the generator.
 
     Args:
-        source: What the stage reads, or nothing for the first one.
+        source: What the stage reads; empty for the first stage.
     """
 
     def __init__(self, source: Iterator[Any] = NOTHING) -> None:
@@ -87,7 +87,7 @@ class StageIterator(Iterator[Any]):
     def state_dict(self) -> State:
         """Return the state in which the next item is the one `__next__` would return.
 
-        By default that of the source: right for stages that hold nothing between two items.
+        The default is the state of the source, which suffices for stages that hold no items back.
 
         Raises:
             StateError: If this stage, or one before it, cannot be saved.
@@ -95,11 +95,11 @@ class StageIterator(Iterator[Any]):
         return state_of(self._source)
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved position. Only called before the first item is taken."""
+        """Move to a saved position. Only called before the first item is taken."""
         load_state(self._source, state)
 
     def close(self) -> None:
-        """Give back what is held: files, processes, connections."""
+        """Release files, processes and connections."""
         close(self._items)
         close(self._source)
 
@@ -111,7 +111,7 @@ class Stage:
     """
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        """Return what this stage makes of `source`, which is empty for the first stage."""
+        """Return the iterator of this stage over `source`, which is empty for the first stage."""
         raise NotImplementedError
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
@@ -131,14 +131,14 @@ class Stage:
         return f"<_{type(self).__name__.lower()} {settings}>"
 
     def describe(self) -> dict[str, Any]:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return a description as JSON, which a saved state must match."""
         names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         settings = {name: describe(getattr(self, name)) for name in names}
         return {"stage": type(self).__name__, **settings}
 
 
 class UnsavableIterator(StageIterator):
-    """Items of a generator or another iterable whose position nobody knows."""
+    """The items of a generator or another iterable without a known position."""
 
     def __init__(self, items: Iterable[Any], name: str, source: Iterator[Any] = NOTHING) -> None:
         self._name = name
@@ -163,7 +163,7 @@ def state_of(iterator: Iterator[Any]) -> State:
     """Return the state of any iterator.
 
     Raises:
-        StateError: If it has none.
+        StateError: If it cannot be saved.
     """
     if hasattr(iterator, "state_dict"):
         state: State = iterator.state_dict()
@@ -172,10 +172,10 @@ def state_of(iterator: Iterator[Any]) -> State:
 
 
 def load_state(iterator: Iterator[Any], state: State) -> None:
-    """Bring any iterator to a saved position.
+    """Move any iterator to a saved position.
 
     Raises:
-        StateError: If it has none, or the state is another one's.
+        StateError: If it cannot be restored, or the state belongs to another iterator.
     """
     if not hasattr(iterator, "load_state_dict"):
         UnsavableIterator(iterator, describe(iterator)).state_dict()
@@ -183,13 +183,13 @@ def load_state(iterator: Iterator[Any], state: State) -> None:
 
 
 def close(iterator: Any) -> None:
-    """Close what can be closed."""
+    """Close an iterator, if it can be closed."""
     if hasattr(iterator, "close"):
         iterator.close()
 
 
 def unpack(state: State, *names: str) -> tuple[Any, ...]:
-    """Return the values of exactly these `names`, or say what does not fit."""
+    """Return the values of exactly these `names`; raise StateError if there are others."""
     if not isinstance(state, dict) or set(state) != set(names):
         found = sorted(state) if isinstance(state, dict) else state
         raise StateError(
@@ -200,7 +200,7 @@ def unpack(state: State, *names: str) -> tuple[Any, ...]:
 
 
 def describe(value: Any) -> Any:
-    """Return a value that is part of a pipeline as JSON: functions and classes by name."""
+    """Return a JSON description of a value in a pipeline: functions and classes by name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Stage):
@@ -216,20 +216,20 @@ def describe(value: Any) -> Any:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raise ConfigError unless `value` is a number of 1 or more."""
+    """Raise ConfigError unless `value` is at least 1."""
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
 
 
 NOTE_ITEMS = 256
-"""A position of the source is noted before each this many items."""
+"""The number of items between two recorded positions of a source."""
 
 
 class ReplayLog:
-    """Positions of a source, by the number of the item that comes next there.
+    """Recorded positions of a source, by the number of the next item.
 
     Args:
-        source: Whose positions to note.
+        source: The source.
     """
 
     def __init__(self, source: Iterator[Any]) -> None:
@@ -238,10 +238,10 @@ class ReplayLog:
         self._unsavable: StateError | None = None
 
     def note(self, number: int, oldest: Callable[[], int]) -> None:
-        """Note the position before item `number`, unless the last note is not far.
+        """Record the position before item `number`, unless the last one is close.
 
         Args:
-            number: Number of the item that comes next.
+            number: Number of the next item.
             oldest: Returns the number of the first item that may be needed again.
         """
         notes = self._notes
@@ -250,7 +250,7 @@ class ReplayLog:
         try:
             notes.append((number, state_of(self._source)))
         except StateError as error:
-            # Only who saves has to know.
+            # Needed only when a state is saved.
             self._unsavable = error
             return
         needed = oldest()
@@ -258,7 +258,7 @@ class ReplayLog:
             notes.popleft()
 
     def state_at(self, number: int) -> State:
-        """Return how to get at item `number` again, which was not taken before `oldest`.
+        """Return the state from which item `number`, not before `oldest`, can be reached again.
 
         Raises:
             StateError: If the source cannot be saved.
@@ -271,7 +271,7 @@ class ReplayLog:
         return {"source": state, "skip": number - noted}
 
     def load_state_dict(self, state: State) -> None:
-        """Bring the source to a saved position; items are counted from 0 there."""
+        """Move the source to a saved position, from which items are counted from 0."""
         source, skip = unpack(state, "source", "skip")
         load_state(self._source, source)
         passed = sum(1 for _ in islice(iter(self._source), skip))
@@ -283,15 +283,15 @@ class ReplayLog:
 
 
 class Replay:
-    """The items of a source one by one, of which the last may be needed again.
+    """Iterates over a source, the latest items of which may be needed again.
 
     Args:
-        source: What to iterate over.
+        source: The source.
     """
 
     def __init__(self, source: Iterator[Any]) -> None:
         self.oldest = 0
-        """Number of the oldest item that may be needed again; the user moves it on."""
+        """Number of the oldest item that may be needed again; the caller advances it."""
         self._source = source
         self._log = ReplayLog(source)
         self._count = 0
@@ -307,7 +307,7 @@ class Replay:
                 self._log.note(self._count, lambda: self._count)
 
     def state_dict(self) -> State:
-        """Return how to get at item number `oldest` again.
+        """Return the state from which item `oldest` can be reached again.
 
         Raises:
             StateError: If the source cannot be saved.
@@ -315,5 +315,5 @@ class Replay:
         return self._log.state_at(self.oldest)
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved position."""
+        """Move to a saved position."""
         self._log.load_state_dict(state)

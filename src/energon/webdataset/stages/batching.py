@@ -1,4 +1,4 @@
-"""Make batches of items, and items of batches."""
+"""Collect items into batches, and split batches into items."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Collation = Callable[[list[Any]], Any]
 def default_collation_fn(
     samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """Return samples as one: a dict or tuple of batches.
+    """Collate samples into a dict or tuple of columns.
 
-    Numbers become arrays, arrays and tensors of one shape are stacked, everything else is a
-    list. Samples that are neither dicts nor tuples or lists are one column.
+    Numbers become arrays, arrays and tensors of equal shape are stacked, and everything else
+    becomes a list. Samples that are neither dicts nor sequences form a single column.
 
     Args:
-        samples: Dicts with the same names, or tuples of the same length.
+        samples: Dicts with the same keys, or tuples of the same length.
         combine_tensors: Whether to stack arrays and tensors.
-        combine_scalars: Whether numbers become arrays.
+        combine_scalars: Whether to combine numbers into arrays.
 
     Raises:
         SampleError: If samples differ in their names or lengths, or arrays in their shapes.
@@ -66,9 +66,9 @@ class Batched(Stage):
     """Yields batches.
 
     Args:
-        batchsize: How many items make a batch.
-        collation_fn: Makes one value of a list of items; None leaves it a list.
-        partial: Whether the last batch may be smaller; else it is skipped.
+        batchsize: Number of items in a batch.
+        collation_fn: Combines a list of items; None leaves it a list.
+        partial: Whether to yield a smaller batch at the end; otherwise it is dropped.
 
     Raises:
         ConfigError: If `batchsize` is not positive.
@@ -100,11 +100,11 @@ class _BatchedIterator(StageIterator):
 
 @dataclass(frozen=True)
 class FlatMap(Stage):
-    """Yields all that a function makes of each item, one after another.
+    """Yields all items that a function returns for each item, one after another.
 
     Args:
-        function: Takes an item, and returns or yields any number of items. To be saved within
-            an item, it has to give the same again for it.
+        function: Takes an item, and returns or yields any number of items. If a state is saved
+            between two of these, it must return the same ones again.
     """
 
     function: Callable[[Any], Any]
@@ -114,7 +114,7 @@ class FlatMap(Stage):
 
 
 class _FlatMapIterator(StageIterator):
-    """Its position is the item that is being taken apart, and how many parts of it are done."""
+    """Its position is the current input, and the number of its outputs already yielded."""
 
     def __init__(self, stage: FlatMap, source: Iterator[Any]) -> None:
         self._stage = stage
@@ -139,10 +139,10 @@ class _FlatMapIterator(StageIterator):
 
 
 def unbatch(batch: Any) -> Iterator[Any]:
-    """Yield the items of a batch: dicts of a dict of columns, tuples of a tuple of columns.
+    """Yield the samples of a batch: dicts for a dict of columns, tuples for a tuple of columns.
 
     Raises:
-        SampleError: If columns differ in length, or the batch is neither dict nor tuple.
+        SampleError: If columns differ in length, or the batch is neither a dict nor a tuple.
     """
     if isinstance(batch, dict):
         for row in _rows(list(batch.values()), list(batch)):

@@ -1,9 +1,9 @@
 """Handlers that decode fields by their extension: text, images, audio and video.
 
-A decoding handler is a function of a key, which is a dot and the name of the field, and the
-data. It returns None for what it does not know, `Continue` to hand other data on under another
-key, and the result else. Handlers that have a method `claims` are asked once per name of a field
-instead of being called for each.
+A decoding handler is a function of a key (a dot and the name of the field) and the data. It
+returns None for fields it does not know, `Continue` to pass on other data under another key, and
+otherwise the result. Handlers with a method `claims` are asked once per field name, instead of
+being called for every field.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from energon.errors import ConfigError
 DecodingHandler = Callable[[str, Any], Any]
 
 IMAGE_EXTENSIONS: list[str] = sorted(EXTENSIONS)
-"""Fields that are images, for a program to change before it makes handlers."""
+"""Extensions of images. Programs may change the list before they create handlers."""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """What a handler returns for others to continue with.
+    """Returned by a handler for later handlers to continue with.
 
     Example:
         >>> Continue("txt", b"unpacked")
@@ -41,18 +41,18 @@ class Continue:
 
 @dataclass(frozen=True)
 class ExtensionHandler:
-    """Decodes fields whose last extensions are one of some, see `handle_extension`."""
+    """Decodes fields with certain extensions, see `handle_extension`."""
 
     extensions: tuple[str, ...]
     f: Callable[[Any], Any]
 
     def claims(self, key: str) -> bool:
-        """Return whether this one decodes fields of that name."""
+        """Return whether this handler decodes fields of this name."""
         found = key.lower().split(".")
         return any(found[-len(own) :] == own for own in map(_split, self.extensions))
 
     def compiled(self, key: str) -> Callable[[Any], Any]:
-        """Return what decodes fields that it claims."""
+        """Return the function that decodes fields that it claims."""
         return self.f
 
     def __call__(self, key: str, data: Any) -> Any:
@@ -62,7 +62,7 @@ class ExtensionHandler:
 def call_extension_handler(
     key: str, data: Any, f: Callable[[Any], Any], extensions: Collection[str]
 ) -> Any:
-    """Return what a function makes of the data if a key ends in one of some extensions."""
+    """Return `f(data)` if the key ends in one of the extensions, else None."""
     return ExtensionHandler(tuple(extensions), f)(key, data)
 
 
@@ -74,9 +74,9 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> ExtensionHandl
     """Return a handler that decodes fields by their extension.
 
     Args:
-        extensions: Extensions with spaces between them. "png" fits all fields that end in it,
+        extensions: Extensions separated by spaces. "png" matches all fields that end in it,
             "seg.png" those that end in both, ".png" only fields of exactly that name.
-        f: Makes a value of the bytes.
+        f: Decodes the bytes.
 
     Example:
         >>> handler = handle_extension("upper", lambda data: data.decode().upper())
@@ -94,8 +94,8 @@ class ImageHandler:
     """Decodes images.
 
     Args:
-        imagespec: What they become, see `energon.decode.images.IMAGE_SPECS`.
-        extensions: Which fields are images; None means the usual extensions.
+        imagespec: The output format, see `energon.decode.images.IMAGE_SPECS`.
+        extensions: Extensions of images; None for the usual ones.
 
     Example:
         >>> with open("photos/shard-0.tar", "rb") as stream:
@@ -114,11 +114,11 @@ class ImageHandler:
         object.__setattr__(self, "_spec", image_spec(self.imagespec))
 
     def claims(self, key: str) -> bool:
-        """Return whether fields of that name are images."""
+        """Return whether fields of this name are images."""
         return key.rpartition(".")[2].lower() in (self.extensions or ())
 
     def compiled(self, key: str) -> Callable[[bytes], Any]:
-        """Return what decodes images."""
+        """Return the function that decodes images."""
         return partial(decode_image, spec=self._spec)
 
     def __call__(self, key: str, data: bytes) -> Any:
@@ -135,7 +135,7 @@ def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> I
 
 
 class _GzFilter:
-    """Unpacks fields that end in gz, for other handlers to continue with.
+    """Decompresses fields that end in gz, for later handlers to continue with.
 
     Example:
         >>> import gzip
@@ -144,7 +144,7 @@ class _GzFilter:
     """
 
     def claims(self, key: str) -> bool:
-        """Return whether fields of that name are compressed."""
+        """Return whether fields of this name are compressed."""
         return key.endswith(".gz")
 
     def __call__(self, key: str, data: bytes) -> Any:
@@ -173,7 +173,7 @@ class _MediaHandler:
     extensions: frozenset[str]
 
     def claims(self, key: str) -> bool:
-        """Return whether fields of that name are decoded."""
+        """Return whether fields of this name are decoded."""
         return key.rpartition(".")[2].lower() in self.extensions
 
     def __call__(self, key: str, data: bytes) -> Any:
@@ -186,7 +186,7 @@ class _MediaHandler:
             return self.decode(data)
 
     def decode(self, data: bytes) -> Any:
-        """Return what the file holds."""
+        """Return the decoded content of a file."""
         raise NotImplementedError
 
     def __reduce__(self) -> str:
@@ -194,9 +194,9 @@ class _MediaHandler:
 
 
 class _VideoHandler(_MediaHandler):
-    """Decodes videos to frames, sound, and a dict of `video_fps` and `audio_fps`.
+    """Decodes videos to frames, audio, and a dict of `video_fps` and `audio_fps`.
 
-    Frames are uint8 (time, height, width, 3), sound is float32 (channels, samples).
+    Frames are uint8 (time, height, width, 3), audio is float32 (channels, samples).
 
     Example:
         >>> with open("clip.mp4", "rb") as stream:
@@ -248,7 +248,7 @@ class _AudioHandler(_MediaHandler):
 
 
 def _audio(data: bytes) -> tuple[Any, int]:
-    """Return the sound of a video, or None if it has none."""
+    """Return the audio of a video, or None if it has none."""
     from energon.decode.av_audio import AudioReader
     from energon.errors import DecodeError
 

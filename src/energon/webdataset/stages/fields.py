@@ -31,8 +31,8 @@ def getfirst(
     Args:
         a: The sample.
         keys: A list of names, or names with semicolons between them.
-        default: Returned if it has none, and that is not an error.
-        missing_is_error: Whether it is.
+        default: Returned if it has none of them, unless that is an error.
+        missing_is_error: Whether that is an error.
 
     Raises:
         FieldAccessError: If the sample has none of them.
@@ -61,7 +61,7 @@ class ToTuple:
     def of(
         cls, specs: Sequence[Any], missing_is_error: bool, none_is_error: bool | None
     ) -> ToTuple:
-        """Return the choice that `to_tuple(*specs)` stands for."""
+        """Return the stage for `to_tuple(*specs)`."""
         if len(specs) == 1 and isinstance(specs[0], str) and " " in specs[0]:
             specs = specs[0].split()
         if not specs:
@@ -73,7 +73,7 @@ class ToTuple:
         return tuple([self._value(sample, names) for names in self.groups])
 
     def compiled(self) -> Callable[[StreamSample], tuple[Any, ...]]:
-        """Return a function that does the same, with one look-up where each group is one name."""
+        """Return an equivalent function, with a single look-up if each group is one name."""
         if len(self.groups) < 2 or any(len(names) != 1 for names in self.groups):
             return self
         lookup = itemgetter(*(name for (name,) in self.groups))
@@ -113,7 +113,7 @@ class ToTuple:
 
 @dataclass(frozen=True)
 class MapTuple:
-    """Changes the items of a tuple, each by its own function; None leaves one as it is."""
+    """Applies a function to each item of a tuple; None leaves an item unchanged."""
 
     functions: tuple[Callable[[Any], Any] | None, ...]
 
@@ -135,7 +135,7 @@ class MapTuple:
 
 @dataclass(frozen=True)
 class MapDict:
-    """Changes fields of a sample, each by its own function."""
+    """Applies functions to fields of a sample."""
 
     functions: Mapping[str, Callable[[Any], Any]]
 
@@ -150,7 +150,7 @@ class MapDict:
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames fields: each new name with the old ones, of which the first one found is taken."""
+    """Renames fields: for each new name, the first of its old names that exists."""
 
     names: Mapping[str, tuple[str, ...]]
     keep: bool = True
@@ -186,7 +186,7 @@ class RenameKeys:
 
 @lru_cache(maxsize=4096)
 def _renaming(stage: RenameKeys, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return pairs of old and new name, for samples with these fields."""
+    """Return pairs of old and new names, for samples with these fields."""
     pairs: list[tuple[str, str]] = []
     used: set[str] = set()
     for old in names:
@@ -208,7 +208,7 @@ def _renaming(stage: RenameKeys, names: tuple[str, ...]) -> list[tuple[str, str]
 
 @dataclass(frozen=True)
 class ExtractKeys:
-    """Makes a tuple of the fields that fit patterns, like `*.png;*.jpg`."""
+    """Makes a tuple of the fields that match patterns, such as `*.png;*.jpg`."""
 
     patterns: tuple[tuple[str, ...], ...]
     duplicate_is_error: bool = True
@@ -220,7 +220,7 @@ class ExtractKeys:
 
 @lru_cache(maxsize=4096)
 def _extraction(stage: ExtractKeys, names: tuple[str, ...]) -> list[str]:
-    """Return the names to take, for samples with these fields."""
+    """Return the names of the selected fields, for samples with these fields."""
     chosen = []
     for patterns in stage.patterns:
         fits = [
@@ -244,11 +244,11 @@ def _extraction(stage: ExtractKeys, names: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class Associate:
-    """Adds to each sample what is associated with its key.
+    """Adds to each sample the fields associated with its key.
 
     Args:
-        associator: A dict by key, or a function of the key, that returns dicts. Samples whose key
-            is not in the dict stay as they are.
+        associator: A dict of dicts by key, or a function of the key that returns dicts. Samples
+            whose key is not in the dict are unchanged.
     """
 
     associator: Any
@@ -260,9 +260,9 @@ class Associate:
 
 
 class MissingFieldError(FieldAccessError, KeyError):
-    """A sample does not have a field that is looked up by its name."""
+    """A sample lacks a field that is looked up by name."""
 
-    # KeyError would print its message in quotes.
+    # KeyError would show its message in quotes.
     __str__ = FieldAccessError.__str__
 
 
@@ -278,12 +278,12 @@ def _missing_text(sample: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 class XDecode:
-    """Decodes fields by patterns for their names; the functions get a file to read from.
+    """Decodes fields by patterns for their names; the functions receive a file to read from.
 
     Args:
-        rules: Pairs of a pattern and a function; False in its place leaves the field as it is.
-            The last that fits wins.
-        must_decode: Whether a field that no pattern fits is an error.
+        rules: Pairs of a pattern and a function, or False to leave the field unchanged. The last
+            match wins.
+        must_decode: Whether a field that matches no pattern is an error.
     """
 
     def __init__(self, rules: Sequence[tuple[str, Any]], must_decode: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Functions that programs build stages of their own with."""
+"""Helper functions with which programs build their own stages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from energon.webdataset.stages.fields import alternatives
 
 
 def generator(make_stage: Callable[..., Any], source: str = "data") -> Callable[..., Iterator[Any]]:
-    """Return a generator function that runs the stages of a function on any iterable.
+    """Return a generator function that runs a stage on any iterable.
 
     Args:
-        make_stage: Makes a stage.
-        source: What the parameter for the iterable is called.
+        make_stage: Creates the stage.
+        source: Name of the parameter for the iterable.
 
     Example:
         >>> from energon.webdataset.filters import _batched
@@ -54,7 +54,7 @@ def compose(*args: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def pipeline(source: Any, *args: Callable[[Any], Any]) -> Any:
-    """Return what filters make of a source, the first one first."""
+    """Return a source with filters applied, the first one first."""
     return compose(*args)(source) if args else source
 
 
@@ -65,7 +65,7 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def pick(buf: list[Any], rng: random.Random) -> Any:
-    """Take an item at random out of a list; the last one fills the gap."""
+    """Remove a random item from a list; the last one fills the gap."""
     place = rng.randint(0, len(buf) - 1)
     buf[place], buf[-1] = buf[-1], buf[place]
     return buf.pop()
@@ -122,11 +122,11 @@ default_decoders: list[tuple[str, Callable[[Any], Any]]] = [
     ("*.txt", decode_text),
     ("*.pyd", decode_pickle),
 ]
-"""What `xdecode` decodes unless told otherwise: pairs of a pattern and a function."""
+"""The default decoders of `xdecode`: pairs of a pattern and a function."""
 
 
 def find_decoder(decoders: Sequence[tuple[str, Any]], path: str) -> Any:
-    """Return what decodes a field: the function of the last pattern that fits, or None."""
+    """Return the function that decodes a field, that of the last matching pattern, or None."""
     name = path.rpartition("/")[2]
     if name.startswith("__"):
         return lambda value: value

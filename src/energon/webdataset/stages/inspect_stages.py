@@ -1,4 +1,4 @@
-"""Look at samples as they pass: show some, or write down the keys of all."""
+"""Inspect samples as they pass: show some, or log the keys of all."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from energon.webdataset.stages.base import (
 
 @dataclass(frozen=True)
 class Info(Stage):
-    """Passes all items on, and writes some of them to a text stream.
+    """Passes on all items, and writes some of them to a text stream.
 
     Args:
-        fmt: Accepted for compatibility: fields are shown one to a line.
-        n: How many of the first to show.
-        every: After these, each this many items one more; -1 for none.
-        width: Longest text of a field.
-        stream: Where to; None means standard error.
-        name: Stands before every line.
+        fmt: Accepted for compatibility: fields are shown one per line.
+        n: Number of items to show at the beginning.
+        every: After these, every how many items to show one; -1 for none.
+        width: Maximum length of a field's text.
+        stream: The text stream; None for standard error.
+        name: Prefix of every line.
     """
 
     fmt: str | None = None
@@ -56,10 +56,10 @@ class Info(Stage):
 
 @dataclass(frozen=True)
 class LogKeys(Stage):
-    """Passes all samples on, and appends number, worker, rank and key of each to a file.
+    """Passes on all samples, and appends number, worker, rank and key of each to a file.
 
     Args:
-        logfile: Path of the file; None means LOGKEYS of the environment, or no log at all.
+        logfile: Path of the file; None for LOGKEYS in the environment, or else no log.
     """
 
     logfile: str | None = None
@@ -72,7 +72,7 @@ class LogKeys(Stage):
 
         def log(number: int, item: Any) -> None:
             line = f"{number}\t{place.worker}\t{place.rank}\t{item.get('__key__')}\n"
-            # One write to a file opened for appending: lines of workers do not mix.
+            # One write to a file opened for appending, so that lines of several workers do not mix.
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:
                 file.write(line.encode())

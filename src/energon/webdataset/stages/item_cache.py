@@ -1,4 +1,4 @@
-"""Keep the items of the first whole pass, in memory or in a file."""
+"""Cache the items of the first complete pass, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
 
 
 class Cached(Stage):
-    """Keeps items in memory: after the first whole pass the source is not read any more.
+    """Caches items in memory: after the first complete pass, the source is no longer read.
 
-    Each worker process keeps what it has read. Items are yielded as they are: stages after
-    this one must not change them in place.
+    Each worker process caches what it has read. The same objects are yielded again, so later
+    stages must not modify them in place.
 
     Example:
         >>> stage = Cached()
@@ -59,18 +59,18 @@ class Cached(Stage):
 
 
 class FileCached(Stage):
-    """Keeps items in a database file, pickled, in the order in which they came.
+    """Caches items in a database file, pickled, in their order.
 
-    Workers have files of their own beside it, with their numbers in the names. Plain data like
-    bytes, text, numbers, lists and dicts need nothing else. Unpickling objects, arrays among them,
-    runs any code that a file holds: it has to be allowed, and the file should be your own.
+    Each worker has a separate file next to it, with its number in the name. Plain data (bytes,
+    text, numbers, lists and dicts) can always be cached. Unpickling objects, including arrays,
+    may run code in the file, so it must be allowed, and the file should be your own.
 
     Args:
         fname: Path of the file.
-        map_size: Accepted for compatibility: the file grows as it must.
-        pickler: Has `dumps` and `loads`; None means pickle.
-        chunksize: Items to a transaction.
-        allow: "pickle" lets the file hold objects.
+        map_size: Accepted for compatibility: the file grows as needed.
+        pickler: An object with `dumps` and `loads`; None for pickle.
+        chunksize: Items per transaction.
+        allow: "pickle" permits objects in the file.
 
     Example:
         >>> import tempfile
@@ -100,7 +100,7 @@ class FileCached(Stage):
         return self(source)
 
     def is_complete(self) -> bool:
-        """Return whether all items are in the file, so that the source is not read any more."""
+        """Return whether all items are in the file, so that the source is no longer read."""
         return os.path.exists(self._path(current_place()))
 
     def describe(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class FileCached(Stage):
         if os.path.exists(path):
             yield from self._read(path)
             return
-        # The file has its name when it is complete; a pass that is broken off leaves none.
+        # The file gets its name once complete; an interrupted pass leaves none.
         with atomic_path(path) as temporary:
             yield from self._write(str(temporary), source)
 
@@ -190,7 +190,7 @@ def _require(allowed: Collection[str], path: str, kind: str) -> None:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    # Whichever thread comes upon an iterator that nobody uses any more closes it.
+    # The garbage collector may close an abandoned iterator in any thread.
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
 

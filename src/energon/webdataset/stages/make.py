@@ -1,4 +1,4 @@
-"""Turn what a program lists as stages into stages."""
+"""Convert whatever a program lists as stages into stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energon.webdataset.stages.base import (
 
 
 class FilterFunction(Stage):
-    """A function of an iterator and further arguments, with these arguments."""
+    """A function of an iterator and further arguments, with these arguments bound."""
 
     def __init__(self, f: Callable[..., Iterable[Any]], *args: Any, **kw: Any) -> None:
         self.f, self.args, self.kw = f, args, kw
@@ -38,7 +38,7 @@ class FilterFunction(Stage):
 
 
 class RestCurried:
-    """Makes stages of a function: call it with all arguments but the first."""
+    """Turns a function into a factory of stages, called with all arguments except the first."""
 
     def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
         self.f = f
@@ -48,7 +48,7 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
-    """Return what makes stages of a function whose first argument is an iterator.
+    """Return a factory of stages for a function whose first argument is an iterator.
 
     Example:
         >>> def add(source, number):
@@ -60,7 +60,7 @@ def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
 
 
 class PipelineStage:
-    """A stage of the user's own: a subclass defines `run`.
+    """Base for stages of users: a subclass defines `run`.
 
     Example:
         >>> class Twice(PipelineStage):
@@ -73,7 +73,7 @@ class PipelineStage:
     """
 
     def run(self, src: Iterator[Any]) -> Iterable[Any]:
-        """Return what the stage makes of `src`; a source takes no argument."""
+        """Return the stage's output for `src`; a source takes no argument."""
         raise NotImplementedError(f"{type(self).__name__} is a stage without run(src)")
 
     def invoke(self, *args: Any, **kw: Any) -> Iterable[Any]:
@@ -83,7 +83,7 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class CallStage(Stage):
-    """Runs a function of the user from iterator to iterator, or from nothing for a source."""
+    """Runs a user function from iterator to iterator; one that is a source takes no argument."""
 
     function: Callable[..., Iterable[Any]]
     is_source: bool = False
@@ -95,7 +95,7 @@ class CallStage(Stage):
 
 @dataclass(frozen=True)
 class IterableStage(Stage):
-    """Yields the items of something that can be iterated over again and again."""
+    """Yields the items of an iterable that can be iterated over repeatedly."""
 
     items: Any
 
@@ -135,7 +135,7 @@ class _SequenceIterator(StageIterator):
 
 @dataclass(frozen=True)
 class PipelineSource(Stage):
-    """One pass over another pipeline, or as much of it as its own loops would give."""
+    """One pass over another pipeline, as long as its own loops would be."""
 
     pipeline: Any
 
@@ -155,7 +155,7 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
         has_source: Whether there are stages before these.
 
     Raises:
-        ConfigError: If something among them is not a stage.
+        ConfigError: If one of them is not a stage.
     """
     stages: list[Stage] = []
     for each in flat(listed):
@@ -164,7 +164,7 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
 
 
 def flat(listed: Iterable[Any]) -> Iterator[Any]:
-    """Yield stages, those in lists one by one, without None."""
+    """Yield stages, with lists flattened and None omitted."""
     for each in listed:
         if isinstance(each, list) and all(map(_may_be_stage, each)):
             yield from flat(each)

@@ -1,4 +1,4 @@
-"""Apply functions to items, keep some of them, or look at them."""
+"""Apply functions to items, and select items."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from energon.webdataset.stages.shuffling import make_draws
 
 @dataclass(frozen=True)
 class Map(Stage):
-    """Yields what a function makes of each item; None leaves the item out.
+    """Yields the result of a function for each item; None drops the item.
 
-    A dict that is made of a dict has the same `__key__`.
+    If both are dicts, the result keeps the `__key__` of the item.
 
     Args:
         f: Takes an item.
-        handler: Decides about errors of the function.
+        handler: Called for errors of the function.
     """
 
     f: Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Map(Stage):
 
 @dataclass(frozen=True)
 class Apply(Stage):
-    """Yields exactly what a function makes of each item."""
+    """Yields the result of a function for each item, unchanged."""
 
     f: Callable[[Any], Any]
     handler: Handler = reraise_exception
@@ -53,11 +53,11 @@ class Apply(Stage):
 
 @dataclass(frozen=True)
 class Select(Stage):
-    """Yields the items of which a function says that they are needed.
+    """Yields the items for which a function returns True.
 
     Args:
         predicate: Takes an item.
-        handler: Decides about errors of the function.
+        handler: Called for errors of the function.
     """
 
     predicate: Callable[[Any], Any]
@@ -68,7 +68,7 @@ class Select(Stage):
 
 
 class _Mapped(StageIterator):
-    """Holds nothing between two items, so its position is that of its source."""
+    """Holds no items back, so its position is that of its source."""
 
     def __init__(self, items: Iterator[Any], source: Iterator[Any]) -> None:
         super().__init__(source)
@@ -79,7 +79,7 @@ class _Mapped(StageIterator):
 
 
 def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:
-    """Ask the handler about an error, which is told whose it is, if the item says."""
+    """Ask the handler about an error, after adding the key of the item to it."""
     _note_origin(error, item)
     return handler(error)
 
@@ -142,7 +142,7 @@ def _select(
 
 @dataclass(frozen=True)
 class RandomSample(Stage):
-    """Yields each item with probability `p`, by numbers that are a function of the seed."""
+    """Yields each item with probability `p`; the choices are a function of the seed."""
 
     p: float = 0.5
 
@@ -179,7 +179,7 @@ class Slice(Stage):
     """Yields the items that `itertools.islice` would: `Slice(stop)`, `Slice(start, stop, step)`.
 
     Raises:
-        ConfigError: If the numbers are not a slice.
+        ConfigError: If the numbers do not form a slice.
     """
 
     def __init__(self, *args: int | None) -> None:

@@ -1,7 +1,6 @@
 """Shuffle a stream through a buffer of bounded length.
 
-Its random numbers, and those of other stages, continue where they were without a generator being
-saved.
+Random numbers of stages are a function of a seed and a count, so states contain no generator.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from energon.webdataset.stages.base import (
 
 
 def default_seed(seed: int | str | None = None) -> int:
-    """Return a seed as a number: `seed`, or WDS_SEED of the environment, or 0.
+    """Return a seed as a number: `seed`, or WDS_SEED in the environment, or 0.
 
     Raises:
         ConfigError: If it is not a whole number.
@@ -42,14 +41,14 @@ def default_seed(seed: int | str | None = None) -> int:
 
 
 BLOCK_DRAWS = 4096
-"""This many numbers come from one generator, so that any number is found at once."""
+"""Numbers drawn from one generator: small enough that any number is found quickly."""
 
 
 class Draws:
-    """Numbers that are a function of a seed and of how many were drawn before.
+    """Random numbers that are a function of a seed and of how many were drawn before.
 
     Args:
-        seed_of: Returns the seed of each block of numbers.
+        seed_of: Returns the seed of a block of numbers.
     """
 
     def __init__(self, seed_of: Callable[[int], int]) -> None:
@@ -58,7 +57,7 @@ class Draws:
         self._block: Iterator[float] = iter(())
 
     def block(self) -> Iterator[float]:
-        """Return numbers from 0 up to 1 that are ready: what is taken of these was drawn."""
+        """Return an iterator over numbers from 0 to 1; those taken from it count as drawn."""
         if not length_hint(self._block):
             draw = random.Random(self._seed_of(self._blocks)).random
             self._blocks += 1
@@ -85,13 +84,13 @@ class Draws:
 
 
 class UserDraws:
-    """Numbers of a generator that belongs to the user, which is saved as it is."""
+    """Random numbers of a user's generator, whose state is saved."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def block(self) -> Iterator[float]:
-        """Return numbers from 0 up to 1, each drawn when it is taken."""
+        """Return an iterator over numbers from 0 to 1, each drawn when it is taken."""
         return iter(self._rng.random, None)
 
     def fraction(self) -> float:
@@ -119,7 +118,7 @@ class UserDraws:
 
 
 def make_draws(rng: Any, seed_of: Callable[[int], int]) -> Draws | UserDraws:
-    """Return what to draw from: the user's generator if there is one."""
+    """Return a source of random numbers, from the user's generator if there is one."""
     return Draws(seed_of) if rng is None else UserDraws(rng)
 
 
@@ -128,12 +127,12 @@ class Shuffle(Stage):
     """Yields each item once, drawn at random from a buffer.
 
     Args:
-        bufsize: How many items the buffer holds. It fills while items are yielded: two are
-            read for each one.
-        initial: How many are read before the first is yielded.
-        rng: Generator to draw from, which continues from epoch to epoch; None means that the order
-            is a function of seed, epoch and worker.
-        seed: Seed of its own, in place of the pipeline's.
+        bufsize: Capacity of the buffer. It fills while items are yielded: two are read for each
+            one.
+        initial: Number of items read before the first is yielded.
+        rng: Generator to draw from, which continues from epoch to epoch; None makes the order a
+            function of seed, epoch and worker.
+        seed: Replaces the seed of the pipeline.
 
     Raises:
         ConfigError: If a length is negative.
@@ -159,14 +158,14 @@ class Shuffle(Stage):
 
 
 class detshuffle(Stage):
-    """Shuffles items through a buffer; as `shuffle`, whose order is a function of the seed, too.
+    """Shuffles items through a buffer, like `shuffle`, whose order is also a function of the seed.
 
     Args:
         bufsize: See `Shuffle`.
         initial: See `Shuffle`.
-        seed: Seed of its own, beside the pipeline's.
-        epoch: How often it has run, from -1. A pipeline counts its epochs itself; on its own, the
-            order is a function of this number.
+        seed: A seed in addition to that of the pipeline.
+        epoch: Number of runs so far, from -1. Pipelines count their epochs themselves; outside of
+            one, the order is a function of this number.
 
     Example:
         >>> list(detshuffle(10, seed=1)(range(5))) == list(detshuffle(10, seed=1)(range(5)))
@@ -194,7 +193,7 @@ class detshuffle(Stage):
 
 
 class _ShuffleIterator(StageIterator):
-    """A buffer of items, and the numbers they came with."""
+    """A buffer of items, and the numbers of these items in the source."""
 
     def __init__(
         self, stage: Shuffle, source: Iterator[Any], seed_of: Callable[[int], int]
@@ -220,7 +219,7 @@ class _ShuffleIterator(StageIterator):
             yield _remove(buffer, numbers, draw(len(buffer)))
 
     def _filling(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Give out one item for every two that are taken, until the buffer is full."""
+        """Yield one item for every two that are taken, until the buffer is full."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
         count = min(max(1, self._stage.initial), size) if not self._taken else 2
         while len(buffer) < size:
@@ -235,7 +234,7 @@ class _ShuffleIterator(StageIterator):
             yield _remove(buffer, numbers, self._draws.below(len(buffer)))
 
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Give out an item of the full buffer for each one that is taken."""
+        """Yield an item of the full buffer for each one that is taken."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
         while True:
             self._log.note(self._taken, self._oldest)
@@ -250,11 +249,11 @@ class _ShuffleIterator(StageIterator):
                 self._taken = number = number + 1
                 yield chosen
             if number < stop:
-                # There are random numbers left: it was the source that has ended.
+                # Random numbers are left, so it is the source that has ended.
                 return
 
     def state_dict(self) -> State:
-        # Right after a state was loaded, that is the state.
+        # Right after a state was loaded, it is still the state.
         oldest = 0 if self._is_restored else self._oldest()
         return {
             "replay": self._log.state_at(oldest),
@@ -274,7 +273,7 @@ class _ShuffleIterator(StageIterator):
         return min(self._numbers, default=self._taken)
 
     def _refill(self, items: Iterator[Any]) -> None:
-        """Take the items of a restored buffer again."""
+        """Read the items of a restored buffer again."""
         self._log.note(0, int)
         self._is_restored = False
         places = {number: place for place, number in enumerate(self._numbers)}
@@ -290,7 +289,7 @@ class _ShuffleIterator(StageIterator):
 
 
 def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:
-    """Take an item out; the last one fills the gap, so that this costs the same everywhere."""
+    """Remove an item; the last one fills the gap, at the same cost for every position."""
     numbers[pick] = numbers[-1]
     numbers.pop()
     item = buffer[pick]

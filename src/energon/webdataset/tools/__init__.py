@@ -1,1 +1,1 @@
-"""What the command `energon tar` does: make, join, cut, sort, change and check tar files."""
+"""The tools behind `energon tar`: create, join, split, sort, change and check tar files."""

@@ -1,4 +1,4 @@
-"""Look at tar files: what is in them, how much of it, and what is wrong; and index them."""
+"""Inspect tar files: list, count and check their content, and index them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from energon.webdataset.tools.streams import read_samples
 StreamSample = dict[str, Any]
 
 MAX_EXAMPLES = 20
-"""How many problems of a kind are told for a shard."""
+"""Maximum number of problems of one kind reported for a shard."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class FieldStatistics:
     largest: int = 0
 
     def add(self, size: int) -> None:
-        """Count a content."""
+        """Count one content."""
         self.count += 1
         self.total += size
         self.smallest = size if self.smallest is None else min(self.smallest, size)
@@ -60,16 +60,16 @@ class FieldStatistics:
 
 @dataclass
 class Statistics:
-    """What some shards hold."""
+    """The content of some shards."""
 
     shards: int = 0
     samples: int = 0
     fields: dict[str, FieldStatistics] = field(default_factory=dict)
     layouts: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """How many samples have which fields."""
+    """Number of samples, by their fields."""
 
     def add(self, sample: StreamSample) -> None:
-        """Count a sample whose fields are sizes."""
+        """Count a sample, given the sizes of its fields."""
         self.samples += 1
         names = tuple(name for name in sample if not name.startswith("__"))
         self.layouts[names] += 1
@@ -97,7 +97,7 @@ def iter_members(
 
     Args:
         url: The archive.
-        allowed: "shell" lets it be a command.
+        allowed: "shell" permits a command.
         sizes: Whether to yield sizes instead of contents.
         reads_all: Whether to read contents even then.
     """
@@ -113,7 +113,7 @@ def iter_members(
 
 
 def count(urls: Collection[str], allow: Collection[str] = ()) -> Iterator[Statistics]:
-    """Yield what shards hold, one number more of them each time."""
+    """Yield the content of shards so far, after each one."""
     found = Statistics()
     for url in urls:
         for sample in read_samples([url], allow=allow, sizes=True):
@@ -123,11 +123,11 @@ def count(urls: Collection[str], allow: Collection[str] = ()) -> Iterator[Statis
 
 
 class Verifier:
-    """Finds what is wrong with shards, over all of them.
+    """Finds problems in shards, including those that concern several of them.
 
     Args:
-        decode: Whether to decode all fields, too.
-        allow: "shell" lets addresses be commands, "pickle" lets pickles be decoded.
+        decode: Whether to decode all fields as well.
+        allow: "shell" permits addresses that are commands, "pickle" permits decoding pickles.
     """
 
     def __init__(self, *, decode: bool = False, allow: Collection[str] = ()) -> None:
@@ -140,7 +140,7 @@ class Verifier:
         self._fields: set[str] = set()
 
     def check(self, url: str) -> list[str]:
-        """Return what is wrong with one more shard, in words."""
+        """Check one more shard, and describe its problems."""
         problems: list[str] = []
         known = Counter[str]()
         self._key, self._fields = None, set()
@@ -187,18 +187,19 @@ class Verifier:
 
 
 def can_have_index(url: str) -> bool:
-    """Return whether an index can be written beside a shard: web servers only give files out."""
+    """Return whether an index can be written next to a shard: web servers are read-only."""
     return scheme_of(url) not in ("http", "https")
 
 
 def index_anywhere(url: str) -> int:
-    """Write the index of a shard beside it, unless it is there; return how many samples it has.
+    """Write the index of a shard next to it, if missing; return its number of samples.
 
-    Shards in a store are read by ranges: their headers, and what costs no more than a request.
+    Shards in a store are read by ranges: their headers, and content where skipping it would take
+    longer.
 
     Raises:
-        ConfigError: If the shard is compressed, or no file.
-        FormatError: If it is damaged, cut off or has no samples.
+        ConfigError: If the shard is compressed, or not a file.
+        FormatError: If it is damaged, truncated or has no samples.
     """
     check_plain(url)
     if not is_remote(url):
@@ -207,7 +208,7 @@ def index_anywhere(url: str) -> int:
 
 
 def check_plain(url: str) -> None:
-    """Raise ConfigError if samples of a shard have no positions that could be noted."""
+    """Raise ConfigError if the samples of a shard have no positions to index."""
     if url == "-" or url.startswith("pipe:"):
         raise ConfigError(f"{url}: a stream has no place for an index; write it to a file first")
     stream = open_url(url)
@@ -233,7 +234,7 @@ def _index_remote(url: str) -> PartTable:
     content = table.to_bytes()
     if content != before or not is_file(index):
         write_bytes(parts, content)
-        # Readers believe in an index as soon as this one is there.
+        # Readers use an index as soon as this file exists.
         write_bytes(index, encode_tar_index(table.sample_offset))
     return table
 

@@ -1,7 +1,7 @@
-"""Make shards of shards, many at a time and resumable: filters, augmentation, conversion.
+"""Transform shards in parallel, resumably: filtering, augmentation, conversion.
 
-Samples are changed by a command or a function of Python. As a shard is there only when it is
-complete, those that exist are done.
+Samples are changed by a command or a Python function. A shard appears only once it is complete, so
+existing shards are finished.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ PREFIX = "sample"
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to the samples of a shard. Can be sent to other processes.
+    """A change of the samples of a shard. Can be sent to other processes.
 
     Args:
-        command: Run for each sample, in a folder that holds its fields as files
-            `sample.FIELD`, and its key as `sample.__key__`. The files that exist afterwards are the
-            new
-            sample.
+        command: Run for each sample, in a folder with its fields as files `sample.FIELD` and its
+            key as `sample.__key__`. The files that exist afterwards are the new sample.
         function: "module:name" of a function that takes a sample, and returns one, several, or
-            None. In place of a command.
-        many: Whether the command makes several samples, `sample-000000.FIELD` and so on.
-        on_error: What to do about a sample that fails: "stop", "skip" it, or "keep" it as it was.
-        threads: How many commands run at the same time for a shard.
+            None; instead of a command.
+        many: Whether the command writes several samples, as `sample-000000.FIELD` and so on.
+        on_error: What to do with a sample that fails: "stop", "skip" it, or "keep" it unchanged.
+        threads: Number of commands that run at the same time for a shard.
         fields: See `parse_fields`; applied first.
-        index: Whether to write indexes beside local files.
-        allow: "shell" lets addresses be commands.
+        index: Whether to write indexes next to local files.
+        allow: "shell" permits addresses that are commands.
     """
 
     command: str | None = None
@@ -99,7 +97,7 @@ class Change:
 
 
 def run_command(command: str, sample: StreamSample, *, many: bool = False) -> list[StreamSample]:
-    """Run a command of the user in a folder with the fields of a sample; return what it makes.
+    """Run a user's command in a folder with the fields of a sample; return the new samples.
 
     Raises:
         SampleError: If it fails, or leaves no sample.
@@ -117,10 +115,10 @@ def run_command(command: str, sample: StreamSample, *, many: bool = False) -> li
 
 
 def load_function(name: str) -> Callable[[Any], Any]:
-    """Return the function that "module:name" stands for.
+    """Return the function named by "module:name".
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If it does not exist.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -137,7 +135,7 @@ def _mapped(
     samples: Iterable[StreamSample],
     threads: int,
 ) -> Iterator[tuple[StreamSample, Callable[[], list[StreamSample]]]]:
-    """Yield each sample and the handle of its result, in order, some of them ahead of time."""
+    """Yield each sample with a handle of its result, in order, running some ahead of time."""
     if threads == 1:
         for sample in samples:
             yield sample, lambda sample=sample: change(sample)  # type: ignore[misc]
@@ -156,7 +154,7 @@ def _mapped(
 
 
 def _as_list(result: Any, old: StreamSample) -> list[StreamSample]:
-    """Return the samples that a function has made."""
+    """Return the samples that a function has returned."""
     if result is None:
         return []
     if isinstance(result, dict):
@@ -171,7 +169,7 @@ def _write_fields(folder: Path, sample: StreamSample) -> None:
     (folder / f"{PREFIX}.__key__").write_bytes(os.fsencode(sample["__key__"]))
     for name, content in sample.items():
         if not name.startswith("__"):
-            # A field has no slash in it, so the file is in the folder.
+            # A field contains no slash, so the file is in the folder.
             (folder / f"{PREFIX}.{name}").write_bytes(content)
 
 
@@ -207,18 +205,18 @@ def map_shards(
     overwrite: bool = False,
     progress: Callable[[int, int], Any] = lambda done, total: None,
 ) -> list[str]:
-    """Call a function with each input and its output, and return the outputs that were made.
+    """Call a function with each input and its output, and return the outputs that were written.
 
-    Interrupted, by kill -9 too, it continues with the next call where it was.
+    After an interruption, even by kill -9, the same call continues where it stopped.
 
     Args:
-        function: Reads the shard at its first argument, and writes that at its second one, like
-            with `TarWriter`. It has to be importable by the processes that run it.
+        function: Reads the shard at its first argument and writes the one at its second, as with
+            `TarWriter`. The processes that run it must be able to import it.
         inputs: Addresses of shards.
         outputs: The same number of addresses.
-        engine: Where to run: processes of this machine, Dask, or Ray; None means processes.
-        overwrite: Whether to rewrite shards that exist.
-        progress: Called with how many are done, and how many there are.
+        engine: Where to run: processes of this machine, Dask, or Ray; None for processes.
+        overwrite: Whether to rewrite existing shards.
+        progress: Called with the number of finished shards, and the total.
 
     Raises:
         ConfigError: If the lists differ in length, or name a shard twice.

@@ -1,4 +1,4 @@
-"""Make tar files by recipes: lines of a member's name and where its content comes from.
+"""Build tar files from recipes: lines with the name of a member and the source of its content.
 
 000001.jpg photos/a.jpg
 000001.txt text:a cat on a mat
@@ -23,7 +23,7 @@ StreamSample = dict[str, Any]
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and source of the files of a folder, sorted so that samples lie together."""
+    """Yield name and source of the files of a folder, sorted so that samples are contiguous."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder; recipes are given with --recipe")
@@ -33,7 +33,7 @@ def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def parse_recipe(lines: Iterable[str], *, origin: str) -> Iterator[tuple[str, str]]:
-    """Yield name and source of each line; empty lines and those with `#` first do not count.
+    """Yield name and source of each line; empty lines and comments (`#`) are ignored.
 
     Raises:
         FormatError: If a line has no source.
@@ -56,10 +56,10 @@ def read_recipe(
     Args:
         entries: Names and sources.
         allowed: What is allowed, see `security.resolve`.
-        base: What relative paths start from.
+        base: The base of relative paths.
 
     Raises:
-        FormatError: If a name belongs to no sample, or a sample is scattered over the recipe.
+        FormatError: If a name belongs to no sample, or the lines of a sample are not contiguous.
     """
     sample: StreamSample = {}
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Sort samples, however many there are: stable, with bounded memory, without losing any."""
+"""Sort any number of samples: stable, with bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = tuple[Any, int, StreamSample]
 """Sort value, number in the input, sample."""
 
 MAX_RUNS = 64
-"""This many files are merged at a time."""
+"""Maximum number of files merged at a time."""
 MEMORY_BYTES = 1 << 30
 
 
@@ -29,7 +29,7 @@ def sort_value(field: str, kind: SortKind) -> Callable[[StreamSample], Any]:
 
     Args:
         field: A field, `__key__`, or `__random__` for a random order.
-        kind: How it is compared.
+        kind: How values are compared.
 
     Raises:
         ConfigError: If there is no such kind.
@@ -54,7 +54,7 @@ def sort_value(field: str, kind: SortKind) -> Callable[[StreamSample], Any]:
 
 
 def random_value(seed: int) -> Callable[[StreamSample], int]:
-    """Return a function that returns another random number at each call."""
+    """Return a function that returns a new random number at each call."""
     numbers = count()
     return lambda sample: derive_seed(seed, "sort", next(numbers))
 
@@ -67,14 +67,14 @@ def sorted_samples(
     memory_bytes: int = MEMORY_BYTES,
     folder: str | None = None,
 ) -> Iterator[StreamSample]:
-    """Yield all samples in order; those with equal values stay in the order they came in.
+    """Yield all samples in order; those with equal values keep their order.
 
     Args:
-        samples: What to sort.
-        value: What they are sorted by.
-        reverse: Whether the highest comes first.
-        memory_bytes: How much content is held at a time; the rest waits in files.
-        folder: Where these are; None means the system's folder for such files.
+        samples: The samples.
+        value: Returns the value to sort by.
+        reverse: Whether to sort in descending order.
+        memory_bytes: Maximum amount of content in memory; the rest is kept in temporary files.
+        folder: The folder of these; None for the system's temporary folder.
     """
     with ExitStack() as files:
         runs = _Runs(files, folder, reverse)
@@ -91,7 +91,7 @@ def sorted_samples(
 
 
 class _Runs:
-    """Sorted records in files without names, of which nothing is left if the process is killed."""
+    """Sorted records in unnamed files, which disappear even if the process is killed."""
 
     def __init__(self, stack: ExitStack, folder: str | None, reverse: bool) -> None:
         self._stack = stack
@@ -127,12 +127,12 @@ def _ordered(records: list[Record], reverse: bool) -> list[Record]:
 
 
 def _order(record: Record) -> tuple[Any, int]:
-    # Numbers are different, so samples are never compared.
+    # Numbers are unique, so samples are never compared.
     return record[0], record[1]
 
 
 def _records(file: IO[bytes]) -> Iterator[Record]:
-    """Yield the records of a file that this process has written, and nobody else can open."""
+    """Yield the records of a file that this process has written, and that no other can open."""
     file.seek(0)
     while True:
         try:

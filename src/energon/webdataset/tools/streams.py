@@ -1,4 +1,4 @@
-"""Samples in, samples out: what all tools share, and how they choose and change samples."""
+"""Read, select, change and write streams of samples: what all tools have in common."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ logger = logging.getLogger("energon")
 
 @dataclass(frozen=True)
 class Output:
-    """Where samples go.
+    """The destination of samples.
 
     Args:
-        target: Path or address, "-" for standard output; with a place for a number, like
-            `x-%06d.tar`, as many files as are needed.
-        maxcount: Most samples of a file.
-        maxsize: Most bytes of a file.
+        target: Path or address, "-" for standard output; a pattern such as `x-%06d.tar` writes
+            as many files as needed.
+        maxcount: Maximum number of samples in a file.
+        maxsize: Maximum size of a file in bytes.
         start: Number of the first file.
-        index: Whether to write indexes beside local files.
-        allow: "shell" lets the address be a command.
+        index: Whether to write indexes next to local files.
+        allow: "shell" permits an address that is a command.
     """
 
     target: str
@@ -52,7 +52,7 @@ class Output:
         return "%" in self.target and not self.target.startswith("pipe:")
 
     def open(self, post: Any = None) -> Writer:
-        """Begin to write; the fields of samples are bytes, and stay in their order."""
+        """Open it for writing; fields of samples are bytes, and keep their order."""
         options: dict[str, Any] = {
             "encoder": False,
             "sort_fields": False,
@@ -77,10 +77,10 @@ class Output:
 
 
 class SkipDamaged:
-    """Continues after damaged shards, up to a number of them.
+    """Continues after damaged shards, up to a limit.
 
     Args:
-        limit: How many.
+        limit: Maximum number of damaged shards.
     """
 
     def __init__(self, limit: int) -> None:
@@ -103,7 +103,7 @@ def read_samples(
     handler: Handler = reraise_exception,
     sizes: bool = False,
 ) -> Iterator[StreamSample]:
-    """Yield the samples of tar files, names as they are, in order; or `sizes` of their fields."""
+    """Yield the samples of tar files in order, with unchanged names; or only `sizes` of fields."""
     stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow)
     stage = replace(stage, sizes=sizes)
     shards = iter([{"url": url} for url in inputs])
@@ -111,7 +111,7 @@ def read_samples(
 
 
 def expand_inputs(patterns: Sequence[str]) -> list[str]:
-    """Return the addresses that patterns, folders and lists (`@file`) stand for."""
+    """Return the addresses given by patterns, folders and lists (`@file`)."""
     urls: list[str] = []
     for pattern in patterns:
         if pattern.startswith("@"):
@@ -135,10 +135,10 @@ def write_all(samples: Iterable[StreamSample], output: Output, post: Any = None)
 
 
 def parse_slice(text: str | None) -> slice:
-    """Return the slice that "start:stop:step" stands for; one number stands for one item.
+    """Return the slice "start:stop:step"; a single number selects one item.
 
     Raises:
-        ConfigError: If it is not valid.
+        ConfigError: If it is invalid.
     """
     if not text:
         return slice(None)
@@ -159,7 +159,7 @@ def sliced(items: Iterable[Any], chosen: slice) -> Iterator[Any]:
 
 
 def parse_fields(text: str | None) -> list[tuple[str, tuple[str, ...]]] | None:
-    """Return new names and the old ones of which the first is taken: "jpg:png,jpeg txt".
+    """Return new names, each with its alternative old ones, from text like "jpg:png,jpeg txt".
 
     Raises:
         ConfigError: If a name is empty.
@@ -203,7 +203,7 @@ def with_keys(samples: Iterable[StreamSample], pattern: str) -> Iterator[StreamS
     """Yield samples with new keys: `%` formats their number, `{key}` is the old one.
 
     Raises:
-        ConfigError: If the pattern gives all the same key, or is none.
+        ConfigError: If the pattern is invalid, or yields the same key for all.
     """
     if pattern == "#":
         pattern = "%09d"
@@ -243,7 +243,7 @@ def shuffled_list(items: Sequence[Any], seed: int) -> list[Any]:
 
 
 def interleaved(sources: Sequence[Iterator[StreamSample]], parallel: int) -> Iterator[StreamSample]:
-    """Yield samples of some sources in turn, with this many of them open at a time."""
+    """Yield samples from several sources in turn, at most `parallel` of them open."""
     waiting = iter(sources)
     turn = deque(islice(waiting, max(1, parallel)))
     while turn:

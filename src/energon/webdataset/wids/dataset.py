@@ -63,7 +63,7 @@ class ShardListDataset:
     """The samples of some shards, numbered from 0 through all of them in order.
 
     A sample is read by its index entry with one request, from local disk or an object store;
-    shards without an index (`energon tar index`) are looked through once when they are opened.
+    shards without an index (`energon tar index`) are scanned once when they are opened.
     Samples are dicts of fields with a leading dot (`.jpg`), `__key__`, `__dataset__`,
     `__index__`, `__shard__` and `__shardindex__`.
 
@@ -72,18 +72,17 @@ class ShardListDataset:
         cache_size: Accepted for compatibility: nothing is copied.
         cache_dir: Accepted for compatibility: nothing is copied.
         lru_size: How many shards to keep open.
-        dataset_name: Name of the dataset, where its index has none.
+        dataset_name: Name of the dataset, if its index has none.
         localname: Accepted for compatibility.
-        transformations: "PIL" or "numpy" decode fields, with images as one or the other; a
-            function, or a list of them, changes samples whose fields are streams; None leaves
-            them as they are.
+        transformations: "PIL" or "numpy" decode fields, with images in that form; a function or
+            list of them transforms samples whose fields are streams; None leaves them unchanged.
         keep: Accepted for compatibility.
-        base: What relative addresses start from.
+        base: The base of relative addresses.
         options: Accepted for compatibility.
-        allow: "pickle" lets pickled fields be unpickled.
+        allow: "pickle" permits pickled fields.
 
     Raises:
-        FormatError: If the index is no such file.
+        FormatError: If the index is invalid.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class ShardListDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[StreamSample]:
-        """Return some samples, those of the same shard read together."""
+        """Return several samples; those of the same shard are read together."""
         numbers = [self._checked(int(index)) for index in indices]
         found: dict[int, StreamSample] = {}
         by_shard: dict[int, list[int]] = {}
@@ -144,7 +143,7 @@ class ShardListDataset:
         return self.shards[bisect_right(self.cum_lengths, self._checked(index)) - 1]
 
     def get_stats(self) -> tuple[int, int]:
-        """Return how many samples were read, and how often a shard had to be opened for it."""
+        """Return how many samples were read, and how often a shard had to be opened for one."""
         return self._accesses, self._misses
 
     def check_cache_misses(self) -> bool:
@@ -205,7 +204,7 @@ class ShardListDataset:
         )
 
     def _transformed(self, sample: StreamSample) -> StreamSample:
-        # Each caller gets streams of its own, at their beginning.
+        # Each caller gets its own streams, positioned at their beginning.
         changed: StreamSample = {
             name: io.BytesIO(value) if name.startswith(".") else value
             for name, value in sample.items()
@@ -236,13 +235,13 @@ def _name(shards: Any) -> str:
 
 
 class ShardListSampler:
-    """Goes through the shards in random order, and through the samples of each in random order.
+    """Yields the shards in random order, and the samples of each shard in random order.
 
     Args:
         dataset: A `ShardListDataset`, or anything with `lengths`.
-        lengths: Lengths of the shards; None means those of the dataset.
-        seed: What the order depends on, beside the epoch.
-        shufflefirst: Whether the first epoch has its shards in random order, too.
+        lengths: Lengths of the shards; None for those of the dataset.
+        seed: Determines the order, together with the epoch.
+        shufflefirst: Whether the shards are shuffled in the first epoch as well.
     """
 
     def __init__(
@@ -280,19 +279,19 @@ ShardedSampler = ShardListSampler
 
 
 class ChunkedSampler:
-    """Goes through chunks of consecutive samples in random order, shuffled within each.
+    """Yields chunks of consecutive samples in random order, shuffled within each chunk.
 
     Args:
         dataset: Anything with a length.
-        num_samples: How many samples from the first, or first and end of a range; None for all.
-        chunksize: Samples of a chunk.
-        seed: What the order depends on, beside the epoch.
-        shuffle: Whether there is any shuffling.
-        shufflefirst: Whether the first epoch is shuffled, too.
-        dslength_per_replica: Accepted for compatibility: the length is that of what is given.
+        num_samples: Number of samples from the first, or start and stop of a range; None for all.
+        chunksize: Number of samples in a chunk.
+        seed: Determines the order, together with the epoch.
+        shuffle: Whether to shuffle.
+        shufflefirst: Whether to shuffle in the first epoch as well.
+        dslength_per_replica: Accepted for compatibility: the length is that of the range.
 
     Raises:
-        ConfigError: If the range is not one of the dataset.
+        ConfigError: If the range exceeds the dataset.
     """
 
     def __init__(
@@ -344,19 +343,19 @@ class ChunkedSampler:
 
 
 class DistributedChunkedSampler(ChunkedSampler):
-    """Assigns each rank its part of the samples, all ranks the same number of them.
+    """Assigns each rank a part of the samples, the same number to all ranks.
 
     Args:
         dataset: Anything with a length.
-        num_replicas: Number of ranks; None asks torch.distributed and the environment.
+        num_replicas: Number of ranks; None for that of torch.distributed or the environment.
         num_samples: See `ChunkedSampler`.
-        rank: This rank; None asks them, too.
-        shuffle: Whether there is any shuffling.
-        shufflefirst: Whether the first epoch is shuffled, too.
-        seed: What the order depends on, beside the epoch.
-        drop_last: Whether samples that cannot be dealt evenly are skipped; else some ranks get
-            one that others have, too.
-        chunksize: Samples of a chunk.
+        rank: This rank; None for that of torch.distributed or the environment.
+        shuffle: Whether to shuffle.
+        shufflefirst: Whether to shuffle in the first epoch as well.
+        seed: Determines the order, together with the epoch.
+        drop_last: Whether to drop samples that cannot be divided evenly; otherwise some samples
+            are assigned to two ranks.
+        chunksize: Number of samples in a chunk.
     """
 
     def __init__(

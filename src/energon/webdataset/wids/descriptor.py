@@ -1,10 +1,10 @@
-"""Lists of shards with their numbers of samples, as JSON.
+"""Lists of shards with their sample counts, as JSON.
 
     {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "coco", "base": "s3://b/coco",
      "shardlist": [{"url": "000.tar", "nsamples": 1000, "filesize": 1048576, "md5sum": "…"}]}
 
-`datasets` may stand in place of `shardlist`: a list of such lists, or of their addresses. Without
-a list, samples are counted by the indexes of the shards, and the shards are not read.
+`datasets` may take the place of `shardlist`: a list of such lists, or of their addresses. Without
+a list, samples are counted with the indexes of the shards, and the shards are not read.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def count_samples(pipeline: Any) -> int:
 def shard_counts(urls: Sequence[str]) -> list[int]:
     """Return how many samples each shard has.
 
-    Looks for the list of shards that `energon prepare` or `energon tar index` wrote into a
-    folder, and for the `.tar.idx` beside a shard.
+    Uses the list of shards that `energon prepare` or `energon tar index` wrote into a folder,
+    or the `.tar.idx` next to a shard.
 
     Raises:
-        ConfigError: If nothing says it.
+        ConfigError: If the number is not recorded anywhere.
     """
     folders = {parent_address(url) for url in urls}
     known: dict[str, int] = {}
@@ -62,7 +62,7 @@ def shard_counts(urls: Sequence[str]) -> list[int]:
 
 
 def _folder_counts(folder: str) -> dict[str, int]:
-    """Return the counts of shards by address that a folder, or one above it, lists."""
+    """Return the sample counts by address of shard, as listed in a folder or one above it."""
     for name in (".nv-meta/.info.json", "../.nv-meta/.info.json"):
         try:
             address = join_address(folder, name)
@@ -103,7 +103,7 @@ class ShardInfo:
     """Name of the dataset that it belongs to."""
 
     def __getitem__(self, name: str) -> Any:
-        """Return what the entry of a list has under a name."""
+        """Return a value of the shard's entry by name."""
         return self.to_json()[name]
 
     def to_json(self) -> dict[str, Any]:
@@ -120,9 +120,9 @@ class Descriptor:
     shards: tuple[ShardInfo, ...]
     name: str | None = None
     base: str | None = None
-    """What relative addresses start from; None means the folder of the file."""
+    """The base of relative addresses; None for the folder of the file."""
     info: Any = None
-    """Anything else there is to say."""
+    """Further information."""
     weight: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -137,14 +137,14 @@ class Descriptor:
 
 
 def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
-    """Return the list of shards that `source` is or names, with absolute addresses.
+    """Return a list of shards, with absolute addresses.
 
     Args:
         source: Address of a JSON file, an open stream of it, its content, or a list of entries.
-        base: What relative addresses start from, whatever the file says.
+        base: The base of relative addresses, overriding that of the file.
 
     Raises:
-        FormatError: If it is no such list.
+        FormatError: If it is not a list of shards.
     """
     if isinstance(source, Descriptor):
         return source
@@ -161,7 +161,7 @@ def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
 
 
 def save_descriptor(descriptor: Descriptor, address: str | os.PathLike[str]) -> None:
-    """Write a list of shards: afterwards all of it is there, and until then the old one or none.
+    """Write a list of shards atomically.
 
     Addresses below the folder of the file, or below `base`, are written relative to it.
     """
@@ -180,14 +180,14 @@ def create_descriptor(
     checksum: bool = False,
     progress: Callable[[], Any] = lambda: None,
 ) -> Descriptor:
-    """Return the list of some shards, with what can be detected about them.
+    """Return a list of shards, with everything that can be detected about them.
 
     Args:
-        urls: Their addresses.
+        urls: Addresses of the shards.
         name: Name of the dataset.
-        base: What relative addresses start from.
-        info: Anything else there is to say.
-        checksum: Whether to read all of them for their MD5 checksums.
+        base: The base of relative addresses.
+        info: Further information to include.
+        checksum: Whether to read the shards completely, for their MD5 checksums.
         progress: Called after each shard.
 
     """

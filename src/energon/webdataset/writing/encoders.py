@@ -32,14 +32,15 @@ _EXTENSIONS = (
     *("mp", "msgpack", "msg", "cbor", *sorted(_IMAGES)),
 )
 TOLERANCE = 1e-3
-"""How far floats of an image may be outside of 0 to 1."""
+"""How far float pixel values may exceed the range 0 to 1."""
 
 
 def encode_field(field: str, value: Any) -> Content:
     """Return the content of a field, by its last extension.
 
-    Beside what `encode_part` of `energon.prepare` writes: images of float arrays from 0 to 1
-    and of tensors (C, H, W), and the extensions class, html, htm, tenbin, msgpack, img, image.
+    Supports everything that `encode_part` of `energon.prepare` does, and images from float arrays
+    in 0 to 1 and from tensors (C, H, W), and the extensions class, html, htm, tenbin, msgpack,
+    img and image.
 
     Raises:
         ConfigError: If a value of this type cannot be written under this name.
@@ -59,7 +60,7 @@ def encode_field(field: str, value: Any) -> Content:
 
 
 def bytes_only(field: str, value: Any) -> Content:
-    """Return the bytes that a field has to be, or the path of a file with them.
+    """Return a field that must be bytes, or the path of a file that contains them.
 
     Raises:
         ConfigError: If it is something else.
@@ -72,7 +73,7 @@ def bytes_only(field: str, value: Any) -> Content:
 
 
 def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:
-    """Return an encoder with a function for each extension, and none beside them."""
+    """Return an encoder with a function for each extension, and no others."""
 
     def encode(field: str, value: Any) -> Content:
         if isinstance(value, bytes | bytearray | memoryview | str):
@@ -91,10 +92,10 @@ def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:
 
 
 def make_encoder(spec: Any) -> Encoder | None:
-    """Return what an `encoder` argument stands for; None if it is a function of whole samples.
+    """Return the encoder for an `encoder` argument; None if it is a function of whole samples.
 
     Raises:
-        ConfigError: If it is not valid.
+        ConfigError: If it is invalid.
     """
     if spec is True:
         return _encode_registered
@@ -111,7 +112,7 @@ def make_encoder(spec: Any) -> Encoder | None:
 
 
 def sample_encoder(spec: Any) -> Callable[[Any], Any]:
-    """Return the function of a whole sample that an `encoder` argument stands for."""
+    """Return the function of whole samples for an `encoder` argument."""
     encode = make_encoder(spec)
     if encode is None:
         found: Callable[[Any], Any] = spec
@@ -132,7 +133,7 @@ def content_bytes(content: Content) -> bytes:
 
 
 def _encode_registered(field: str, value: Any) -> Content:
-    """Do what `encode_field` does, but for extensions that a program has put in the registry."""
+    """Encode like `encode_field`, unless a program has registered a function for the extension."""
     extension = _extension(field)
     if default_handlers.get(extension) is _BUILT_IN.get(extension):
         return encode_field(field, value)
@@ -140,15 +141,15 @@ def _encode_registered(field: str, value: Any) -> Content:
 
 
 def to_image(value: Any, field: str = "image") -> Any:
-    """Return an image as Pillow has it, or as an array of uint8 (H, W) or (H, W, C).
+    """Return an image as a Pillow image, or as an array of uint8 (H, W) or (H, W, C).
 
     Args:
-        value: A Pillow image, an array of uint8 or of floats from 0 to 1, or such a tensor, which
-            may have its channels first.
+        value: A Pillow image, or an array or tensor of uint8 or of floats in 0 to 1; tensors may
+            have their channels first.
         field: Its name in messages.
 
     Raises:
-        ConfigError: If floats are outside of 0 to 1.
+        ConfigError: If floats are outside 0 to 1.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -187,5 +188,5 @@ _BUILT_IN: dict[str, Callable[[Any], Any]] = {
     extension: partial(_encode_as, extension) for extension in _EXTENSIONS
 }
 default_handlers = dict(_BUILT_IN)
-"""Functions that encode a value, by extension: what `encoder=True` does. A program may change
-them, or a copy that it passes to a writer as `encoder`."""
+"""Functions that encode a value, by extension, used by `encoder=True`. A program may change them,
+or a copy that it passes to a writer as `encoder`."""

@@ -1,7 +1,7 @@
 """Write samples to one tar file: a local file, an address, or an open stream.
 
-The same samples give the same bytes. Local files get their name when they are complete; after an
-exception nothing of an incomplete one is left.
+The same samples always produce the same bytes. Local files get their name once they are complete;
+after an exception, nothing of an incomplete one remains.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
 
 
 class Sink:
-    """Takes the bytes of one archive.
+    """Receives the bytes of one archive.
 
     Args:
-        stream: Where they go in the end.
-        packer: Compresses them on their way; None does not.
-        temporary: Renames a file when it is complete; None for anything else.
+        stream: The stream that they are written to.
+        packer: Compresses them; None does not.
+        temporary: Renames a complete file; None for anything else.
         path: Path of an uncompressed local file.
         owns_stream: Whether to close the stream.
     """
@@ -56,7 +56,7 @@ class Sink:
         self._owns_stream = owns_stream
 
     def close(self) -> None:
-        """Finish: now the archive is there."""
+        """Finish the archive, which appears now."""
         if self._packer is not None:
             self._packer.close()
         if self._owns_stream:
@@ -67,11 +67,11 @@ class Sink:
             self._temporary.__exit__(None, None, None)
 
     def abort(self) -> None:
-        """Leave nothing, where that can be."""
+        """Discard the archive, where that is possible."""
         if hasattr(self._stream, "abort"):
             self._stream.abort()
         elif self._owns_stream:
-            # Closing fails where the disk is full, with what was left in the buffer.
+            # Closing fails if the disk is full, because of what was left in the buffer.
             with suppress(OSError):
                 self._stream.close()
         if self._temporary is not None:
@@ -80,7 +80,7 @@ class Sink:
 
 
 def make_folder(target: str) -> None:
-    """Make the folder that a local file will be in."""
+    """Create the folder of a local file."""
     path = local_path(rewrite_url(target))
     if path is not None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -93,7 +93,7 @@ def open_sink(
     level: int | None,
     allowed: Collection[str],
 ) -> Sink:
-    """Return where an archive goes.
+    """Open the destination of an archive.
 
     Args:
         target: A path, an address, or an open binary stream.
@@ -107,7 +107,7 @@ def open_sink(
         kind = _compression(compress, str(getattr(target, "name", "")))
         return Sink(target, _packer(target, kind, level), owns_stream=False)
     url = rewrite_url(os.fspath(target))
-    # What a command makes of the bytes is its own affair.
+    # A command may do anything with the bytes.
     kind = _compression(compress, "" if url.startswith("pipe:") else url)
     path = local_path(url)
     if path is None:
@@ -116,7 +116,7 @@ def open_sink(
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise DatasetNotFoundError(f"{path}: there is no such folder to write to")
     if os.path.exists(path) and not os.path.isfile(path):
-        # A device or a named pipe has to be written to as it is.
+        # A device or a named pipe must be written to directly.
         device = open(path, "wb")  # noqa: SIM115 - the sink closes it
         return Sink(device, _packer(device, kind, level))
     temporary = atomic_path(path)
@@ -126,7 +126,7 @@ def open_sink(
 
 
 def _compression(compress: bool | str | None, name: str) -> str | None:
-    """Return the kind of compression, by name or as it is asked for."""
+    """Return the kind of compression, as requested or by the name of the file."""
     if compress is None:
         return _SUFFIXES.get(name.rpartition(".")[2])
     kind = "gz" if compress is True else compress or None
@@ -136,9 +136,9 @@ def _compression(compress: bool | str | None, name: str) -> str | None:
 
 
 def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
-    """Return what compresses to `stream`, or None."""
+    """Return a stream that compresses to `stream`; None for no compression."""
     if kind == "gz":
-        # Neither name nor time, so that the same content produces the same bytes.
+        # Without name and time, so that the same content produces the same bytes.
         return gzip.GzipFile("", "wb", 9 if level is None else level, stream, mtime=0)
     if kind == "bz2":
         return bz2.BZ2File(stream, "wb", compresslevel=9 if level is None else level)
@@ -155,7 +155,7 @@ def _zstd(stream: Any, level: int | None) -> Any:
 
 
 class _Abandoned(Exception):
-    """Makes `atomic_path` discard the file."""
+    """Tells `atomic_path` to discard the file."""
 
 
 RECORD_BYTES = 10_240
@@ -171,17 +171,18 @@ class TarWriter(ClosesOrAborts):
         user: Owner of the members.
         group: Group of the members.
         mode: Permissions of the members.
-        compress: True or "gz", "bz2", "xz", "zst"; None takes it from the end of the name.
-        encoder: True encodes fields by their extensions. False takes bytes only. A dict has a
-            function for each extension, and a function gets samples and returns them encoded.
-        keep_meta: Whether fields that begin with `_` are written.
-        mtime: Time of the members in seconds; None means 0, so that the same samples always give
-            the same bytes.
-        format: Accepted for compatibility: headers are ustar, extended where that does not do.
-        index: Whether to write the index of a local, uncompressed file beside it.
-        level: Level of the compression; None means that of the library.
-        sort_fields: Whether fields are written in the order of their names; else as they come.
-        allow: "shell" lets the address be a command.
+        compress: True or "gz", "bz2", "xz", "zst"; None derives it from the end of the name.
+        encoder: True encodes fields by their extensions; False accepts bytes only. A dict has a
+            function for each extension; a function receives whole samples and returns them encoded.
+        keep_meta: Whether to write fields that begin with `_`.
+        mtime: Modification time of the members in seconds; None for 0, so that the same samples
+            always produce the same bytes.
+        format: Accepted for compatibility: headers are ustar, extended where necessary.
+        index: Whether to write the index of a local, uncompressed file next to it.
+        level: Compression level; None for the default of the library.
+        sort_fields: Whether to write fields in the order of their names; otherwise in that of the
+            sample.
+        allow: "shell" permits an address that is a command.
 
     Example:
         >>> import tempfile
@@ -225,7 +226,7 @@ class TarWriter(ClosesOrAborts):
 
     @staticmethod
     def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
-        """Return how the tar library of Python would open an archive of that name."""
+        """Return the mode in which Python's tar library would open an archive with this name."""
         name = fileobj if isinstance(fileobj, str) else ""
         kinds = {"gz": "gz", "bz2": "bz2", "xz": "xz", True: "gz"}
         if compress is None or isinstance(compress, str):
@@ -235,7 +236,7 @@ class TarWriter(ClosesOrAborts):
 
     @property
     def stream(self) -> Any:
-        """Where bytes go; None when the archive is closed."""
+        """The destination of the bytes; None once the archive is closed."""
         return self._sink
 
     @property
@@ -244,25 +245,25 @@ class TarWriter(ClosesOrAborts):
         return self
 
     def addfile(self, tarinfo: Any, fileobj: Any = None) -> None:
-        """Append a file, as `tarfile.TarFile.addfile` does, with the owner and time of the writer.
+        """Append a file like `tarfile.TarFile.addfile`, with the owner and time of the writer.
 
         Args:
-            tarinfo: Has its `name` and `size`.
-            fileobj: Its content; None if it has none.
+            tarinfo: The `name` and `size` of the file.
+            fileobj: Its content; None if it is empty.
         """
         content = b"" if fileobj is None else fileobj.read(tarinfo.size)
         self._archive.add(encode_header(tarinfo.name, len(content)), content, len(content))
 
     @property
     def num_bytes(self) -> int:
-        """What the archive has so far, before compression and without its end marker."""
+        """Size of the archive so far, before compression and without its end marker."""
         return self._archive.num_bytes
 
     def write(self, obj: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__`, and a value for each field.
 
         Returns:
-            How many bytes its fields have.
+            Total size of its fields in bytes.
 
         Raises:
             ConfigError: If the sample cannot be written, or would be read back as another.
@@ -283,7 +284,7 @@ class TarWriter(ClosesOrAborts):
         return EncodedSample(encoded.key, kept + encoded.parts)
 
     def write_encoded(self, sample: EncodedSample) -> int:
-        """Append a sample that is encoded already."""
+        """Append an encoded sample."""
         if self._sink is None:
             raise ConfigError("the tar file is closed")
         payload = 0
@@ -292,7 +293,7 @@ class TarWriter(ClosesOrAborts):
                 self._archive.add(part.header, part.content, part.size)
                 payload += part.size
         except BaseException:
-            # Half a sample is in it.
+            # It contains half a sample.
             self.abort()
             raise
         self.num_samples += 1
@@ -315,7 +316,7 @@ class TarWriter(ClosesOrAborts):
             index_shard(sink.path)
 
     def abort(self) -> None:
-        """Leave nothing of a local file, or what was written to a stream as it is."""
+        """Delete a local file; what was written to a stream remains."""
         if self._sink is not None:
             sink, self._sink = self._sink, None
             sink.abort()
@@ -338,6 +339,6 @@ def _is_reserved(name: str) -> bool:
 
 
 def _kept(key: str, name: str, content: Content) -> EncodedPart:
-    """Return a field that writers leave out by default, ready to be written."""
+    """Return a field that writers omit by default, ready to be written."""
     size = content.stat().st_size if isinstance(content, Path) else len(content)
     return EncodedPart(name, encode_header(f"{key}.{name}", size), content, size)
