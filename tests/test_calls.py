@@ -138,6 +138,12 @@ def test_a_sample_takes_few_calls_beside_its_hooks(crude, encoder, settings, cal
     assert found <= 1.1 * calls, trace.report()
 
 
+def traced(batches):
+    with Trace() as trace:
+        next(batches)
+    return trace
+
+
 @pytest.fixture
 def decoding(captions):
     with batches_of(captions, DefaultTaskEncoder(), batch_size=2) as loader:
@@ -148,12 +154,9 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     with Trace() as first:
         batches = iter(decoding)
         next(batches)
-    for _ in range(3):
-        next(batches)
-    with Trace() as steady:
-        next(batches)
+    steady = min((traced(batches) for _ in range(8)), key=lambda trace: trace.calls.total())
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
-    assert len(steady.files) <= 15, steady.report()
-    assert steady.calls.total() <= 77, steady.report()
+    assert len(steady.files) <= 14, steady.report()
+    assert steady.calls.total() <= 75, steady.report()
     assert steady.deepest <= 14, steady.report()
     assert len(first.files) <= 36, first.report()  # one finds modules, in a longer session

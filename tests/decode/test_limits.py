@@ -234,6 +234,15 @@ def test_messages_say_what_is_there_and_which_limit_to_raise():
             SampleDecoder("rgb8", av_decode="torch").decode(f"k.{part}", CLAIMS[part])
 
 
+def test_a_worker_looks_up_the_limit_of_images_once(monkeypatch):
+    monkeypatch.setenv(LIMITS["IMAGE_PIXELS"].variable, "95")
+    limited = SampleDecoder("rgb8").with_limits()
+    monkeypatch.delenv(LIMITS["IMAGE_PIXELS"].variable)
+    SampleDecoder("rgb8").decode("k.jpg", jpeg(0))
+    with pytest.raises(DecodeError, match=r"k\.jpg: the image has \d+ x \d+ pixels"):
+        limited.decode("k.jpg", jpeg(0))
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "part", "data"),
     [

@@ -96,6 +96,7 @@ def decode_image(
     *,
     seed: int = 0,
     name: str = "",
+    max_pixels: int | None = None,
 ) -> Any:
     """Decode an image. The orientation in its metadata is ignored.
 
@@ -105,6 +106,7 @@ def decode_image(
         resize: The part to cut out and its final size; None keeps the image as it is.
         seed: Determines the part, together with `name`, if it is random.
         name: Distinguishes the image from others of its sample.
+        max_pixels: The largest image to accept; None for the limit of the environment.
 
     Raises:
         DecodeError: If the data are damaged, truncated or not an image.
@@ -113,7 +115,8 @@ def decode_image(
     is_jpeg = data[:2] == JPEG_START
     if is_jpeg:
         _check_scans(data)
-    max_pixels = IMAGE_PIXELS.value
+    if max_pixels is None:
+        max_pixels = IMAGE_PIXELS.value
     if is_jpeg and spec.library != "pil":
         pixels = _jpeg_pixels(data, spec, resize, max_pixels, seed=seed, name=name)
         if pixels is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ from energon.errors import (
     SkipSample,
 )
 from energon.formats.media import guess_extension
-from energon.limits import UNPACKED_BYTES, check_limit
+from energon.limits import IMAGE_PIXELS, UNPACKED_BYTES, check_limit
 from energon.samples.crude import PART_FILES, CrudeSample
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class SampleDecoder:
     random_resized_crop: bool | RandomResizedCrop = False
     exact_resize: bool = False
     _resize: Resize | None = field(default=None, init=False, repr=False, compare=False)
+    _max_pixels: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.image_decode != SampleDecoder.image_decode:
@@ -116,6 +118,12 @@ class SampleDecoder:
     def is_random(self) -> bool:
         """Whether decoding depends on a seed."""
         return self._resize is not None and self._resize.crop is not None
+
+    def with_limits(self) -> SampleDecoder:
+        """Return a copy that does not look up the limits of the environment for each image."""
+        fixed = copy(self)
+        object.__setattr__(fixed, "_max_pixels", IMAGE_PIXELS.value)
+        return fixed
 
     def config(self) -> dict[str, Any]:
         """Return the settings as plain data."""
@@ -184,7 +192,14 @@ class SampleDecoder:
             from energon.decode.images import EXTENSIONS, decode_image
 
             if extension in EXTENSIONS:
-                return decode_image(raw, self._image_spec, self._resize, seed=seed, name=fname)
+                return decode_image(
+                    raw,
+                    self._image_spec,
+                    self._resize,
+                    seed=seed,
+                    name=fname,
+                    max_pixels=self._max_pixels,
+                )
             return raw
         except DecodeError as error:
             raise DecodeError(f"{fname}: {error}") from error

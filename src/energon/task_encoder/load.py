@@ -176,6 +176,10 @@ def notes_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
     return is_typed or bool(encoder.cookers)
 
 
+def _with_limits(decoder: LoadFunction | None) -> LoadFunction | None:
+    return decoder.with_limits() if isinstance(decoder, SampleDecoder) else decoder
+
+
 @dataclass(frozen=True)
 class LoadSample(Compiled):
     """Makes a typed sample from the bytes of its parts.
@@ -196,7 +200,7 @@ class LoadSample(Compiled):
 
     def compile(self) -> Callable[[CrudeSample], Any]:
         """Return a function that makes a sample from undecoded parts."""
-        path, decoder, noted = self.dataset_path, self.decoder, self.noted
+        path, decoder, noted = self.dataset_path, _with_limits(self.decoder), self.noted
         make = self.field_map.maker(self.sample_type)
 
         def load(raw: CrudeSample) -> Any:
@@ -248,7 +252,7 @@ class LoadCrude(Compiled):
         Args:
             then: Called with the sample, and its result returned; None returns the sample.
         """
-        path, decoder, noted = self.dataset_path, self.decoder, self.noted
+        path, decoder, noted = self.dataset_path, _with_limits(self.decoder), self.noted
         if decoder is None and noted and then is not None:
             return then
 
