@@ -1,4 +1,4 @@
-"""What exists only because programs written for other libraries expect it.
+"""Interfaces that exist only because programs written for other libraries expect them.
 
 The core never imports anything from here.
 """

@@ -5,4 +5,4 @@
 """
 
 VERSION = "7.4.1"
-"""The release of Megatron-Energon whose programs run here: what `megatron.energon` says it is."""
+"""The release of Megatron-Energon whose programs run here, reported by `megatron.energon`."""

@@ -1,8 +1,8 @@
-"""Task encoders whose programs put the stages together themselves.
+"""Task encoders whose programs compose the stages themselves.
 
-A program may override `build_train_datasets`, `build_val_datasets` or what they call, and wrap
-what `super()` returns. The builders that it leaves alone return the recipe's own stages: samples
-come in the order of the plan, whatever else affects it.
+A program may override `build_train_datasets`, `build_val_datasets` or the methods that these call,
+and wrap the results of `super()`. Builders that it does not override return the stages of the
+recipe, so samples are yielded in the order of the plan.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ BUILDERS = (
 
 
 class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """The hooks of `energon.TaskEncoder`, and how their stages are put together.
+    """The hooks of `energon.TaskEncoder`, and the builders that compose their stages.
 
-    Override `build_train_datasets` and `build_val_datasets`, or what they call.
+    Override `build_train_datasets` and `build_val_datasets`, or the methods that they call.
     """
 
     def assemble(self, recipe: Recipe) -> Any:
@@ -174,15 +174,15 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         get_primary_aux: Callable[[], Any] | None = None,
         aux: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return `dataset` as it is: the samples of `LoadedDataset.dataset` come cooked.
+        """Return `dataset` unchanged: the samples of `LoadedDataset.dataset` are already cooked.
 
-        An override is called for each crude dataset, and may wrap what it gets. Those of an
-        encoder without cookers are crude samples.
+        An override is called for each crude dataset, and may wrap it. Without cookers, its
+        samples are crude.
 
         Args:
             dataset: The samples of one dataset.
-            worker_config: Who loads them.
-            subflavors: Of the dataset.
+            worker_config: Rank and workers.
+            subflavors: The subflavors of the dataset.
             get_primary_aux: Returns its files by name.
             aux: Its auxiliary data by name.
         """
@@ -197,7 +197,7 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> Any:
-        """Return batches of the items of `dataset`: packed, grouped and encoded as hooks say."""
+        """Return batches of the items of `dataset`: packed, grouped and encoded by the hooks."""
         recipe = current_recipe()
         if is_planned(dataset, recipe):
             sizes: dict[str, Any] = {
@@ -271,7 +271,7 @@ class DefaultTaskEncoder(
     TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch],
     core.DefaultTaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch],
 ):
-    """The hooks of `energon.DefaultTaskEncoder`, and how their stages are put together."""
+    """The hooks of `energon.DefaultTaskEncoder`, and the builders that compose their stages."""
 
 
 _SETTINGS = (
@@ -283,13 +283,13 @@ _SETTINGS = (
 
 
 class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
-    """Adds to what another task encoder does. Subclass it, override hooks, call `super()`.
+    """Extends another task encoder. Subclass it, override hooks, and call `super()`.
 
-    All hooks, settings and other attributes that the subclass does not have are those of
-    `task_encoder`, with their marks; an override without marks has those of what it overrides.
+    Hooks, settings and other attributes that the subclass does not define are those of
+    `task_encoder`, with their marks; an override without marks inherits those of the hook.
 
     Args:
-        task_encoder: The encoder that does the rest.
+        task_encoder: The encoder to extend.
 
     Example:
         >>> class Loud(AugmentTaskEncoder):
@@ -321,13 +321,13 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
         )
 
     def _has_own(self, name: str) -> bool:
-        """Return whether this encoder does more than to hand a hook or a builder on."""
+        """Return whether this encoder does more than delegate a hook or a builder."""
         own = getattr(type(self), name) is not getattr(AugmentTaskEncoder, name)
         return own or name in vars(self)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    """Return a method of `AugmentTaskEncoder` that hands its call on to the inner encoder."""
+    """Return a method of `AugmentTaskEncoder` that delegates its call to the inner encoder."""
     described = getattr(TaskEncoder, name)
 
     def call_inner(self: AugmentTaskEncoder, *args: Any, **arguments: Any) -> Any:
@@ -356,7 +356,7 @@ for _name in (*HOOKS, *BUILDERS):
 
 
 def _overrides(encoder: core.TaskEncoder[Any, Any, Any, Any], builder: str) -> bool:
-    """Return whether a program changes how an encoder builds something."""
+    """Return whether a program overrides a builder of an encoder."""
     while isinstance(encoder, AugmentTaskEncoder):
         if encoder._has_own(builder):
             return True
@@ -366,7 +366,7 @@ def _overrides(encoder: core.TaskEncoder[Any, Any, Any, Any], builder: str) -> b
 
 
 def _build(encoder: TaskEncoder[Any, Any, Any, Any], recipe: Recipe) -> Any:
-    """Return what an encoder builds, if a loader can do anything with it."""
+    """Return the pipeline that an encoder builds; raise an error unless a loader can use it."""
     settings = recipe.settings
     arguments: dict[str, Any] = {
         "datasets": loaded_datasets(recipe),
@@ -387,7 +387,7 @@ def _build(encoder: TaskEncoder[Any, Any, Any, Any], recipe: Recipe) -> Any:
     else:
         build = encoder.build_val_datasets
         arguments["limit"] = getattr(settings, "limit", None)
-    # Overrides of older versions do not know all arguments; they get those that they name.
+    # Overrides written for older versions lack some arguments; they receive those that they name.
     parameters = inspect.signature(build).parameters
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}

@@ -43,9 +43,9 @@ def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
-        arguments: `sample_type`, of which samples have to be; what else no getter knows is for
-            the datasets, where their `dataset.yaml` does not say it: `field_map`, `part_filter`,
-            `subset` and what classes of the program take. Deprecated ones of the decoder
+        arguments: `sample_type`, the required type of samples. Arguments that no getter knows are
+            passed to the datasets, unless set in their `dataset.yaml`: `field_map`, `part_filter`,
+            `subset` and those of dataset classes of the program. Deprecated decoder arguments
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
     call = _Call.of(core.get_train_dataset, path, arguments, training=True)
@@ -67,7 +67,7 @@ def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
 
 
 def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any]]:
-    """Return a validation pipeline for each leaf, and the leaf as a dataset of its own.
+    """Return a validation pipeline for each leaf, with the leaf as a separate dataset.
 
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
@@ -86,7 +86,7 @@ def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any
 
 
 for _name in ("get_train_dataset", "get_val_dataset", "get_val_datasets"):
-    # So that editors and `inspect` show what may be passed.
+    # So that editors and `inspect` show the accepted arguments.
     _known = inspect.signature(getattr(core, _name))
     _more = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD, annotation=Any)
     globals()[_name].__signature__ = _known.replace(parameters=[*_known.parameters.values(), _more])
@@ -98,7 +98,7 @@ class SampleTypeError(ConfigError, AssertionError):
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a getter: all of its arguments, and those that are for the datasets."""
+    """A call of a getter: its own arguments, and those for the datasets."""
 
     known: Mapping[str, Any]
     encoder: AnyTaskEncoder
@@ -140,12 +140,12 @@ class _Call:
         return config
 
     def settings(self, kind: Callable[..., T]) -> T:
-        """Return those of the arguments that `kind`, a class of settings, has."""
+        """Return the arguments that are fields of `kind`, a class of settings."""
         names = inspect.signature(kind).parameters
         return kind(**{name: self.known[name] for name in names if name in self.known})
 
     def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        """Return what the document says, and its datasets, opened."""
+        """Return the resolved document, and its opened datasets."""
         known = self.known
         resolved = resolve(
             known["path"],
@@ -173,7 +173,7 @@ class _Call:
 
 
 def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:
-    """Raise SampleTypeError unless all datasets give samples of a type; None is any."""
+    """Raise SampleTypeError unless all datasets yield samples of this type; None accepts any."""
     if sample_type is None:
         return
     for leaf in opened:
@@ -186,7 +186,7 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
 
 
 def check_known(name: str, known: Mapping[str, Any]) -> None:
-    """Raise UnknownArgumentError if a name looks like that of an argument that is misspelt."""
+    """Raise UnknownArgumentError if a name looks like a misspelled argument."""
     near = difflib.get_close_matches(name, (*known, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
     if near and name not in OF_DATASETS:
         raise UnknownArgumentError(
@@ -197,7 +197,7 @@ def check_known(name: str, known: Mapping[str, Any]) -> None:
 OF_DATASETS = frozenset(
     {"field_map", "sample_loader", "part_filter", "subset", "shuffle_over_epochs", "decoder"}
 )
-"""Arguments of dataset classes that getters pass on."""
+"""Arguments of dataset classes that getters pass through."""
 
 
 def with_legacy_arguments(encoder: AnyTaskEncoder, arguments: Mapping[str, Any]) -> AnyTaskEncoder:
@@ -247,10 +247,10 @@ def get_dataset_from_config(
         training: Whether each pass is shuffled, or samples come in order.
         subflavors: Merged over those of the dataset.
         worker_config: Rank and workers.
-        sample_type: Of which type its samples have to be; None for any.
+        sample_type: The required type of its samples; None for any.
         allow: What data may do, see `get_train_dataset`.
-        kwargs: More for the dataset, where `dataset.yaml` does not say it: `field_map`,
-            `part_filter`, `subset`, `decoder` and what a class of the program takes.
+        kwargs: Arguments for the dataset, unless set in `dataset.yaml`: `field_map`,
+            `part_filter`, `subset`, `decoder` and those of a dataset class of the program.
 
     Raises:
         ConfigError: If a document is invalid.

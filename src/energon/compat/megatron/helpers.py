@@ -1,4 +1,4 @@
-"""Small functions of modules that programs import beside what is documented."""
+"""Small functions of undocumented modules that programs import."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NVDATASET_CACHE_DIR: EPath | Path | None = None
 
 
 def load_yaml(stream: bytes | str | IO[Any]) -> Any:
-    """Return what a YAML document says.
+    """Return the content of a YAML document.
 
     Args:
-        stream: The document, or a file that is open for reading.
+        stream: The document, or a file open for reading.
     """
     text = stream if isinstance(stream, bytes | str) else stream.read()
     document = text.decode() if isinstance(text, bytes) else text
@@ -45,31 +45,31 @@ def get_stateless(fn: Callable[..., Any]) -> bool:
 def get_failure_tolerance(
     fn: Callable[..., Any], default_failure_tolerance: int | None = None
 ) -> int | None:
-    """Return how many failures of a hook in a row are tolerated, or the default."""
+    """Return how many consecutive failures of a hook are tolerated, or the default."""
     found = getattr(fn, "__failure_tolerance__", None)
     return default_failure_tolerance if found is None else found
 
 
 def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
-    """Return whether a cooker wants a cache."""
+    """Return whether a cooker needs the cache."""
     return bool(getattr(fn, "__cooker_need_cache__", False))
 
 
 def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
-    """Return whether a cooker wants the files of the dataset by name."""
+    """Return whether a cooker needs the files of its dataset by name."""
     return bool(getattr(fn, "__cooker_need_primary__", False))
 
 
 def set_sample_restore_key(
     sample: T, *key: Any, src: Any = None, fail_otherwise: bool = False
 ) -> T:
-    """Let a sample carry a restore key, and return it.
+    """Attach a restore key to a sample, and return the sample.
 
     Args:
         sample: The sample.
         key: The parts of the key.
         src: Has no effect.
-        fail_otherwise: Whether to raise if it is of a kind that carries none.
+        fail_otherwise: Whether to raise if it is of a type that cannot carry one.
 
     Raises:
         ConfigError: See `fail_otherwise`.
@@ -82,7 +82,7 @@ def set_sample_restore_key(
 def add_sample_restore_key(
     sample: T, *key: Any, src: Any = None, fail_otherwise: bool = False
 ) -> T:
-    """Let a sample carry more in front of its restore key; arguments as above."""
+    """Prepend to the restore key of a sample; arguments as in `set_sample_restore_key`."""
     _check_carries(sample, fail_otherwise)
     known = get_sample_restore_key(sample) or ()
     stamp(sample, (*key, *known))
@@ -90,7 +90,7 @@ def add_sample_restore_key(
 
 
 def get_sample_restore_key(sample: Any) -> Any:
-    """Return what a sample carries as its restore key; None if it carries none."""
+    """Return the restore key of a sample; None if it has none."""
     if isinstance(sample, dict):
         return sample.get("__restore_key__")
     return getattr(sample, "__restore_key__", None)
@@ -107,13 +107,13 @@ def _check_carries(sample: Any, fail: bool) -> None:
 def format_sample_compact(
     sample: Any, depth: int = 2, max_items: int = 10, max_str_len: int = 50
 ) -> str:
-    """Return a sample as one line: types and shapes of what is large.
+    """Return a sample as one line, with types and shapes of large values.
 
     Args:
         sample: The sample.
-        depth: How deep containers are looked into.
-        max_items: How many elements of a container are shown.
-        max_str_len: How many characters of a text are shown.
+        depth: Maximum depth of containers to show.
+        max_items: Maximum number of elements of a container to show.
+        max_str_len: Maximum number of characters of a text to show.
     """
 
     def show(value: Any, depth: int) -> str:
@@ -159,12 +159,12 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
-    """Warn that something is deprecated, where `stacklevel` calls lead."""
+    """Warn about a deprecation, at the call that is `stacklevel` levels up."""
     warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
 
 
 class ModuleLoader:
-    """Runs Python files, which have to be allowed: ENERGON_ALLOW=code.
+    """Runs Python files, which must be allowed: ENERGON_ALLOW=code.
 
     Args:
         allow: What is allowed, see `get_train_dataset`.
@@ -183,8 +183,8 @@ class ModuleLoader:
 
         Args:
             module_fn: `FILE.py:FUNCTION`.
-            default_fn_name: The function, if only the file is named.
-            relative_path: Where the file is; None for the working directory.
+            default_fn_name: The function, if only a file is named.
+            relative_path: The folder of the file; None for the working directory.
 
         Raises:
             ConfigError: If there is no such function.
@@ -221,7 +221,7 @@ def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
 
 
 def _run(names: list[str]) -> tuple[int, str]:
-    """Return how many of the first names one pattern has, and the pattern."""
+    """Return how many of the first names one pattern covers, and the pattern."""
     first = _NUMBERS.split(names[0])
     best = 1, names[0]
     for place in range(1, len(first), 2):
@@ -252,12 +252,12 @@ SPLIT_YAML_FILENAME = "split.yaml"
 
 
 class ErrorContext:
-    """Hands failures to a handler until there are too many of them in a row.
+    """Passes failures to a handler, until there are too many of them in a row.
 
     Args:
-        name: How messages call what may fail.
+        name: Name of the operation in messages.
         handler: Called as `handler(exception, sample, sources)` for each tolerated failure.
-        tolerance: How many failures in a row end the run; 0 never ends it.
+        tolerance: Number of consecutive failures that ends the run; 0 for no limit.
 
     Example:
         >>> context = ErrorContext("parse", lambda error, sample, sources: print(error))
@@ -282,10 +282,10 @@ class ErrorContext:
 
     @contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
-        """Tolerate what the block raises for `sample`; `SkipSample` is not a failure.
+        """Tolerate errors in the block for `sample`; `SkipSample` does not count as a failure.
 
         Raises:
-            FatalSampleError: If it is one failure too many, or one that ends every run.
+            FatalSampleError: If the tolerance is exceeded, or the error is always fatal.
         """
         try:
             yield
@@ -310,10 +310,10 @@ class ErrorContext:
 
 @contextmanager
 def handle_restore_errors(error_handler: ErrorHandler, sample: Any) -> Iterator[None]:
-    """Hand what the block raises to `error_handler`, unless it ends every run.
+    """Pass errors in the block to `error_handler`.
 
     Raises:
-        FatalSampleError: If it does.
+        FatalSampleError: If the error is always fatal.
     """
     try:
         yield

@@ -1,9 +1,7 @@
-"""Make objects of documents, for programs that read documents of their own.
+"""Create objects from documents, for programs that read their own documents.
 
-Which objects these may be is for the room `samples` to say: classes of energon, and those that
-the program itself has defined or imported.
-
-The index of a JSONL file is read and written line by line here, too.
+Documents may name classes of energon and those that the program has defined or imported, as decided
+in `energon.samples`. The index of a JSONL file can also be read and written line by line here.
 """
 
 from __future__ import annotations
@@ -33,33 +31,32 @@ _NUMBERS = (int, float)
 
 
 class JsonValueError(ConfigError):
-    """A document says something else than was expected."""
+    """A document has an unexpected value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JsonParser:
-    """Makes objects of the types that are asked for of what documents say.
+    """Creates objects of requested types from the content of documents.
 
     Args:
-        strict: Whether keys that no argument takes are errors; they are left out else.
-        allow: What a document may name beside what the program knows, see `get_train_dataset`.
+        strict: Whether unknown keys are errors; otherwise they are ignored.
+        allow: What a document may name besides known classes, see `get_train_dataset`.
     """
 
     strict: bool = True
     allow: Collection[str] = ()
 
     def raw_to_instance(self, kwargs: Mapping[str, Any], inst_type: Any) -> Any:
-        """Return the object whose class and arguments a document says.
+        """Return the object with the class and arguments in a document.
 
         Args:
-            kwargs: The document: arguments, perhaps with `__module__` and `__class__` (or
-                `__function__`, which has to be allowed).
-            inst_type: The class, if the document names none; that which it names has to derive
-                from it.
+            kwargs: The document: arguments, optionally with `__module__` and `__class__` (or
+                `__function__`, which must be allowed).
+            inst_type: The class, unless the document names one, which must derive from it.
 
         Raises:
-            JsonValueError: If it is no such class, or takes no such arguments.
-            SecurityError: If the document names what is not allowed.
+            JsonValueError: If the class is invalid, or does not accept the arguments.
+            SecurityError: If the document names something that is not allowed.
         """
         given = dict(kwargs)
         module, name = given.pop("__module__", None), given.pop("__class__", None)
@@ -70,15 +67,15 @@ class JsonParser:
         return self.safe_call_function(given, kind)
 
     def raw_to_typed(self, raw_data: Any, inst_type: Any, allow_imports: bool = True) -> Any:
-        """Return what a document says, as a type.
+        """Convert a value of a document to a type.
 
         Args:
-            raw_data: What it says.
+            raw_data: The value.
             inst_type: A class, a dataclass, or a type like `list[int] | None`.
             allow_imports: Whether it may name classes.
 
         Raises:
-            JsonValueError: If it is no such thing.
+            JsonValueError: If it cannot be converted.
         """
         origin, inner = typing.get_origin(inst_type), typing.get_args(inst_type)
         if inst_type in (Any, None) or isinstance(inst_type, TypeVar):
@@ -107,10 +104,10 @@ class JsonParser:
     def safe_call_function(
         self, raw_data: Mapping[str, Any], fn: Callable[..., T], allow_imports: bool = True
     ) -> T:
-        """Return what a function makes of arguments of a document, as the types it is written with.
+        """Call a function with arguments from a document, converted to its annotated types.
 
         Raises:
-            JsonValueError: If it takes no such arguments.
+            JsonValueError: If it does not accept the arguments.
         """
         target: Any = vars(fn).get("__init__", fn) if isinstance(fn, type) else fn
         try:
@@ -129,11 +126,11 @@ class JsonParser:
             raise JsonValueError(str(error)) from error
 
     def override(self, value: T, overrides: Mapping[str, Any], inst_type: Any = None) -> T:
-        """Return `value`, a dataclass or dict, with some of its fields changed.
+        """Return a copy of a dataclass or dict with some of its fields replaced.
 
         Args:
             value: The object.
-            overrides: New values by name; of inner objects, by names with dots.
+            overrides: New values by name; dotted names refer to fields of inner objects.
             inst_type: Has no effect.
         """
         changes: dict[str, Any] = {}
@@ -159,7 +156,7 @@ class JsonParser:
     def _class(self, module: str, name: str, expected: Any) -> Any:
         kind = typing.get_origin(expected) or expected
         base = kind if isinstance(kind, type) else object
-        # Where anything will do, a document may not choose from all classes of the program.
+        # Where any type is accepted, a document must not choose from all classes of the program.
         kinds = () if base is object else (base,)
         named = None if base is object else class_of(name, base)
         ours = {} if named is None else {name: named}
@@ -216,7 +213,7 @@ class JsonParser:
 
 
 def to_json_object(obj: Any) -> Any:
-    """Return an object as plain data, from which `JsonParser` makes it again as its type."""
+    """Return an object as plain data, from which `JsonParser` recreates it, given its type."""
     if isinstance(obj, Enum):
         return obj.name
     if isinstance(obj, type):
@@ -248,7 +245,7 @@ _ENTRY = struct.Struct("<Q")
 
 
 class IJsonlIndexReader:
-    """Where the lines of an indexed JSONL file begin, and where the last one ends, in bytes.
+    """Reads the start of each line of an indexed JSONL file, and the end of the last, in bytes.
 
     Args:
         jsonl_path: The JSONL file.
@@ -279,7 +276,7 @@ class IJsonlIndexReader:
 
     @staticmethod
     def count_samples(jsonl_path: str | os.PathLike[str]) -> int:
-        """Return how many lines an indexed file has."""
+        """Return the number of lines of an indexed file."""
         info = file_info(jsonl_index_path(os.fspath(jsonl_path)))
         if info is None:
             raise FileNotFoundError(f"{jsonl_path} is not indexed; run `energon prepare` on it")
@@ -287,15 +284,15 @@ class IJsonlIndexReader:
 
     @staticmethod
     def size(jsonl_path: str | os.PathLike[str]) -> int:
-        """Return where the last line ends."""
+        """Return the end of the last line."""
         reader = IJsonlIndexReader(jsonl_path)
         return reader[len(reader) - 1]
 
 
 class IJsonlIndexWriter:
-    """Writes an index: `append` the beginning of each line, and the end of the last one.
+    """Writes an index: `append` the start of each line, and the end of the last one.
 
-    The index is there when the block has ended without an error.
+    The index appears when the block ends without an error.
 
     Args:
         jsonl_path: The JSONL file.
@@ -308,11 +305,11 @@ class IJsonlIndexWriter:
         self.ijsonl: IO[Any] = self.tmp_name.open("wb")
 
     def append(self, offset: int) -> None:
-        """Add where a line begins, or the last one ends."""
+        """Add the start of a line, or the end of the last."""
         self.ijsonl.write(_ENTRY.pack(offset))
 
     def close(self, finalize: bool = True) -> None:
-        """Close the index, and put it in its place or, unless `finalize`, remove it."""
+        """Close the index and move it into place or, unless `finalize`, delete it."""
         self.ijsonl.close()
         if finalize:
             self.tmp_name.move(self.final_name)

@@ -1,4 +1,4 @@
-"""Make the object that a YAML document describes, and the datasets of leaves in this way."""
+"""Create the object described by a YAML document, including the datasets of leaves."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def load_config(
     parser: Any = None,
     allow: Collection[str] = (),
 ) -> T:
-    """Return the object that a YAML document describes: its type and the arguments of that.
+    """Return the object described by a YAML document: a type and its arguments.
 
-    A program may replace this in `megatron.energon.dataset_config`, to change how
-    datasets are opened: the getters call them.
+    A program may replace this function in `megatron.energon.dataset_config` to change how the
+    getters open datasets.
 
     Args:
         path: The file, or the document as a dict.
-        default_type: The type, if the document names none with `__module__` and `__class__`.
-        default_kwargs: Arguments that the document may leave out.
+        default_type: The type, unless the document names one with `__module__` and `__class__`.
+        default_kwargs: Arguments that the document may omit.
         parser: Has no effect: documents are data, types in them are looked up by name.
-        allow: What a document may name beside the dataset classes and sample types that this
-            program knows: "code" lets it import modules and call anything.
+        allow: What a document may name besides the dataset classes and sample types known to this
+            program: "code" lets it import modules and call anything.
 
     Raises:
         ConfigError: If the document is invalid.
-        SecurityError: If it names anything else, which is not allowed.
+        SecurityError: If it names something that is not allowed.
     """
     document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))
     if not isinstance(document, Mapping):
@@ -79,7 +79,7 @@ def load_config(
 
 
 def _find(module: str, name: str, allow: Collection[str], default: Any) -> Any:
-    """Return the class of that name: a dataset class, a sample type, or one like the default."""
+    """Return the named class: a dataset class, a sample type, or a subclass of the default."""
     ours: dict[str, type] = _DATASET_CLASSES
     kinds: tuple[type, ...] = (Sample, DatasetClass)
     if isinstance(default, type) and default is not object:
@@ -104,10 +104,10 @@ _DATASET_CLASSES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class GetterCall(DatasetCall):
-    """What a getter of `megatron.energon` was called with.
+    """The call of a getter of `megatron.energon`.
 
     Args:
-        arguments: Those that the getter does not know: they are for the datasets.
+        arguments: Arguments that the getter does not know, which are for the datasets.
         as_factories: Whether each dataset of shards becomes an object of its class.
     """
 
@@ -138,7 +138,7 @@ class GetterCall(DatasetCall):
 
 
 def _replaced() -> Callable[..., Any] | None:
-    """Return what a program has put in the place of `load_config`; None if it is ours."""
+    """Return a program's replacement of `load_config`; None if there is none."""
     module = sys.modules.get("megatron.energon.dataset_config")
     found = None if module is None else vars(module).get("load_config")
     return None if found is load_config else found

@@ -1,4 +1,4 @@
-"""What is behind a path or a document: to list, to prepare, or to open leaf by leaf."""
+"""The datasets behind a path or a document: list them, prepare them, or open them leaf by leaf."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from energon.worker import WorkerConfig
 
 @dataclass(frozen=True)
 class LoadedDatasetList:
-    """The leaves of a split, opened, and how they are mixed.
+    """The opened leaves of a split, and how they are mixed.
 
     Example:
         >>> found = load_dataset("photos").get_datasets(training=True, split_part="train")
@@ -48,13 +48,13 @@ class LoadedDatasetList:
 
 @dataclass(frozen=True)
 class DatasetLoader:
-    """A dataset, a metadataset, or a document in memory. Nothing is opened before it is asked for.
+    """A dataset, a metadataset, or a document in memory. Datasets are opened on demand.
 
     Args:
-        path: Where it is, or the document as a dict.
+        path: Its path, or the document as a dict.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-        split_part: Which split is opened, whatever is asked for; None for what is asked for.
+        split_part: The split to open, overriding that of calls; None does not override it.
         subflavors: Merged over those of the leaves.
         shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
         allow: What data may do, see `get_train_dataset`.
@@ -98,13 +98,13 @@ class DatasetLoader:
         Args:
             training: Whether each pass is shuffled, or samples come in order.
             split_part: The split to read.
-            worker_config: Who loads them: then each `dataset` is a pipeline to be built, with
+            worker_config: Rank and workers: then each `dataset` is a pipeline, to be built with
                 `dataset.build()`. None returns the opened leaf, with its samples by number in
                 `dataset.source`.
             subflavors: Merged over those of the leaves.
             shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
             subset: A range in percent to narrow each leaf to.
-            kwargs: More for the datasets, see `get_dataset_from_config`.
+            kwargs: Arguments for the datasets, see `get_dataset_from_config`.
 
         Raises:
             ConfigError: If a document is invalid.
@@ -114,7 +114,7 @@ class DatasetLoader:
         found = resolve(
             self.path,
             split_part=self.split_part or split_part,
-            training=True,  # validation has weights, too, and ignores them
+            training=True,  # validation also has weights, and ignores them
             dataset_config=self.dataset_config,
             split_config=self.split_config,
             allow=self.allow,
@@ -154,21 +154,21 @@ class DatasetLoader:
         return found[0].dataset
 
     def post_initialize(self, mds_path: Any = None) -> None:
-        """Do nothing: what is behind the path is checked when it is asked for."""
+        """Do nothing: the path is checked when it is needed."""
 
     def traverse(
         self, mds_path: Any = None, *, split_part: str, _subflavors: Any = None
     ) -> list[TraversedDatasetReference]:
-        """Return which datasets a split consists of, without opening them."""
+        """Return the datasets that a split consists of, without opening them."""
         return traverse_metadataset(
             self.path, split_part=self.split_part or split_part, allow=self.allow
         )
 
     def prepare(self, split_part: str | None = None) -> list[Path]:
-        """Build the join indexes of a split, or of all, where they are missing.
+        """Build the missing join indexes of a split, or of all splits.
 
         Returns:
-            Where they are.
+            Their paths.
         """
         parts = self.splits if split_part is None else [split_part]
         return build_join_indexes(
@@ -183,7 +183,7 @@ class DatasetLoader:
 def _pipelines(
     opened_leaves: Sequence[OpenedLeaf], worker_config: WorkerConfig, *, training: bool
 ) -> list[Any]:
-    """Return the leaves as pipelines that their caller builds."""
+    """Return the leaves as pipelines that the caller builds."""
     return [
         opened.dataset.within(opened, among=opened_leaves)
         if isinstance(opened.dataset, LeafDataset)
@@ -199,7 +199,7 @@ def _pipelines(
 
 
 def _loaded(leaf: Leaf, dataset: Any, mode: BlendMode) -> LoadedDataset:
-    """Return a dataset with what its leaf says of the blend."""
+    """Return a dataset with the blend settings of its leaf."""
     return LoadedDataset(
         dataset,
         weight=leaf.weight if mode is BlendMode.DATASET_WEIGHT else None,
@@ -211,14 +211,14 @@ def _loaded(leaf: Leaf, dataset: Any, mode: BlendMode) -> LoadedDataset:
 def traverse_metadataset(
     path: DatasetPath, *, split_part: str, allow: Collection[str] = (), **kwargs: Any
 ) -> list[TraversedDatasetReference]:
-    """Return which datasets a split of a metadataset consists of, without opening them.
+    """Return the datasets that a split of a metadataset consists of, without opening them.
 
     Paths, and addresses of auxiliary data, are `EPath`. See `energon.traverse_metadataset`.
 
     Args:
         path: The metadataset, or the document as a dict.
         split_part: The split to read.
-        allow: "env" lets documents read variables of the environment.
+        allow: "env" lets documents refer to environment variables.
         kwargs: Have no effect.
     """
     return [
@@ -235,7 +235,7 @@ def traverse_metadataset(
 
 
 def _aux_path(address: str) -> EPath:
-    """Return the path of auxiliary data: `filesystem://x` is a folder x."""
+    """Return the path of auxiliary data; `filesystem://x` is the folder x."""
     return EPath(address.removeprefix("filesystem://"))
 
 
@@ -244,8 +244,8 @@ class Metadataset(DatasetLoader):
     """A metadataset whose splits are known.
 
     Args:
-        path: Its file: paths in `splits` start from its folder.
-        splits: What it says, by the names of the splits; None reads the file.
+        path: Its file; paths in `splits` are relative to its folder.
+        splits: Its content, by the names of the splits; None reads the file.
     """
 
     def __init__(self, path: DatasetPath, splits: Mapping[str, Any] | None = None) -> None:
@@ -258,14 +258,14 @@ class MetadatasetV2(Metadataset):
 
 
 def _document(path: Any, splits: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the document of a metadataset, whose paths start from the folder of a file."""
+    """Return the document of a metadataset, with paths relative to the folder of a file."""
     folder = os.path.dirname(os.fspath(path))
 
     def found(node: Any, key: str = "") -> Any:
         if isinstance(node, list | tuple):
             return [found(each) for each in node]
         if isinstance(node, Mapping):
-            # Auxiliary data have names of their own.
+            # Auxiliary data is listed by name.
             return {name: found(each, key if key == "aux" else name) for name, each in node.items()}
         if key == "path":
             return absolute(str(node), folder)
@@ -281,11 +281,11 @@ def load_dataset(
     split_config: str | None = None,
     allow: Collection[str] = (),
 ) -> DatasetLoader:
-    """Return what is at `path`, a dataset or metadataset, or the document that it is.
+    """Return the dataset or metadataset at a path or in a document.
 
     Args:
-        path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict, in
-            which paths start from the working directory.
+        path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict, with
+            paths relative to the working directory.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         allow: What data may do, see `get_train_dataset`.

@@ -1,4 +1,4 @@
-"""Loaders as programs know them: built by their classes, and `DataLoader`s to torch."""
+"""Loaders as programs know them: created by their classes, and `DataLoader`s to torch."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _ids = itertools.count()
 
 
 class _LikeTorch(_DataLoader):
-    """What programs ask the loaders of torch. How lanes are hosted is all that is behind it."""
+    """The attributes of torch's loaders that programs read, derived from how lanes are hosted."""
 
     __class_getitem__: Any = classmethod(GenericAlias)
     worker_config: WorkerConfig
     options: LoaderOptions
     batch_size = None
-    """Batches are made by the pipeline."""
+    """None, since the pipeline makes the batches."""
     drop_last = False
     timeout = 0
     persistent_workers = True
-    # The constructor of torch is never called, so nothing of its machinery runs.
+    # The constructor of torch's class is never called, so none of its machinery runs.
     _DataLoader__initialized = False
 
     @property
     def num_workers(self) -> int:
-        """Workers of this rank."""
+        """Number of workers of this rank."""
         return self.worker_config.num_workers
 
     @property
     def prefetch_factor(self) -> int | None:
-        """How many batches of each worker wait ready; None without workers."""
+        """Number of batches that each worker prepares ahead; None without workers."""
         return self.options.prefetch_factor if self.num_workers else None
 
     @property
@@ -58,12 +58,12 @@ class _LikeTorch(_DataLoader):
 
     @property
     def id(self) -> int:
-        """A number that no other loader of this process has."""
+        """A number that is unique among the loaders of this process."""
         return self.__dict__.setdefault("_id", next(_ids))  # type: ignore[no-any-return]
 
     @staticmethod
     def next_id() -> int:
-        """Return a number that no loader of this process has."""
+        """Return a new number for a loader of this process."""
         return next(_ids)
 
 
@@ -71,12 +71,12 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
     """The batches of a rank, see `energon.BasicDataLoader`.
 
     Args:
-        dataset: What `get_train_dataset` and its like return, or a wrapper.
-        worker_config: Accepted only if it is the one of `dataset`.
-        gc_collect_every_n_steps: Has no effect: garbage is collected when Python sees fit.
+        dataset: The result of a dataset getter, or a wrapper.
+        worker_config: Must be that of `dataset`, if given.
+        gc_collect_every_n_steps: Has no effect: Python decides when to collect garbage.
         gc_freeze_at_start: Has no effect.
-        cache_pool: What cookers that ask for a cache get; None caches nothing.
-        options: How lanes are hosted: instead of it, its arguments.
+        cache_pool: Passed to cookers that need a cache; None caches nothing.
+        options: How lanes are hosted, given by its arguments.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
     """A `BasicDataLoader` with a state, see `energon.SavableDataLoader`.
 
     Args:
-        dataset: What `get_train_dataset` and its like return, or a wrapper.
+        dataset: The result of a dataset getter, or a wrapper.
         checkpoint_every_sec: Has no effect: every batch carries the state after it.
         checkpoint_every_min_n_samples: Has no effect.
         n_checkpoints: Has no effect.
-        settings: Those of `BasicDataLoader`.
+        settings: Arguments of `BasicDataLoader`.
     """
 
     def __init__(
@@ -143,23 +143,23 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
         state = self.save_state_rank()
         states = gather_states(state, self.worker_config, dst_rank=target)
         if states is not None:
-            merge_saved(states)  # which says what restoring them would refuse
+            merge_saved(states)  # which reports states that could not be restored
         return states
 
     def restore_state_rank(self, state: Any, **arguments: Any) -> None:
-        """Go to where `state` was saved; None stays where the loader is."""
+        """Continue where `state` was saved; None leaves the position unchanged."""
         if state is not None:
             arguments.setdefault("strict", self._strict(state))
             super().restore_state_rank(state, **arguments)
 
     def restore_state_global(self, state: Any, **arguments: Any) -> None:
-        """Go to where a global state was saved; None stays where the loader is."""
+        """Continue where a global state was saved; None leaves the position unchanged."""
         if state is not None or arguments.get("src_rank") is not None:
             arguments.setdefault("strict", self._strict(state))
             super().restore_state_global(state, **arguments)
 
     def _strict(self, state: Any) -> bool | list[str]:
-        """Return what may differ: the size of batches, where the present one divides that saved."""
+        """Return what may differ: the batch size, if the current one divides the saved one."""
         states = state if isinstance(state, list) else [state]
         saved = {(each or {}).get("fingerprint", {}).get("batch_size") for each in states}
         size = getattr(self.dataset, "batch_size", None)
@@ -179,7 +179,7 @@ def get_savable_loader(dataset: Pipeline, **settings: Any) -> SavableDataLoader:
 
 
 def _joined(*kinds: type) -> inspect.Signature:
-    """Return what the classes take together, for editors and `inspect`."""
+    """Return the combined signature of the classes, for editors and `inspect`."""
     found: dict[str, inspect.Parameter] = {}
     for kind in kinds:
         for each in inspect.signature(kind).parameters.values():

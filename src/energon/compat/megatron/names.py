@@ -1,9 +1,9 @@
-"""Every name of `megatron.energon`, and where it is at home.
+"""Every name of `megatron.energon`, and the module that defines it.
 
-`HOMES` has each name once, below the module of `energon` that defines it. A name that is called
-something else there is written `NAME=ORIGINAL`. `MODULES` lists the modules of Megatron-Energon
-and the names that programs import from each; `NAME=MODULE:ORIGINAL` is a name that means
-something else in every module, like the commands.
+`HOMES` lists each name once, under the module of `energon` that defines it; `NAME=ORIGINAL` if it
+has another name there. `MODULES` lists the modules of Megatron-Energon, and the names that programs
+import from each; `NAME=MODULE:ORIGINAL` is a name with a different meaning in every module, like
+the commands.
 
 To add a name, add it to both tables: no other file has to change.
 """
@@ -123,7 +123,7 @@ HOMES: dict[str, str] = {
 }
 
 MODULES: dict[str, str] = {
-    # The package itself has these beside all public names of energon, or in their place.
+    # The package itself has these in addition to all public names of energon, or in their place.
     "": """
         AugmentTaskEncoder BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset
         BaseWebdatasetFactory BasicDataLoader BatchDataset BlendDataset CaptioningWebdataset
@@ -347,7 +347,7 @@ MODULES: dict[str, str] = {
 
 
 class Home(NamedTuple):
-    """Where a name is defined: a module of energon, and what it is called there."""
+    """The definition of a name: a module of energon, and the name there."""
 
     module: str
     name: str
@@ -366,12 +366,12 @@ _HOMES = _homes()
 
 
 def home_of(name: str) -> Home | None:
-    """Return where a name of any module is at home; None if there is none."""
+    """Return the home of a name of any module; None if there is none."""
     return _HOMES.get(name)
 
 
 def names_of(module: str) -> dict[str, Home]:
-    """Return the names of a module of `megatron.energon`, sorted, and where each is at home.
+    """Return the names of a module of `megatron.energon`, sorted, with their homes.
 
     Args:
         module: Its path below `megatron.energon`; "" for the package itself.
@@ -388,7 +388,7 @@ def names_of(module: str) -> dict[str, Home]:
 
 
 def class_of(name: str, base: type) -> type | None:
-    """Return the class of energon that has a name in `megatron.energon`, if it derives from `base`.
+    """Return the class of energon with a name in `megatron.energon`, if it derives from `base`.
 
     Only our own modules are imported for it.
     """

@@ -1,7 +1,7 @@
-"""The nodes of metadatasets as programs build them: each is the part of a document that it says.
+"""The nodes of metadatasets, for programs that build them: each stands for a part of a document.
 
-`NAME(key=value)` is the dict `{"key": value}` without what is None, so a tree of nodes is a
-document, which the grammar reads and checks.
+`NAME(key=value)` stands for the dict `{"key": value}`, without values that are None. A tree of
+nodes is therefore a document, which the grammar reads and checks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DocumentNode(dict[str, Any]):
     """A node of a document, with its keys as attributes."""
 
     keys_of: ClassVar[str] = ""
-    """The keys that it may have."""
+    """The keys that are allowed."""
     version: ClassVar[str] = "MetadatasetV2"
 
     def __init_subclass__(cls) -> None:
@@ -43,14 +43,14 @@ class DocumentNode(dict[str, Any]):
         self[name] = _plain(name, value)
 
     def post_initialize(self, mds_path: Any = None) -> None:
-        """Do nothing: what is behind paths is looked at when it is asked for."""
+        """Do nothing: paths are opened when they are needed."""
 
     def get_datasets(self, *, split_part: str, **settings: Any) -> LoadedDatasetList:
-        """Return the leaves, opened; relative paths start from the working directory."""
+        """Return the opened leaves; paths are relative to the working directory."""
         return self._loader(split_part).get_datasets(split_part=split_part, **settings)
 
     def traverse(self, mds_path: Any = None, *, split_part: str) -> list[TraversedDatasetReference]:
-        """Return which datasets the node consists of, without opening them."""
+        """Return the datasets that the node consists of, without opening them."""
         return self._loader(split_part).traverse(mds_path, split_part=split_part)
 
     def prepare(self, split_part: str | None = None) -> Any:
@@ -70,7 +70,7 @@ _DEFAULTS = {
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return what a document says for a value."""
+    """Return a value as it appears in a document."""
     if key == "path":
         return str(value)
     if key == "joiner" and callable(value):
@@ -109,7 +109,7 @@ class JoinDatasetReference(DocumentNode):
 
 
 class MetadatasetJoin(DocumentNode):
-    """Datasets whose samples are put together."""
+    """Datasets whose samples are joined."""
 
     keys_of = _OF_JOINS
 
@@ -145,7 +145,7 @@ class BlendEpochizedJoinDatasetReference(DocumentNode):
 
 
 class MetadatasetBlendEpochized(DocumentNode):
-    """Datasets whose samples come as often as they say."""
+    """Datasets with a number of repetitions each."""
 
     keys_of = "blend_epochized subset"
 
@@ -163,7 +163,7 @@ class AuxDatasetReference(str):
         return super().__new__(cls, path)
 
     def post_initialize(self, mds_path: Any = None) -> None:
-        """Do nothing: it is opened when it is asked for."""
+        """Do nothing: it is opened when it is needed."""
 
     def get_file_store(self) -> FileStore[Any]:
         """Return its files by name."""

@@ -1,4 +1,4 @@
-"""What programs build datasets and states of their own from: states, random numbers, buffers."""
+"""Building blocks for datasets of programs: states, random numbers, buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class FlexState(dict[str, Any]):
-    """The state of an object of a program."""
+    """The state of a program's object."""
 
 
 class Savable(ABC):
@@ -31,16 +31,16 @@ class Savable(ABC):
 
     @abstractmethod
     def restore_state(self, state: FlexState) -> None:
-        """Go back to a state."""
+        """Restore a state."""
 
 
 class WorkerRng(Savable):
-    """Random numbers from the seed of the lane for which it is first used.
+    """Random numbers from the seed of the lane in which it is first used.
 
-    Hooks need none: `random`, numpy and torch are seeded for them.
+    Hooks do not need it: `random`, numpy and torch are seeded for them.
 
     Args:
-        worker_config: Its `worker_seed` is the seed.
+        worker_config: Provides the seed, `worker_seed`.
     """
 
     def __init__(self, worker_config: WorkerConfig) -> None:
@@ -123,14 +123,14 @@ class SystemRng:
 
     @staticmethod
     def save_state() -> SystemRngState:
-        """Return where they are."""
+        """Return the states of all of them."""
         import torch
 
         return SystemRngState(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     @staticmethod
     def restore_state(state: SystemRngState) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         import torch
 
         torch.set_rng_state(state.torch)
@@ -139,22 +139,22 @@ class SystemRng:
 
     @staticmethod
     def get_seed_from_args(*args: Any) -> int:
-        """Return a seed of 32 bits that these values decide, by their text."""
+        """Return a 32-bit seed derived from the text of these values."""
         digest = hashlib.sha1("|".join(map(str, args)).encode()).digest()
         return int.from_bytes(digest[:4], "big")
 
     @staticmethod
     def seed_args(*args: Any) -> None:
-        """Seed all of them with what these values decide."""
+        """Seed all of them with a seed derived from these values."""
         SystemRng.seed(SystemRng.get_seed_from_args(*args))
 
 
 class SampleIndex(Savable):
-    """Counts the calls of a function of a program.
+    """Counts the calls of a program's function.
 
     Args:
-        worker_config: Told of the number while it is in use.
-        src: Whose calls they are.
+        worker_config: Provides the number to hooks while it is in use.
+        src: The owner of the function.
     """
 
     def __init__(self, worker_config: WorkerConfig, *, src: Any) -> None:
@@ -169,7 +169,7 @@ class SampleIndex(Savable):
 
     @contextmanager
     def ctx(self, sample_idx: int | None = None) -> Iterator[int]:
-        """Use a number within: the next one, or that which is given."""
+        """Use a number in the block: the next one, or the given one."""
         index = self.get_next() if sample_idx is None else sample_idx
         self.worker_config.worker_push_sample_index(index)
         try:
@@ -178,7 +178,7 @@ class SampleIndex(Savable):
             self.worker_config.worker_pop_sample_index()
 
     def iter_ctx(self, it: Iterable[T], sample_idx: int | None = None) -> Iterator[tuple[int, T]]:
-        """Yield each item with the number that was in use while it was made."""
+        """Yield each item with the number that was in use while it was produced."""
         items = iter(it)
         while True:
             with self.ctx(sample_idx) as index:
@@ -196,10 +196,10 @@ class SampleIndex(Savable):
 
 
 class SavableSampleBuffer(Savable):
-    """The items that a dataset of a program holds back.
+    """The items that a program's dataset holds back.
 
     Args:
-        dataset: Where they come from.
+        dataset: The source of the items.
         worker_config: Rank and workers.
     """
 
@@ -214,7 +214,7 @@ class SavableSampleBuffer(Savable):
         return self._buffer
 
     def worker_start(self) -> None:
-        """Begin to fill it: items are made again with the pipeline, so nothing has to be read."""
+        """Begin to fill it. Items are recreated with the pipeline, so nothing is read here."""
 
     def append(self, sample: T) -> T:
         """Add an item, and return it."""
@@ -260,7 +260,7 @@ class SavableSampleBuffer(Savable):
 
 
 class _PlainState(type):
-    """Counts the states of loaders as instances, which are plain data."""
+    """Makes states of loaders, which are plain data, count as instances."""
 
     def __instancecheck__(cls, found: object) -> bool:
         return isinstance(found, dict) and {"positions", "lanes"} <= found.keys()

@@ -1,6 +1,6 @@
-"""Divide the samples of shards among workers, for programs that do it on their own.
+"""Divide the samples of shards among workers, for programs that do so themselves.
 
-Pipelines of energon do not: their lanes are dealt samples by the plan.
+Pipelines of energon do not use it: the plan assigns samples to their lanes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from energon.compat.megatron.datasets.arguments import DatasetSubset
 from energon.worker import WorkerConfig
 
 MAX_OVERSIZE = 1.5
-"""Longer by this factor than it should be, a slice is cut."""
+"""A slice that exceeds its intended length by this factor is split."""
 
 
 class Sharder:
@@ -28,13 +28,13 @@ class Sharder:
         *,
         rotation_offset: int = 0,
     ) -> list[int]:
-        """Return where the samples of each worker of this rank begin, and where the last end.
+        """Return the start of each worker's samples for this rank, and the end of the last.
 
         Args:
             start_samples: Number of the first sample.
             end_samples: Number of the one after the last.
-            worker_config: Says how many ranks and workers there are, and which rank this is.
-            rotation_offset: Which of the workers is the first to get one sample more.
+            worker_config: This rank, and the number of ranks and workers.
+            rotation_offset: The first worker to get one sample more than others.
         """
         workers = max(1, worker_config.num_workers)
         total = workers * worker_config.world_size
@@ -56,13 +56,13 @@ class Sharder:
         subset: DatasetSubset | None = None,
         rotation_offset: int = 0,
     ) -> tuple[tuple[int, ...], ...]:
-        """Return where the slices of each worker of this rank begin, and where its last one ends.
+        """Return the starts of each worker's slices for this rank, and the end of its last one.
 
         Args:
-            shards: They have a `count`; no slice goes from one to the next.
+            shards: Objects with a `count`; slices do not cross shards.
             worker_config: See `split_samples_to_workers`.
-            max_samples_per_sequence: How long a slice should be; None for no limit.
-            subset: To which part of the samples to narrow it.
+            max_samples_per_sequence: Maximum length of a slice; None for no limit.
+            subset: The part of the samples to use.
             rotation_offset: See `split_samples_to_workers`.
         """
         edges = list(accumulate((shard.count for shard in shards), initial=0))
@@ -88,7 +88,7 @@ class Sharder:
         subset: DatasetSubset | None = None,
         rotation_offset: int = 0,
     ) -> tuple[tuple[int, ...], ...]:
-        """Return what `shard_workers` returns, for samples that are in one file."""
+        """Return the result of `shard_workers` for samples in a single file."""
         start, stop = (0, total_samples)
         if subset is not None:
             start, stop = subset.compute_subset(total_samples)
@@ -99,7 +99,7 @@ class Sharder:
 
 
 def _slices(edges: Sequence[int], longest: int | None) -> tuple[int, ...]:
-    """Return where the slices between some edges begin, and where the last ends."""
+    """Return the starts of the slices between some edges, and the end of the last."""
     starts = (start for low, high in pairwise(edges) for start in _cut(low, high, longest))
     return (*dict.fromkeys(starts), edges[-1])
 
@@ -115,7 +115,7 @@ def _cut(low: int, high: int, longest: int | None) -> Iterator[int]:
 
 
 def _spread(numbers: list[int]) -> list[int]:
-    """Return numbers in an order in which each beginning is spread over all of them."""
+    """Return numbers in an order in which every prefix is spread evenly over all of them."""
     if len(numbers) <= 2:
         return numbers
     middle = len(numbers) // 2

@@ -1,4 +1,4 @@
-"""`WorkerConfig` as programs know it: may be changed, and tells hooks where they run."""
+"""`WorkerConfig` as programs know it: mutable, and available to hooks while they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("energon")
 
 
 class _Activated(threading.local):
-    """What a program has activated on its own in this thread, outside of hooks."""
+    """The configuration that a program has activated in this thread, outside of hooks."""
 
     config: WorkerConfig | None = None
     indices: tuple[int, ...] = ()
@@ -35,11 +35,11 @@ def _active_config() -> worker.WorkerConfig | None:
 
 
 class _ActiveConfig(type):
-    """Has `active_worker_config`, which is what it is for each thread."""
+    """Provides `active_worker_config`, which is specific to each thread."""
 
     @property
     def active_worker_config(cls) -> worker.WorkerConfig | None:
-        """The configuration of the pipeline whose hook this thread runs; None outside."""
+        """The configuration of the pipeline whose hook this thread is running; None outside."""
         return _active_config()
 
 
@@ -92,7 +92,7 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
 
     @property
     def active_worker_config(self) -> worker.WorkerConfig | None:
-        """The configuration of the pipeline whose hook this thread runs; None outside."""
+        """The configuration of the pipeline whose hook this thread is running; None outside."""
         return _active_config()
 
     @staticmethod
@@ -117,9 +117,9 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         )
 
     def rank_worker_id(self) -> int:
-        """Return the number of the present worker among those of this rank.
+        """Return the number of the current worker within this rank.
 
-        In a hook that is one which hosts the lane in a run with as many lanes as workers.
+        In a hook, it is the worker that would host the lane if there were as many lanes as workers.
         """
         if active.lane is not None:
             return active.lane.number // self.world_size % max(1, self.num_workers)
@@ -128,14 +128,14 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         return 0 if info is None else int(info.id)
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Return the number of a worker among those of all ranks; None for the present one."""
+        """Return the number of a worker over all ranks; None for the current one."""
         local = override_local_worker_id
         return self.rank * self.num_workers + (self.rank_worker_id() if local is None else local)
 
     def worker_seed(self, override_local_worker_id: int | None = None) -> int:
-        """Return a seed of 32 bits for the present worker, or for one of this rank.
+        """Return a 32-bit seed for the current worker, or for another one of this rank.
 
-        In a hook it is one for the lane, so that it depends on no worker.
+        In a hook, it is a seed for the lane, so that it does not depend on workers.
         """
         number = self.global_worker_id(override_local_worker_id)
         if self.num_workers == 0:
@@ -150,12 +150,12 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
 
     @property
     def active_worker_sample_index(self) -> int:
-        """The number of the sample that the running hook got."""
+        """The number of the sample that the running hook received."""
         return _activated.indices[-1] if _activated.indices else active_sample_number()
 
     @property
     def active_worker_batch_index(self) -> int:
-        """The number of the batch that the running hook works for."""
+        """The number of the batch that the running hook contributes to."""
         return _activated.indices[0] if _activated.indices else active_batch_number()
 
     def worker_activate(
@@ -169,17 +169,17 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         _activated.config, _activated.indices = None, ()
 
     def worker_push_sample_index(self, sample_index: int) -> None:
-        """Set the number of the sample, until it is popped."""
+        """Set the number of the sample until it is popped."""
         _activated.indices = (*_activated.indices, sample_index)
 
     def worker_pop_sample_index(self) -> int:
-        """Go back to the number before, and return the one that was set."""
+        """Return to the previous number, and return the one that was set."""
         *before, last = _activated.indices
         _activated.indices = tuple(before)
         return last
 
     def worker_log(self, data: dict[str, Any]) -> None:
-        """Write a line of JSON to the file of the present lane, or to the logger "energon"."""
+        """Write a line of JSON to the file of the current lane, or to the logger "energon"."""
         line = json.dumps(data)
         if self.worker_debug_path is None:
             logger.info("%s", line)
@@ -198,5 +198,5 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
             "data_parallel_group": None if group is None else group.size(),
         }
         if self.lanes is None:
-            del config["lanes"]  # programs compare with what they know
+            del config["lanes"]  # programs compare this with known values
         return config

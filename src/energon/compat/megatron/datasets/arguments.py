@@ -1,4 +1,4 @@
-"""What a document says to a class, as its arguments; and what factories get and give."""
+"""Arguments of dataset classes in documents, and the types that factories accept and return."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ T = TypeVar("T")
 def read_arguments(
     written: Mapping[str, Any], *, origin: str, allow: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return what is written in a document, with classes for their names.
+    """Return arguments from a document, with names of classes resolved.
 
     Args:
-        written: What is written.
+        written: The arguments as written.
         origin: The document.
-        allow: What it may name beside what the program knows.
+        allow: What it may name besides known classes.
 
     Raises:
-        ConfigError: If it is invalid.
-        SecurityError: If it names what is not allowed.
+        ConfigError: If they are invalid.
+        SecurityError: If they name something that is not allowed.
     """
     return {
         key: _decoder(value, origin) if key == "decoder" else _value(value, allow)
@@ -43,16 +43,16 @@ def read_arguments(
 def call_with(
     kind: Callable[..., T], written: Mapping[str, Any], defaults: Mapping[str, Any], *, origin: str
 ) -> T:
-    """Return what `kind` makes of arguments of a document.
+    """Call `kind` with arguments from a document.
 
     Args:
         kind: A class.
-        written: What the document says.
-        defaults: More, for arguments that the class has, or passes on.
+        written: The arguments as written.
+        defaults: Further arguments, passed if the class accepts or forwards them.
         origin: The document.
 
     Raises:
-        ConfigError: If the class has no such argument, or needs others.
+        ConfigError: If the class does not accept an argument, or requires others.
     """
     known = inspect.signature(kind).parameters
     hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
@@ -72,7 +72,7 @@ def call_with(
 
 
 def _value(value: Any, allow: Collection[str]) -> Any:
-    """Return what stands in a document; a class or function, if it names one."""
+    """Return a value of a document, with the name of a class or function resolved."""
     if isinstance(value, Mapping):
         names = {name: str(given) for name, given in value.items()}
         if set(value) == {"__module__", "__class__"}:
@@ -95,13 +95,13 @@ def _name(kind: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSubset:
-    """A range of samples: first in numbers of samples, then as shares of what is left.
+    """A range of samples: an absolute range, and a relative range within it.
 
     Args:
-        range: Shares from 0 to 1 at which it begins and ends; None for all.
-        absolute_range: Number of its first sample and of the one after its last, None for the
-            end; None for all.
-        subsets: Instead of these, the ranges of several levels, the innermost first.
+        range: Start and stop as fractions from 0 to 1; None for all.
+        absolute_range: Start and stop as numbers of samples, where a stop of None is the end;
+            None for all.
+        subsets: The ranges of several levels, the innermost first, instead of these.
     """
 
     range: tuple[float, float] | None = None
@@ -120,7 +120,7 @@ class DatasetSubset:
         object.__setattr__(self, "subsets", tuple(found))
 
     def compute_subset(self, total_samples: int) -> tuple[int, int]:
-        """Return the number of the first of this many samples, and of the one after the last."""
+        """Return start and stop of the range among this many samples."""
         return resolve_range(total_samples, self.subsets)
 
     def config(self) -> dict[str, Any]:
@@ -130,11 +130,11 @@ class DatasetSubset:
 
 @dataclass(frozen=True, kw_only=True)
 class WebdatasetInfo:
-    """What `.nv-meta/.info.json` says.
+    """The content of `.nv-meta/.info.json`.
 
     Args:
-        energon_version: What prepared the dataset.
-        shard_counts: How many samples each shard has, by its name.
+        energon_version: The version that prepared the dataset.
+        shard_counts: Number of samples of each shard, by its name.
     """
 
     energon_version: str | None = None
@@ -143,7 +143,7 @@ class WebdatasetInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class WebdatasetSplits:
-    """What a file like `.nv-meta/split.yaml` says.
+    """The content of `.nv-meta/split.yaml`, or of a similar file.
 
     Args:
         split_parts: The shards of each split.
@@ -155,7 +155,7 @@ class WebdatasetSplits:
 
 
 class FilteredSample(TypedDict):
-    """What `load_sample` of a factory gets, beside the parts by name."""
+    """The argument of a factory's `load_sample`: metadata, and the parts by name."""
 
     __key__: str
     __shard__: str

@@ -1,4 +1,4 @@
-"""One dataset of a document, as programs see it that put pipelines together themselves."""
+"""One dataset of a document, for programs that compose pipelines themselves."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from energon.worker import WorkerConfig
 
 
 class LeafDataset(Sharder, DatasetClass):
-    """A dataset of a document: what it is, and its samples.
+    """A dataset of a document, with its properties and samples.
 
     Args:
         opened: The dataset.
         encoder: Decodes and cooks its samples.
         worker_config: Rank and workers.
         training: Whether each pass is shuffled, or samples come in order.
-        plan_leaf: How it is ordered; None for what it says itself.
+        plan_leaf: How it is ordered; None for its own settings.
         among: All datasets of the document; None if this is the only one.
 
     Attributes:
         name: Name of the dataset folder.
         subflavors: Of the dataset and all documents that refer to it.
-        primary: Its files by name, where cookers may want them; else None.
+        primary: Its files by name, if cookers may need them; else None.
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
@@ -93,7 +93,7 @@ class LeafDataset(Sharder, DatasetClass):
         plan_leaf: PlanLeaf | None = None,
         among: Sequence[OpenedLeaf] | None = None,
     ) -> Self:
-        """Return the same dataset as a part of a document; arguments are those of the class."""
+        """Return the same dataset as a part of a document; arguments as in the constructor."""
         found = copy.copy(self)
         found.opened = opened
         found.subflavors = opened.subflavors
@@ -104,7 +104,7 @@ class LeafDataset(Sharder, DatasetClass):
 
     @property
     def builds_itself(self) -> bool:
-        """Whether a program says how its samples become a pipeline."""
+        """Whether a program overrides how its samples become a pipeline."""
         return type(self).build is not LeafDataset.build
 
     @property
@@ -114,7 +114,7 @@ class LeafDataset(Sharder, DatasetClass):
 
     @cached_property
     def path(self) -> AnyPath:
-        """The dataset folder, the first one of a join; classes of programs may set it."""
+        """The dataset folder, the first one of a join; may be set by classes of programs."""
         return self.paths[0]
 
     @property
@@ -132,7 +132,7 @@ class LeafDataset(Sharder, DatasetClass):
         """Return the samples, each once, decoded and cooked.
 
         Args:
-            worker_rotation_offset: Has no effect: samples are dealt to lanes evenly anyway.
+            worker_rotation_offset: Has no effect: samples are always divided evenly among lanes.
         """
         leaf, config = self._plan_leaf, self.worker_config
         identity = {
@@ -197,14 +197,14 @@ def plan_leaf_of(
 
 
 def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:
-    """Return a task encoder that decodes samples and does nothing else."""
+    """Return a task encoder that only decodes samples."""
     encoder: AnyTaskEncoder = DefaultTaskEncoder()
     encoder.decoder = decoder
     return encoder
 
 
 class SampleDataset(WrapperDataset):
-    """The samples of one dataset, each once; `RepeatDataset` shuffles them again each time."""
+    """The samples of one dataset, each once; `RepeatDataset` reshuffles them for every pass."""
 
     def __init__(
         self, stage: Dataset[Any], *, worker_config: WorkerConfig, leaf: Mapping[str, Any]
@@ -214,13 +214,13 @@ class SampleDataset(WrapperDataset):
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """The order of one leaf on its own, under the number that it has among all.
+    """The order of a single leaf, which keeps its number among all leaves.
 
     Args:
         leaf: The leaf.
         number: Its number.
         seed: Seed of the run.
-        training: Whether it is endless and shuffled, or each sample comes once, in order.
+        training: Whether it is endless and shuffled, or yields each sample once, in order.
     """
 
     leaf: PlanLeaf
@@ -241,7 +241,7 @@ class LeafPlan:
 
 @dataclass(frozen=True)
 class _Renumbered:
-    """The only leaf of a plan under another number."""
+    """A plan with a single leaf, under another number."""
 
     plan: Plan
     number: int
@@ -289,14 +289,14 @@ class _Renumbered:
 class ReadPass(Dataset[Any]):
     """Yield every sample of a leaf once, over all lanes together.
 
-    Which pass it is says the lane; every one has an order of its own.
+    The lane knows the number of the pass; each pass has a different order.
 
     Args:
         plan: Returns the endless plan of the leaf for a number of lanes: row k of lane v is
             draw k·V + v.
         reader: Reads samples.
-        num_samples: How many samples the leaf has.
-        leaf: Its number in the reader; None if that knows no other.
+        num_samples: Number of samples of the leaf.
+        leaf: Its number in the reader; None if the reader has no other leaf.
     """
 
     plan: Callable[[int], Plan]
@@ -311,7 +311,7 @@ class ReadPass(Dataset[Any]):
         return -(-self.num_samples // lanes)
 
     def first_row(self, number: int, lane: int, lanes: int) -> int:
-        """Return the row with which a pass begins in a lane."""
+        """Return the first row of a pass in a lane."""
         return -(-(number * self.num_samples - lane) // lanes)
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Factories of joins and of JSONL files, and classes named after their sample type.
 
-Sample types had dataset classes before `sample_type`.
+Before `sample_type`, every sample type had a dataset class.
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ from energon.worker import WorkerConfig
 
 
 class JoinedWebdatasetFactory(LeafDataset):
-    """The samples of several prepared datasets that have the same key, each joined to one.
+    """The samples of several prepared datasets, joined by their keys.
 
     Args:
-        inner_datasets: The datasets, or these by the names of the arguments of the joiner. The
-            first has a sample for every key of the join.
-        joiner: Takes a sample of each dataset, None where it has none, and returns the joined
-            one; or a sample type, whose `from_joined` does that.
+        inner_datasets: The datasets, as a list or by argument name of the joiner. The first one
+            determines the keys of the join.
+        joiner: Takes a sample of each dataset, or None where it is missing, and returns the joined
+            sample; or a sample type, whose `from_joined` does so.
         training: Whether each pass is shuffled, or samples come in order.
         worker_config: Rank and workers.
-        nonmatch: What is done where a dataset has no sample of a key: fail, leave the key out
-            of the join, or give None to the joiner.
+        nonmatch: What to do if a dataset has no sample with a key: fail, skip the key, or pass
+            None to the joiner.
         decoder: Decodes the parts; None leaves them as bytes.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of joined samples, as (first, after the last) or in percent.
-        join_index: Has no effect: the index is built when it is needed, and kept in the cache
-            folder of the user.
+        subset: A range of joined samples, as (start, stop) or in percent.
+        join_index: Has no effect: the index is built on demand, and kept in the user's cache
+            folder.
 
     Raises:
-        ConfigError: If the arguments are invalid, or a sample has no match where that is an
-            error.
+        ConfigError: If the arguments are invalid, or a sample without a match is an error.
         EmptyDatasetError: If no sample is left.
     """
 
@@ -130,7 +129,7 @@ def _members(
 
 
 def _joining(joiner: Any) -> Callable[..., Any]:
-    """Return the function that joins."""
+    """Return the function that joins samples."""
     if isinstance(joiner, type):
         joiner = getattr(joiner, "from_joined", None)
     if not callable(joiner):
@@ -146,12 +145,12 @@ class JsonlFactory(LeafDataset):
         split_part: The split to read.
         training: Whether each pass is shuffled, or samples come in order.
         worker_config: Rank and workers.
-        subflavors: What the samples carry in `__subflavors__`.
+        subflavors: The `__subflavors__` of the samples.
         decoder: Decodes the lines; None leaves them as bytes.
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of samples, as (first, after the last) or in percent.
+        subset: A range of samples, as (start, stop) or in percent.
 
     Raises:
         ConfigError: If the arguments are invalid.
@@ -202,7 +201,7 @@ class JsonlFactory(LeafDataset):
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
-        """Index a JSONL file; return how many samples it has."""
+        """Index a JSONL file; return its number of samples."""
         return prepare_jsonl(path)
 
 
@@ -224,7 +223,7 @@ class FlavorWebdataset(StandardWebdatasetFactory):
 
 
 class CaptioningWebdataset(FlavorWebdataset):
-    """Images and what they show."""
+    """Images and captions."""
 
     __sample_type__ = sample.CaptioningSample
 
@@ -242,7 +241,7 @@ class ImageClassificationWebdataset(FlavorWebdataset):
 
 
 class InterleavedWebdataset(FlavorWebdataset):
-    """Images and texts in the order of reading."""
+    """Images and texts in reading order."""
 
     __sample_type__ = sample.InterleavedSample
 
@@ -260,7 +259,7 @@ class OCRWebdataset(FlavorWebdataset):
 
 
 class SimilarityInterleavedWebdataset(FlavorWebdataset):
-    """Images and texts, and how well they go together."""
+    """Images and texts with their similarity."""
 
     __sample_type__ = sample.SimilarityInterleavedSample
 

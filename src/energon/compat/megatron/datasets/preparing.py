@@ -1,4 +1,4 @@
-"""Prepare datasets of shards from programs, and tell what the files below `.nv-meta` say."""
+"""Prepare datasets of shards from programs, and read the files below `.nv-meta`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from energon.prepare.remote import standing_in
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
-"""Passes on what it gets, and shows the progress; also called with the number of all."""
+"""Wraps an iterator to show its progress; called with the iterator and its length."""
 
 MAX_PART_NAMES = 50
 
 
 class PreparesShards:
-    """The class methods of datasets of shards that write what is beside the shards."""
+    """Class methods of datasets of shards that write the files next to the shards."""
 
     @classmethod
     def prepare_dataset(
@@ -59,17 +59,17 @@ class PreparesShards:
         """Prepare a folder of tar shards; no `dataset.yaml` is written.
 
         Args:
-            parent_path: The folder, here or in an object store.
+            parent_path: The folder, local or in an object store.
             paths: The shards, or patterns with braces; None for all below the folder.
-            split_parts_ratio: Names of splits and their shares.
-            split_parts_patterns: Instead of it, names of splits and regular expressions.
+            split_parts_ratio: Names of splits and their ratios.
+            split_parts_patterns: Names of splits and regular expressions, instead of ratios.
             split_config: The file below `.nv-meta` that lists the splits.
-            shuffle_seed: None deals shards to splits by ratio in their order, any number in a
-                shuffled order.
-            progress_fn: Shows the progress: wraps an iterator over shards, of a known number.
+            shuffle_seed: None assigns shards to splits in their order, any number in a shuffled
+                order.
+            progress_fn: Shows the progress: wraps an iterator over shards, given their number.
             workers: Number of processes that read shards.
-            tar_index_only: Whether only shards are indexed, and splits left as they are.
-            media_filter: Which files to note the sizes and durations of; None for none.
+            tar_index_only: Whether to index shards only, and leave splits unchanged.
+            media_filter: Files whose media metadata is stored; None for none.
             fix_duplicates: Whether to rewrite shards that contain duplicate keys.
             index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
 
@@ -78,7 +78,7 @@ class PreparesShards:
 
         Raises:
             ConfigError: If the arguments are invalid.
-            DuplicateSampleKeyError: If a key is there twice.
+            DuplicateSampleKeyError: If a key occurs twice.
         """
         folder = any_path(parent_path)
         chosen = as_filter(media_filter)
@@ -142,17 +142,17 @@ class PreparesShards:
         progress_fn: ProgressBar | None = None,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> int:
-        """Note sizes and durations of the media files of a prepared dataset.
+        """Store the metadata of the media files of a prepared dataset.
 
         Args:
             parent_path: Its folder.
-            media_filter: Which files.
+            media_filter: Selects the files.
             workers: Number of processes that read shards.
             progress_fn: Shows the progress, see `prepare_dataset`.
             index_sqlite_tmp_path: Has no effect.
 
         Returns:
-            Of how many files they are known.
+            Number of files with metadata.
         """
         engine = Engine(num_workers=workers)
         progress = _Shown(progress_fn)
@@ -168,7 +168,7 @@ class PreparesShards:
 
         Args:
             path: The shard.
-            extract_keys: Parts whose content is given, too; it is None for all others.
+            extract_keys: Parts whose content is included; it is None for all others.
         """
         with Path(path).open("rb") as shard:
             file = shard.fileno()
@@ -192,7 +192,7 @@ class PreparesShards:
 
 
 class _Shown:
-    """Moves a progress bar on when told how many shards are done."""
+    """Advances a progress bar to a number of finished shards."""
 
     def __init__(self, show: ProgressBar | None) -> None:
         self.show = show
@@ -204,7 +204,7 @@ class _Shown:
             return
         if self.bar is None:
             self.bar = iter(self.show(iter(range(total)), total))
-        # What the bar does after the last one happens when it is asked for one more.
+        # The bar finishes only when it is asked for one item more than there are.
         for _ in range(done - self.done + (done == total)):
             next(self.bar, None)
         self.done = done
@@ -232,7 +232,7 @@ def _shards(folder: Path, paths: Sequence[str] | None) -> list[str]:
 
 
 class MediaFilterStrategy(StrEnum):
-    """How media files are told from others."""
+    """How media files are recognized."""
 
     EXTENSION = "EXTENSION"
     HEADER = "HEADER"
@@ -244,8 +244,8 @@ class MediaFilterConfig:
     """Which files are checked for media metadata.
 
     Args:
-        strategy: How they are told from others.
-        patterns: For GLOB: patterns of their names.
+        strategy: How they are recognized.
+        patterns: For GLOB: patterns for their names.
     """
 
     strategy: MediaFilterStrategy
@@ -253,7 +253,7 @@ class MediaFilterConfig:
 
     @classmethod
     def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
-        """Return what options of a command say, of which one has to be set."""
+        """Return the configuration for options of a command, one of which must be set."""
         if (glob is not None) + header + extension != 1:
             raise ValueError("exactly one of glob, header and extension has to be set")
         if glob is not None:
@@ -265,20 +265,20 @@ class MediaFilterConfig:
         return MediaFilter(self.strategy.value, ",".join(self.patterns) or None)
 
     def should_consider_all(self) -> bool:
-        """Return whether every file has to be looked at."""
+        """Return whether every file must be read."""
         return self.strategy is MediaFilterStrategy.HEADER
 
     def should_consider_media(self, name: str) -> bool:
-        """Return whether a file has to be looked at, by its name."""
+        """Return whether a file must be read, judging by its name."""
         return self.as_filter().may_match(name)
 
     def extract_metadata(
         self, source: bytes | bytearray | IO[bytes] | Path | EPath, filename: str | None = None
     ) -> MediaMetadata | None:
-        """Return the metadata of a file, or None if it is not one of those chosen.
+        """Return the metadata of a file, or None if it is not selected.
 
         Args:
-            source: Its content, the open file, or where it is.
+            source: Its content, the open file, or its path.
             filename: Its name, unless `source` has it.
 
         Raises:
@@ -307,17 +307,17 @@ def prepare_filesystem_dataset(
     workers: int = 16,
     index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Note sizes and durations of the media files of a folder.
+    """Store the metadata of the media files of a folder.
 
     Args:
         root_path: The folder.
-        media_filter: Which files.
+        media_filter: Selects the files.
         progress: Has no effect.
-        workers: Processes that read files.
+        workers: Number of processes that read files.
         index_sqlite_tmp_path: Has no effect.
 
     Returns:
-        Of how many files they are known.
+        Number of files with metadata.
     """
     chosen = as_filter(media_filter)
     assert chosen is not None
@@ -331,7 +331,7 @@ class ShardInfo:
     Args:
         name: Its path below the dataset.
         path: Where it is.
-        count: How many samples it has.
+        count: Its number of samples.
     """
 
     name: str
@@ -345,8 +345,8 @@ class WebdatasetMeta:
 
     Args:
         sample_excludes: Samples that are skipped, as `SHARD/KEY`.
-        shards: The shards that are not left out.
-        split_part_files: Their names, as the split has them.
+        shards: The shards that are not excluded.
+        split_part_files: Their names, as listed in the split.
         info_shard_files: The names of all shards of the dataset.
     """
 
@@ -389,7 +389,7 @@ class WebdatasetMeta:
 
 
 class EnergonDatasetType(Enum):
-    """What lies at a path."""
+    """The type of a dataset."""
 
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
@@ -399,7 +399,7 @@ class EnergonDatasetType(Enum):
 
 
 def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
-    """Return what lies at `path`: INVALID if it is nothing that can be loaded."""
+    """Return the type of the dataset at `path`; INVALID if it cannot be loaded."""
     try:
         return EnergonDatasetType(dataset_kind(path))
     except (DatasetNotFoundError, ValueError):
@@ -412,7 +412,7 @@ def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
 
 
 def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `.nv-meta/.info.json` of a dataset says.
+    """Return the content of `.nv-meta/.info.json` of a dataset.
 
     Raises:
         DatasetNotFoundError: If there is no prepared dataset.

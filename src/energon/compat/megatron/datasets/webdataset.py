@@ -1,7 +1,7 @@
 """Datasets described in a program instead of a `dataset.yaml`, under their former names.
 
 A factory opens the prepared dataset at a path; `build()` returns its samples, to be wrapped.
-Programs derive factories of their own from these, which a `dataset.yaml` then names.
+Programs derive their own factories from these, which a `dataset.yaml` can then name.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
 _opening: ContextVar[DatasetOpening | None] = ContextVar("opening", default=None)
-"""The dataset of a document that a factory opens; None where a program calls it."""
+"""The dataset of a document that a factory is opening; None if a program calls the factory."""
 
 
 class WebdatasetFactory(PreparesShards, LeafDataset):
     """The samples of a prepared dataset of tar shards.
 
-    Derive from it, or from one of those below, to make samples otherwise: override
-    `load_sample`, which gets the parts of a sample as bytes, and `sample_filter`. A
+    Derive from it, or from one of the classes below, to change how samples are made: override
+    `load_sample`, which receives the parts of a sample as bytes, or `sample_filter`. A
     `dataset.yaml` names such a class with `__module__` and `__class__`.
 
     Args:
@@ -54,10 +54,10 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
-        subset: A range of samples, as (first, after the last) or in percent.
+        subset: A range of samples, as (start, stop) or in percent.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-        part_filter: The names of the parts to read, or a function that says for a name whether
-            it is read; None for all that are needed.
+        part_filter: The names of the parts to read, or a function that returns whether to read
+            a part; None for all that are needed.
 
     Raises:
         ConfigError: If the arguments are invalid.
@@ -118,22 +118,22 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         self.subflavors: dict[str, Any] = {}
 
     def load_sample(self, raw_data: CrudeSample) -> Any:
-        """Return the sample that is made of `raw_data`, a dict of its parts as bytes."""
+        """Return the sample for `raw_data`, a dict of its parts as bytes."""
         return raw_data
 
     def sample_filter(self, key: str) -> bool:
-        """Return whether the sample with `key`, which is SHARD/KEY, is read."""
+        """Return whether to read the sample with `key`, in the form SHARD/KEY."""
         return True
 
     @property
     def sample_excludes(self) -> set[str]:
-        """Samples that split.yaml leaves out, as SHARD/KEY."""
+        """Samples that split.yaml excludes, as SHARD/KEY."""
         split = load_split(self.path, self._split_config)
         return {f"{shard}/{key}" for shard, key in split.excluded_samples}
 
     @cached_property
     def opened(self) -> OpenedLeaf:  # type: ignore[override]
-        """The dataset, opened: made when it is first asked for, after all constructors."""
+        """The opened dataset. Opened on first use, after all constructors have run."""
         loading = self.sample_loading()
         return OpenedLeaf(
             self.source,
@@ -164,7 +164,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             return SampleLoading(
                 None if crude else self.__sample_type__, self._fields, self._decoder
             )
-        # Cookers do the rest for crude samples.
+        # Crude samples are left to cookers.
         return SampleLoading(decoder=self._load) if crude else SampleLoading(load=self._load)
 
     def dataset_config(self) -> DatasetConfig:
@@ -197,7 +197,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # What the pipeline has beside it in any case, and would be gone through in circles.
+        # Attributes that refer back to the pipeline, which would lead in circles.
         return {name: value for name, value in vars(self).items() if name != "opened"}
 
     @property
@@ -207,7 +207,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the program changes nothing of how samples are made, so the recipe makes them."""
+        """Whether the class does not change how samples are made, so that the recipe makes them."""
         methods = [getattr(type(self), name, None) for name in _OVERRIDABLE]
         own = all(getattr(method, "__module__", __name__) == __name__ for method in methods)
         known = self._decoder is None or isinstance(self._decoder, SampleDecoder)
@@ -239,12 +239,12 @@ class GenericWebdatasetFactory(WebdatasetFactory):
     Args:
         path: Its folder.
         sample_type: The type; None for `__sample_type__` of the class.
-        subflavors: What the samples carry in `__subflavors__`.
-        field_map: How parts become the fields of the type.
-        sample_loader: Instead of it, a function from the parts of a sample to its fields, or
-            `file.py:function` below `.nv-meta`, which has to be allowed.
-        part_filter: Beside a `sample_loader`, the parts that it needs; see `WebdatasetFactory`.
-        settings: Those of `WebdatasetFactory`.
+        subflavors: The `__subflavors__` of the samples.
+        field_map: Maps parts to the fields of the type.
+        sample_loader: Instead of a field map, a function from the parts of a sample to its fields,
+            or `file.py:function` below `.nv-meta`, which must be allowed.
+        part_filter: The parts that a `sample_loader` needs; see `WebdatasetFactory`.
+        settings: Arguments of `WebdatasetFactory`.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class GenericWebdatasetFactory(WebdatasetFactory):
         return self.__sample_type__(**self._sample_loader(sample))  # type: ignore[misc]
 
     def _sample_loader(self, sample: CrudeSample) -> dict[str, Any]:
-        """Return the arguments of the sample type for a sample."""
+        """Return the fields of a sample, as arguments of its type."""
         fields = {
             "__key__": sample["__key__"],
             "__restore_key__": sample["__restore_key__"],
@@ -299,10 +299,10 @@ class DecoderWebdatasetFactory(GenericWebdatasetFactory):
         path: Its folder.
         decoder: Decodes the parts; None leaves them as bytes.
         auto_decode: Deprecated: False is `decoder=None`.
-        image_decode: Deprecated: that of a `SampleDecoder`.
-        av_decode: Deprecated: that of a `SampleDecoder`.
-        video_decode_audio: Deprecated: that of a `SampleDecoder`.
-        settings: Those of `GenericWebdatasetFactory`.
+        image_decode: Deprecated: an argument of `SampleDecoder`.
+        av_decode: Deprecated: an argument of `SampleDecoder`.
+        video_decode_audio: Deprecated: an argument of `SampleDecoder`.
+        settings: Arguments of `GenericWebdatasetFactory`.
     """
 
     def __init__(
@@ -339,14 +339,14 @@ class DecoderWebdatasetFactory(GenericWebdatasetFactory):
 
 
 class StandardWebdatasetFactory(DecoderWebdatasetFactory):
-    """The samples of a prepared dataset, as a sample type: what a plain dataset.yaml describes."""
+    """The samples of a prepared dataset as a sample type, as an ordinary dataset.yaml describes."""
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type, **settings: Any) -> None:
         super().__init__(path, sample_type=sample_type, **settings)
 
 
 class CrudeWebdataset(DecoderWebdatasetFactory):
-    """The samples of a prepared dataset as they are: dicts of parts, for cookers."""
+    """The crude samples of a prepared dataset: dicts of parts, for cookers."""
 
     __sample_type__ = CrudeSample
 
@@ -356,7 +356,7 @@ class CrudeWebdataset(DecoderWebdatasetFactory):
 
 @contextmanager
 def opening_for(opening: DatasetOpening) -> Iterator[None]:
-    """Tell the factories that are called within for which dataset of a document that is."""
+    """Set the dataset of a document that factories called in the block are opening."""
     token = _opening.set(opening)
     try:
         yield
@@ -365,12 +365,12 @@ def opening_for(opening: DatasetOpening) -> Iterator[None]:
 
 
 def current_opening() -> DatasetOpening | None:
-    """Return the dataset of a document that is being opened; None where a program calls."""
+    """Return the dataset of a document that is being opened; None outside of one."""
     return _opening.get()
 
 
 def defaults_of(opening: DatasetOpening) -> dict[str, Any]:
-    """Return what a factory gets beside what the document says."""
+    """Return the arguments of a factory that do not come from the document."""
     leaf, call = opening.leaf, opening.call
     worker_config = call.worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     defaults = {
@@ -391,7 +391,7 @@ def check_written(written: Mapping[str, Any], opening: DatasetOpening) -> dict[s
     """Return the arguments that a document has for a factory.
 
     Raises:
-        ConfigError: If it sets what only the program that opens it can set.
+        ConfigError: If it sets arguments that only the program may set.
     """
     for key in _OF_CALLS:
         if key in written:
@@ -421,7 +421,7 @@ def _subsets(given: Any) -> tuple[Subset, ...]:
 
 
 def _code(path: str | os.PathLike[str], key: str, given: Any) -> Any:
-    """Return a function that is next to the dataset, where its name is given."""
+    """Return a function, loaded from a file next to the dataset if given by name."""
     if not isinstance(given, str):
         return given
     if not (".py" in given or ":" in given):
@@ -439,7 +439,7 @@ def _fields(
     field_map: Mapping[str, str] | None,
     sample_loader: Callable[[Any], Mapping[str, Any]] | None,
 ) -> FieldMap | CodeFields | None:
-    """Return what makes the fields of `sample_type`; None without a type."""
+    """Return the field map of `sample_type`; None without a type."""
     if sample_type is None:
         return None
     if sample_loader is not None:

@@ -1,4 +1,4 @@
-"""Draw items from several datasets, by weight or one after another; read one again and again."""
+"""Draw items from several datasets, by weight or one after another; repeat a dataset."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_branches(datasets: Sequence[Dataset[Any]], lane: Lane) -> list[DatasetI
 
 
 def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int | None:
-    """Return how many items all of `datasets` have in a lane; None if one has no end."""
+    """Return the number of items of all `datasets` in a lane; None if one is endless."""
     total = 0
     for dataset in datasets:
         items = dataset.num_items(lane, lanes)
@@ -73,7 +73,7 @@ def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int 
 
 @dataclass(frozen=True)
 class ConcatStage(Branches):
-    """Yield the items of `datasets` in their order; the next one where the one before ends."""
+    """Yield the items of `datasets`, one dataset after another."""
 
     def __post_init__(self) -> None:
         if not self.datasets:
@@ -128,7 +128,7 @@ class _ConcatIterator(DatasetIterator[Any]):
 class BlendStage(Branches):
     """Draw items from `datasets` by `weights`, until all have ended.
 
-    The others share the turns of a dataset that has ended. A weight of 0 draws nothing.
+    When a dataset has ended, the others share its draws. A weight of 0 draws nothing.
     """
 
     weights: tuple[float, ...]
@@ -163,12 +163,12 @@ class _BlendIterator(DatasetIterator[Any]):
     def __init__(self, stage: BlendStage, lane: Lane) -> None:
         self.branches = open_branches(stage.datasets, lane)
         self.weights = [float(weight) for weight in stage.weights]
-        # How far each is ahead of its share at the beginning.
+        # How far each dataset is ahead of its share at the beginning.
         self.phases = [
             derive_seed(lane.seed, "blend", lane.number, branch) / 2**64
             for branch in range(len(self.branches))
         ]
-        # Since the last change of shares.
+        # Draws since the last change of shares.
         self.counts = [0] * len(self.branches)
         self.ended: list[int] = []
         self.drawn = 0
@@ -204,7 +204,7 @@ class _BlendIterator(DatasetIterator[Any]):
         raise StopIteration
 
     def _choose(self) -> int:
-        """Return which dataset is furthest behind its share; -1 if all have ended."""
+        """Return the dataset that is furthest behind its share; -1 if all have ended."""
         alive = [
             (weight if number not in self.ended else 0.0)
             for number, weight in enumerate(self.weights)
@@ -245,8 +245,8 @@ class Repeat(Dataset[Any]):
 
     Args:
         dataset: The items.
-        repeats: How many passes. The last one of a fractional number ends after that fraction
-            of the items of the lane; None never ends.
+        repeats: Number of passes; with a fraction, the last one ends after that fraction of the
+            lane's items. None for no limit.
     """
 
     dataset: Dataset[Any]
@@ -278,7 +278,7 @@ class Repeat(Dataset[Any]):
         return self.dataset.restore(lane, key)
 
     def lane_of_pass(self, lane: Lane, number: int) -> Lane:
-        """Return what a pass is read in."""
+        """Return the lane in which a pass is read."""
         before = 0 if self.repeats is None else lane.pass_number * -int(-self.repeats // 1)
         return replace(lane, pass_number=before + number, reading=LaneReading())
 
@@ -289,7 +289,7 @@ class _RepeatIterator(DatasetIterator[Any]):
     def __init__(self, stage: Repeat, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
-        # A lane may have nothing of data with fewer samples than lanes in most passes.
+        # With fewer samples than lanes, a lane has no samples in most passes.
         self.passes_in_vain = 0
         self._begin(0, 0)
 
@@ -321,7 +321,7 @@ class _RepeatIterator(DatasetIterator[Any]):
         raise StopIteration
 
     def _due(self) -> float:
-        """Return how many items the present pass may give."""
+        """Return how many items the current pass may yield."""
         repeats, lane = self.stage.repeats, self.lane
         if repeats is None or self.number + 1 <= repeats:
             return float("inf")

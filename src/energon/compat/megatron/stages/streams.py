@@ -1,9 +1,9 @@
 """Stages over whole streams: apply a function to one, shuffle one through a buffer, limit one.
 
-The state of each holds addresses only. What a function of the user remembers is nowhere but on
-its call stack, so the position of `IterMap` is where the function began and how many outputs it
-has given since: resuming runs it again from there. A function whose outputs depend on nothing
-but the last input it took starts over with every input.
+States contain addresses only. Whatever a user function remembers is on its call stack, so the
+position of `IterMap` is where the function started, and how many outputs it has yielded since:
+resuming runs it again from there. A function whose outputs depend only on the last input that it
+took starts over with every input.
 
 Pipelines made by the dataset getters need no shuffle buffer: there `shuffle_buffer_size`
 permutes numbers before anything is read.
@@ -35,11 +35,11 @@ from energon.stages.lane import Lane
 
 @dataclass(frozen=True)
 class IterMap(Dataset[Any]):
-    """Yield what a function makes of the iterator of all items.
+    """Yield the output of a function of the iterator over all items.
 
     Args:
         dataset: The items.
-        function: Takes an iterator of items, returns an iterator. What it raises ends the run.
+        function: Takes an iterator of items, and returns an iterator. Its errors end the run.
         num_outputs: Returns the number of outputs for a number of items.
         remembers: Whether an output may depend on more than the last item that was taken.
     """
@@ -99,7 +99,7 @@ class _IterMapIterator(DatasetIterator[Any]):
     def __next__(self) -> Any:
         if self.outputs is None:
             self.outputs = iter(self.stage.function(self._inputs()))
-            # Nothing is taken from it before: a restore may have moved the stream.
+            # Called only now: a restore may have moved the stream before.
             given, self.given = self.given, 0
             for _ in again(self.outputs, given):
                 self.given += 1
@@ -174,14 +174,14 @@ class _ShuffleBufferIterator(ThroughIterator):
         address = (lane.pass_number, lane.number, self.drawn)
         chosen = derive_seed(lane.seed, "shuffle buffer", *address) % len(items)
         self.drawn += 1
-        # Swapped with the last one, so that removing costs the same wherever it is.
+        # Swapped with the last one, so that the cost of removal does not depend on the position.
         items[chosen], items[-1] = items[-1], items[chosen]
         places[chosen], places[-1] = places[-1], places[chosen]
         self.last = places.pop()
         return items.pop()
 
     def _buffer(self) -> list[Any]:
-        """Return the items that wait; after a restore they are read again."""
+        """Return the waiting items; after a restore, they are read again."""
         if self.items is None:
             found = self.stage.dataset.read_again(self.lane, self.places)
             kept = [index for index, item in enumerate(found) if item is not SKIPPED]

@@ -1,6 +1,6 @@
-"""Stages as classes that users put around one another, to build a pipeline of their own.
+"""Stages as classes that users nest to build their own pipelines.
 
-Every wrapper is a dataset: it can be wrapped again, given to a loader, saved and resumed.
+Every wrapper is a dataset: it can be wrapped again, passed to a loader, saved and resumed.
 """
 
 from energon.compat.megatron.wrappers.base import WrapperDataset

@@ -1,4 +1,4 @@
-"""What all wrappers are: a stage with a configuration, that a loader takes as it is."""
+"""The base of all wrappers: a stage with a configuration, which a loader accepts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Described = dict[str, Any]
 
 
 class WrapperDataset(IterableLanes, Dataset[Any]):
-    """A stage that users put around datasets, to build a pipeline of their own.
+    """A stage that users put around datasets to build their own pipelines.
 
-    Give the outermost one to a loader, or return it from `build_train_datasets`. It can be
+    Pass the outermost one to a loader, or return it from `build_train_datasets`. It can be
     saved, resumed and restored like any other pipeline.
 
     Args:
-        stage: What it does.
-        datasets: What it reads.
+        stage: The stage.
+        datasets: The datasets that it reads.
         worker_config: Rank and workers.
-        settings: What decides its order beside its datasets, as plain data.
+        settings: What determines its order besides its datasets, as plain data.
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
     virtual_epoch_length: int = 0
-    """Items of each rank after which a `for` loop over a loader ends; 0 never ends it."""
+    """Number of items of each rank after which a loop over a loader ends; 0 for no limit."""
     restart: bool = False
     """Whether each `for` loop starts from the beginning."""
 
@@ -63,7 +63,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
 
     @cached_property
     def dataset(self) -> Dataset[Any]:
-        """What it reads, if that is one dataset."""
+        """The dataset that it reads, if there is only one."""
         if len(self.datasets) != 1:
             raise ConfigError(f"{type(self).__name__} is around {len(self.datasets)} datasets")
         return self.datasets[0]
@@ -73,7 +73,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         return True
 
     def reset_state_own(self) -> None:
-        """Do nothing: objects have no position, their iterators have."""
+        """Do nothing: the position belongs to iterators, not to this object."""
 
     def reset_state_deep(self) -> None:
         """Do nothing, see `reset_state_own`."""
@@ -102,11 +102,11 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         return SeedDataset(self.stage).open(lane, state)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return how many items a lane yields at most; None means no end."""
+        """Return the maximum number of items of a lane; None if it is endless."""
         return self.num_items(lane, lanes)
 
     def fingerprint(self, lanes: int) -> Described:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return what a saved state must match, as JSON."""
         return {
             "order_version": ORDER_VERSION,
             "seed": self.worker_config.seed_offset,
@@ -123,11 +123,11 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         return {"type": type(self).__name__, **self.settings, "datasets": inner}
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        """Return how many items a lane yields in a pass: that of a worker, or lane 0."""
+        """Return the number of items in a pass of a lane: that of a worker, or lane 0."""
         return self.num_items(worker_idx or 0, self.default_lanes) or 0
 
     def len_rank(self) -> int:
-        """Return how many items this rank gets in a pass."""
+        """Return the number of items of this rank in a pass."""
         return len(self)
 
     def __len__(self) -> int:
@@ -153,7 +153,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         lanes: int | None = None,
         states: Mapping[int, State | None] | None = None,
     ) -> Any:
-        """Make again what has this restore key, see `SavableDataset.restore_sample`."""
+        """Recreate the item with a restore key, see `SavableDataset.restore_sample`."""
         if not isinstance(restore_key, tuple | list):
             raise StateError(
                 f"{restore_key!r} is not a restore key; pass the __restore_key__ of a batch"
@@ -176,10 +176,10 @@ def make_hook(
     *,
     tolerance: int = DEFAULT_TOLERANCE,
 ) -> Hook:
-    """Return a function of the user as a hook, run as its marks say.
+    """Return a user function as a hook, run according to its marks.
 
-    Random numbers are seeded for each call: what a stage above does is not known here, and it
-    may read single items again.
+    Random numbers are seeded for each call, since an unknown outer stage may read single items
+    again.
     """
     marked = getattr(function, "__failure_tolerance__", None)
     return Hook(
@@ -193,5 +193,5 @@ def make_hook(
 
 
 def describe(given: Any) -> Any:
-    """Return what a user passed to describe a function: as it is, or what it returns."""
+    """Return a user's description of a function: the value, or the result of calling it."""
     return given() if callable(given) else given

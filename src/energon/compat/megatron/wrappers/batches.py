@@ -1,4 +1,4 @@
-"""Wrappers that make one item of several: batches, batches of groups, packs."""
+"""Wrappers that combine several items: batches, batches of groups, packs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class BatchDataset(WrapperDataset):
 
     Args:
         dataset: The items.
-        batch_size: How many make a batch.
-        batcher: Makes a batch of a list of items; may yield several.
-        batcher_stateless: Accepted; functions are expected to depend on nothing but the items.
-        batcher_config: What decides what the function does, as plain data or a function that
-            returns it.
-        drop_last: Whether a last, smaller batch is skipped.
-        failure_tolerance: How many failures in a row end the run; 0 never ends it.
+        batch_size: Number of items in a batch.
+        batcher: Turns a list of items into a batch; may yield several.
+        batcher_stateless: Accepted; functions are expected to depend only on the items.
+        batcher_config: Describes the function's behavior as plain data, or a function that returns
+            it.
+        drop_last: Whether to drop a smaller batch at the end.
+        failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
         worker_config: Rank and workers.
 
     Example:
@@ -68,14 +68,14 @@ class GroupBatchDataset(WrapperDataset):
 
     Args:
         dataset: The items.
-        fixed_batch_size: How many make a batch where `sample_group_key` returns no number.
-        sample_group_key: Returns the group of an item (anything hashable) and how many make a
-            batch of it, or None.
-        batcher: Makes a batch of a list of items; may yield several.
+        fixed_batch_size: Number of items in a batch, if `sample_group_key` returns none.
+        sample_group_key: Returns the group of an item (anything hashable), and the number of items
+            in its batches or None.
+        batcher: Turns a list of items into a batch; may yield several.
         batcher_stateless: Accepted, see `BatchDataset`.
         batcher_config: See `BatchDataset`.
-        drop_last: Whether what waits when the data end is skipped.
-        failure_tolerance: How many failures in a row end the run; 0 never ends it.
+        drop_last: Whether to drop the items still waiting at the end of the data.
+        failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
         worker_config: Rank and workers.
 
     Example:
@@ -119,19 +119,19 @@ class GroupBatchDataset(WrapperDataset):
 
 
 class PackingDataset(WrapperDataset):
-    """Make packs of items that are near one another.
+    """Make packs of items that are close to each other in the stream.
 
     Args:
         dataset: The items.
-        buffer_size: How many are divided into groups together.
-        pre_packer: Returns groups of a list of items, or a `Selection`.
-        final_packer: Makes a pack of a group; may yield several.
+        buffer_size: Number of items that are divided into groups together.
+        pre_packer: Divides a list of items into groups, or returns a `Selection`.
+        final_packer: Turns a group into a pack; may yield several.
         final_packer_stateless: Accepted, see `BatchDataset`.
-        sample_encoder: Applied to each item of a group before; None for nothing.
+        sample_encoder: Applied to each item of a group first; None for none.
         sample_encoder_stateless: Accepted, see `BatchDataset`.
-        packer_config: What decides what the functions do, see `BatchDataset`.
-        pre_packer_failure_tolerance: How many failures in a row end the run, and how many
-            windows in a row may give nothing; 0 for any number.
+        packer_config: Describes the functions' behavior, see `BatchDataset`.
+        pre_packer_failure_tolerance: Number of consecutive failures, or of consecutive windows
+            without a group, that ends the run; 0 for no limit.
         final_packer_failure_tolerance: The same for failures of `final_packer`.
         sample_encoder_failure_tolerance: The same for failures of `sample_encoder`.
         worker_config: Rank and workers.
@@ -193,9 +193,9 @@ class MixBatchDataset(WrapperDataset):
 
     Args:
         datasets: Pairs of a dataset and its weight.
-        batch_size: How many items make a batch.
-        batch_mix_fn: Makes a batch of a list of items, e.g. `homogeneous_concat_mix`; without
-            one the list is the batch.
+        batch_size: Number of items in a batch.
+        batch_mix_fn: Turns a list of items into a batch, such as `homogeneous_concat_mix`; without
+            one, the list is the batch.
         worker_config: Rank and workers.
 
     Example:

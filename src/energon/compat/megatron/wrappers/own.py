@@ -1,8 +1,8 @@
-"""Datasets that a program writes itself: a class with `__iter__`, around others or on its own.
+"""Datasets written by a program: a class with `__iter__`, around other datasets or on its own.
 
-Each lane runs a copy of the object, whose inner datasets yield what is of that lane. What such an
-object remembers is nowhere but in itself, so its position is how many items it has given: resuming
-runs it again from the beginning of the run, which takes the longer the further that was.
+Each lane runs a copy of the object, whose inner datasets yield the items of that lane. The state of
+such an object is unknown, so its position is the number of items that it has yielded: resuming runs
+it again from the beginning of the run, which takes longer the further the run was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from energon.worker import WorkerConfig
 
 
 class _AnyPipeline(type):
-    """Counts all pipelines as instances, not only those that programs write."""
+    """Makes all pipelines count as instances, not only those written by programs."""
 
     def __instancecheck__(cls, found: object) -> bool:
         if type.__instancecheck__(cls, found):
@@ -38,7 +38,7 @@ class _AnyPipeline(type):
 
 
 class SavableDataset(WrapperDataset, metaclass=_AnyPipeline):
-    """A dataset that a program writes: derive from it, and yield items in `__iter__`.
+    """Base of a program's own dataset: derive from it, and yield items in `__iter__`.
 
     Args:
         worker_config: Rank and workers.
@@ -62,20 +62,20 @@ class SavableDataset(WrapperDataset, metaclass=_AnyPipeline):
         return {**described, "type": type(self).__qualname__}
 
     def save_state(self) -> FlexState:
-        """Return the fields that a state would have: states of loaders do without it."""
+        """Return the fields of a state; states of loaders do not use it."""
         return FlexState({name: getattr(self, name) for name in self._savable_fields})
 
     def restore_state(self, state: FlexState) -> None:
-        """Go back to a state of `save_state`."""
+        """Restore a state of `save_state`."""
         for name in self._savable_fields:
             setattr(self, name, state[name])
 
 
 class BaseWrapperDataset(SavableDataset):
-    """A dataset that a program writes around others: derive from it, and iterate over them.
+    """Base of a program's own wrapper: derive from it, and iterate over the inner datasets.
 
     Args:
-        datasets: The dataset that it is around, or several.
+        datasets: The inner dataset, or several.
         worker_config: Rank and workers.
     """
 
@@ -90,7 +90,7 @@ class BaseWrapperDataset(SavableDataset):
 
 @dataclass(frozen=True, eq=False)
 class _OwnStage(Dataset[Any]):
-    """Runs a dataset of a program in a lane."""
+    """Runs a program's dataset in a lane."""
 
     owner: SavableDataset
 
@@ -144,7 +144,7 @@ class _OwnIterator(DatasetIterator[Any]):
         (self.given,) = unpack(state, self.saves)
 
     def _in_lane(self, owner: SavableDataset, lane: Lane) -> SavableDataset:
-        """Return a copy of a dataset whose inner datasets are those of a lane."""
+        """Return a copy of a dataset whose inner datasets yield the items of a lane."""
         mine = copy.copy(owner)
         found: dict[int, Dataset[Any]] = {}
         for value in vars(owner).values():
@@ -164,7 +164,7 @@ class _OwnIterator(DatasetIterator[Any]):
 
 
 class _LaneView:
-    """An inner dataset as the program sees it in a lane: each iteration is another pass."""
+    """An inner dataset as the program sees it in a lane: each iteration is a new pass."""
 
     def __init__(self, dataset: Dataset[Any], lane: Lane) -> None:
         self._dataset = dataset

@@ -23,7 +23,7 @@ from energon.worker import WorkerConfig
 class BlendDataset(WrapperDataset):
     """Draw items from several datasets by weight, until all of them have ended.
 
-    Shares are exact but for an item or two at any time.
+    At any time, shares are exact to within an item or two.
 
     Args:
         datasets: Pairs of a dataset and its weight.
@@ -68,12 +68,12 @@ class ConcatDataset(WrapperDataset):
 
 
 class RepeatDataset(WrapperDataset):
-    """Read a finite dataset again and again, each time in another order.
+    """Repeat a finite dataset, each time in another order.
 
     Args:
         dataset: The items.
-        repeats: How often, a fraction allowed; None never ends.
-        restart: Whether to continue with the next pass where one ends. False makes one pass.
+        repeats: Number of passes, possibly fractional; None for no limit.
+        restart: Whether another pass follows when one ends. False makes a single pass.
         worker_config: Rank and workers.
 
     Example:
@@ -100,13 +100,13 @@ class RepeatDataset(WrapperDataset):
 
 
 class EpochizeDataset(WrapperDataset):
-    """End the loops of a loader after a number of items; the next one continues from there.
+    """End the loops of a loader after a number of items; the next loop continues from there.
 
-    Belongs around everything but what only watches.
+    Only wrappers that watch the items may be put around it.
 
     Args:
         dataset: The items.
-        length: Items of each rank in a loop.
+        length: Number of items of each rank in a loop.
         worker_config: Rank and workers.
 
     Example:
@@ -127,12 +127,12 @@ class EpochizeDataset(WrapperDataset):
 
 
 class LimitDataset(WrapperDataset):
-    """Yield the first items only.
+    """Yield only the first items.
 
     Args:
         dataset: The items.
-        length: Items of each rank.
-        reset_after_epoch: Whether a loop of a loader starts over also if the one before was
+        length: Number of items of each rank.
+        reset_after_epoch: Whether a loop of a loader starts over even if the previous one was
             left early.
         worker_config: Rank and workers.
 
@@ -164,11 +164,11 @@ class LimitDataset(WrapperDataset):
 class ShuffleBufferDataset(WrapperDataset):
     """Yield each item once, drawn at random from the next `size`.
 
-    The dataset getters need none: they shuffle numbers before anything is read.
+    The dataset getters do not use it: they shuffle row numbers before anything is read.
 
     Args:
         dataset: The items.
-        size: How many are held; resuming reads these again.
+        size: Capacity of the buffer, whose items are read again when resuming.
         worker_config: Rank and workers.
 
     Example:
@@ -192,10 +192,10 @@ class MapDataset(WrapperDataset):
     Args:
         dataset: The items.
         map_fn: The function.
-        stateless_map_fn: Accepted; functions are expected to depend on nothing but the item.
-        map_fn_config: What decides what the function does, as plain data or a function that
-            returns it: saved states have to agree with it.
-        failure_tolerance: How many failures in a row end the run; 0 never ends it.
+        stateless_map_fn: Accepted; functions are expected to depend only on the item.
+        map_fn_config: Describes the function's behavior as plain data, or a function that returns
+            it: saved states must match it.
+        failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
         worker_config: Rank and workers.
 
     Example:
@@ -227,13 +227,13 @@ class MapDataset(WrapperDataset):
 
 
 class FilterDataset(WrapperDataset):
-    """Leave out items for which a function returns False.
+    """Drop items for which a function returns False.
 
     Args:
         dataset: The items.
-        filter_fn: Returns whether an item stays. What it fails on is skipped, logged and
-            counted.
-        filter_fn_config: What decides what the function does, see `MapDataset`.
+        filter_fn: Returns whether to keep an item. Items on which it fails are skipped, logged
+            and counted.
+        filter_fn_config: Describes the function's behavior, see `MapDataset`.
         worker_config: Rank and workers.
 
     Example:
@@ -267,16 +267,16 @@ class FilterDataset(WrapperDataset):
 class IterMapDataset(WrapperDataset):
     """Apply a function to the iterator of all items.
 
-    Resuming runs the function again: from the last input it took if outputs depend on nothing
-    else (`stateless_iter_fn=True`), otherwise from the beginning of the run, which takes the
-    longer the further the run was.
+    Resuming runs the function again: from the last input that it took if outputs depend only on
+    that (`stateless_iter_fn=True`), otherwise from the beginning of the run, which takes longer
+    the further the run was.
 
     Args:
         dataset: The items.
-        iter_map_fn: Takes an iterator, returns an iterator. What it raises ends the run.
+        iter_map_fn: Takes an iterator, and returns an iterator. Its errors end the run.
         len_map_fn: Returns the number of outputs for a number of items.
-        stateless_iter_fn: Whether an output depends on nothing but the last item taken.
-        iter_map_fn_config: What decides what the function does, see `MapDataset`.
+        stateless_iter_fn: Whether an output depends only on the last item that was taken.
+        iter_map_fn_config: Describes the function's behavior, see `MapDataset`.
         worker_config: Rank and workers.
 
     Example:
@@ -336,7 +336,7 @@ class _WatchingDataset(WrapperDataset):
         self.stage = _Watched(dataset, self)
 
     def config(self) -> dict[str, Any]:
-        # Who watches does not affect the order: states fit with and without.
+        # Watching does not affect the order, so states can be loaded with or without it.
         inner: dict[str, Any] = super().config()["datasets"][0]
         return inner
 
@@ -371,12 +371,12 @@ class _WatchedIterator(ThroughIterator):
 class LogSampleDataset(_WatchingDataset):
     """Log the keys of every item.
 
-    A line of JSON for each goes to the file that `WorkerConfig.worker_debug_path` names (with
-    {worker_id} and {pid} in it replaced), or without one to the logger "energon", level DEBUG.
+    A line of JSON for each item is written to the file `WorkerConfig.worker_debug_path` (with
+    {worker_id} and {pid} replaced) or, without a path, to the logger "energon" at level DEBUG.
 
     Args:
         dataset: The items.
-        mode: What the lines say the data are for, "train" or "val".
+        mode: Purpose of the data in the lines, "train" or "val".
         worker_config: Rank and workers.
         get_keys_fn: Returns the keys of an item.
 
@@ -413,8 +413,8 @@ class GcDataset(_WatchingDataset):
     Args:
         dataset: The items.
         worker_config: Rank and workers.
-        every_n_iter: How many.
-        freeze: Accepted; the loader keeps what exists when a worker starts out of collections.
+        every_n_iter: Number of items between two collections.
+        freeze: Accepted; the loader excludes objects that exist when a worker starts.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -445,15 +445,15 @@ class GcDataset(_WatchingDataset):
 class WatchdogDataset(_WatchingDataset):
     """Log the stacks of all threads when an item takes too long.
 
-    Loaders watch their workers on their own, see `watchdog_timeout_seconds` there: they replace
+    Loaders watch their workers themselves, see their `watchdog_timeout_seconds`: they replace
     processes that hang.
 
     Args:
         dataset: The items.
         worker_config: Rank and workers.
-        timeout_seconds: How long an item may take; None sets no limit.
-        initial_timeout_seconds: The same for the first item of a lane; None for the same.
-        fail_on_timeout: Whether to raise an error then.
+        timeout_seconds: How long an item may take; None for no limit.
+        initial_timeout_seconds: The same for the first item of a lane; None for the same value.
+        fail_on_timeout: Whether to raise an error on a timeout.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -479,7 +479,7 @@ class WatchdogDataset(_WatchingDataset):
         self._watchdog = Watchdog("an item", self._watchdog_trigger)
 
     def _watchdog_trigger(self) -> None:
-        """Do what is to be done when an item takes too long: here, raise if that was asked for."""
+        """Handle an item that takes too long: raise an error if requested."""
         if self.fail_on_timeout:
             raise WorkerTimeoutError(f"an item takes longer than {self.timeout_seconds} s")
 
