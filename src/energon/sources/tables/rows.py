@@ -163,7 +163,7 @@ class RowSource(LateSource):
         *,
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> _LateRows:
+    ) -> _LateTableRows:
         """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
@@ -197,7 +197,7 @@ class RowSource(LateSource):
                 # A view would keep its whole row group in memory.
                 for place in places.tolist():
                     _copy_bytes(samples[place])
-        return _LateRows(samples, paths)
+        return _LateTableRows(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the row groups of samples are, as far as their columns are read."""
@@ -342,7 +342,7 @@ class RowSource(LateSource):
 
 
 @dataclass(frozen=True)
-class _LateRows:
+class _LateTableRows:
     """Rows as samples, whose bytes are views of row groups until their turn comes.
 
     Args:
@@ -362,7 +362,7 @@ class _LateRows:
             sample, samples[place] = samples[place], None
             yield _made(sample, paths[place])
 
-    def noting_sources(self, dataset_path: str) -> _LateRows:
+    def noting_sources(self, dataset_path: str) -> _LateTableRows:
         """Record in the samples where they come from."""
         note_sources(dataset_path, self.samples)
         return self
