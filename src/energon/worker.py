@@ -51,7 +51,6 @@ class WorkerConfig:
             those for validation, too. `energon analyze-debug` counts them.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
-        restore_error_handler: Has no effect: failures after a restore are handled as usual.
 
     Raises:
         ConfigError: If the numbers are inconsistent.
@@ -73,7 +72,6 @@ class WorkerConfig:
     worker_debug_path: str | None = None
     worker_log_level: int = 0
     global_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
-    restore_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         numbers: dict[str, object] = {

@@ -1,4 +1,6 @@
+import inspect
 import json
+from dataclasses import fields
 from itertools import islice
 
 import pytest
@@ -6,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, SkipSample, StateError
-from energon.loader.getters import get_savable_loader
+from energon.loader.getters import get_loader, get_savable_loader
+from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
@@ -271,16 +274,13 @@ def test_a_state_within_a_pass_gives_the_rest_of_it(kind):
     assert list(resumed) == whole
 
 
-def test_energons_arguments_are_accepted():
-    loader = get_savable_loader(
-        fake(),
-        checkpoint_every_sec=1,
-        checkpoint_every_min_n_samples=1,
-        n_checkpoints=3,
-        gc_collect_every_n_steps=10,
-        cache_pool=None,
-    )
-    assert next(iter(loader)) == (0, 0)
+@pytest.mark.parametrize("getter", [get_savable_loader, get_loader])
+def test_every_argument_of_a_getter_has_an_effect(getter):
+    """Arguments that only programs for other packages pass belong to the names of those."""
+    taken = {"dataset", "worker_config"}
+    assert inspect.signature(getter).parameters.keys() - taken <= {
+        option.name for option in fields(LoaderOptions)
+    }
 
 
 def test_a_state_is_small():

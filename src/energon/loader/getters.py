@@ -1,4 +1,4 @@
-"""Build loaders, with the arguments that Megatron-Energon programs pass."""
+"""Build loaders from the arguments of `LoaderOptions`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ def get_savable_loader(
     dataset: Pipeline,
     *,
     worker_config: WorkerConfig | None = None,
-    checkpoint_every_sec: float = 60,
-    checkpoint_every_min_n_samples: int | None = None,
-    n_checkpoints: int | None = None,
-    gc_collect_every_n_steps: int | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
     watchdog_timeout_seconds: float | None = 60,
@@ -33,15 +29,11 @@ def get_savable_loader(
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
 ) -> SavableDataLoader:
-    """Return a loader over `dataset` whose position can be saved.
+    """Return a loader over `dataset` whose position can be saved after any batch.
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
         worker_config: Must be the one `dataset` was built with, if given.
-        checkpoint_every_sec: Has no effect: every batch carries the state after it.
-        checkpoint_every_min_n_samples: Has no effect, see `checkpoint_every_sec`.
-        n_checkpoints: Has no effect, see `checkpoint_every_sec`.
-        gc_collect_every_n_steps: Has no effect: Python decides when to collect garbage.
         prefetch_factor: See `LoaderOptions`, as for all arguments below.
         cache_pool: The cache for cookers that request one, see `FileStoreCachePool`; None caches
             nothing.

@@ -274,8 +274,7 @@ def takes_as_much(theirs, ours):
     return all(
         known[name].default == each.default and known[name].kind is each.kind
         for name, each in inspect.signature(ours).parameters.items()
-        if name not in ("gc_collect_every_n_steps", "must_exist", "verdict_seconds")
-        and not name.startswith("trace")
+        if name not in ("must_exist", "verdict_seconds") and not name.startswith("trace")
     )
 
 

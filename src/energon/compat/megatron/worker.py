@@ -48,6 +48,7 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
 
     Attributes may be set. Two are equal if they have the same rank, world size and number of
     workers. While hooks run, `WorkerConfig.active_worker_config` is that of their pipeline.
+    `restore_error_handler` has no effect: failures after a restore are handled as usual.
     """
 
     worker_id_offset = 0
@@ -78,8 +79,8 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
             worker_debug_path=worker_debug_path,
             worker_log_level=worker_log_level,
             global_error_handler=global_error_handler,
-            restore_error_handler=restore_error_handler,
         )
+        self.restore_error_handler = restore_error_handler
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, worker.WorkerConfig):
