@@ -394,7 +394,7 @@ def test_schedules_are_told_in_words(blend, tmp_path):
     with_weights(blend, 3, '{0: 1, 5000: "ramp to 4"}')
     train(blend, tmp_path / "state", 4)
     done = edit(tmp_path / "state", tmp_path / "edited", "--weight", "a/train=0.5")
-    schedule = "a/train: weight 1; evenly to 4 at sample 5,000"
+    schedule = "a/train: weight 1; ramp to 4 at sample 5,000"
     assert f"{schedule} becomes 0.5" in done.output
     differs = run("checkpoint", "diff", tmp_path / "state", tmp_path / "edited").output
     assert differs.splitlines() == [f"{schedule} became 0.5", "changes of the mix: 0 became 1"]

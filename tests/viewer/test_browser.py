@@ -125,7 +125,7 @@ def test_people_find_their_way_by_links_and_by_keys(page):
     rows = page.locator("section").first.locator("tbody tr")
     assert rows.count() == 2
     assert "90 %" in rows.first.inner_text()
-    assert "evenly to 0.5 at sample 4,000" in rows.first.inner_text()
+    assert "ramp to 0.5 at sample 4,000" in rows.first.inner_text()
     page.get_by_role("link", name="views").first.click()
     page.get_by_role("link", name="view_0007").click()
     assert page.locator("h1").inner_text().strip() == "view_0007"
@@ -293,7 +293,7 @@ def test_a_run_is_followed_step_by_step_to_the_batches_of_its_trainer(page):
     page.goto("/run")
     page.keyboard.press("g")
     page.keyboard.type("41")
-    page.get_by_label("to", exact=True).fill("43")
+    page.get_by_label("To", exact=True).fill("43")
     page.get_by_label("Batch size").fill("6")
     page.keyboard.press("Enter")
     page.wait_for_url("**step=41*")

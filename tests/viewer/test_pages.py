@@ -411,6 +411,10 @@ def test_tokens_are_shown_as_the_text_of_a_tokenizer(tmp_path):
     shown = page(browse(tmp_path / "ds", tokenizer=lambda numbers: bytes(numbers).decode()), FIRST)
     tokens = re.findall(r'<span title="(\d+)">(.*?)</span>', shown)
     assert tokens == [("72", "H"), ("101", "e"), ("60", "&lt;"), ("98", "b"), ("62", "&gt;")]
+    listed = page(
+        browse(tmp_path / "ds", tokenizer=lambda numbers: [chr(n) for n in numbers]), FIRST
+    )
+    assert listed == shown
     broken = page(browse(tmp_path / "ds", tokenizer=lambda numbers: 1 // 0), FIRST)
     assert "the tokenizer raised ZeroDivisionError" in broken
     assert "He" not in page(browse(tmp_path / "ds"), FIRST)

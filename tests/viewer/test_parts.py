@@ -138,7 +138,7 @@ def test_data_that_cannot_be_read_are_a_page_and_no_traceback(tmp_path):
 
 def test_what_no_page_has_is_named(tmp_path, show):
     client, _ = show(parts={"txt": b"x"})
-    assert "there is no page at /nothing" in client.get("/nothing").text
+    assert "There is no page at /nothing" in client.get("/nothing").text
     assert 'href="/s/0/0" rel="up"' in client.get("/s/0/0?from=x").text
 
 

@@ -189,6 +189,37 @@ def test_without_an_encoder_there_are_no_batches(blend):
     assert browse(blend).get("/run/batch").status_code == 404
 
 
+class Labels(DefaultTaskEncoder):
+    def batch(self, samples):
+        lengths = [np.arange(3 + n) for n, _ in enumerate(samples)]
+        return {"label": np.arange(7, 7 + len(samples)), "packed": [pack_sequences(lengths)]}
+
+
+def test_numbers_and_packed_sequences_are_shown_as_such(blend):
+    text = browse(blend, encoder=Labels).get("/run/batch?batch_size=4").text
+    labels = re.findall(r'<span class="soft">label</span>\s*<span class="text">(\d+)</span>', text)
+    assert labels == ["7", "8", "9", "10"]
+    assert "PackedSequence: " in text
+    assert '<b>cu_seqlens</b>: <span class="other">5 int32: 0, 3, 7, 12, 18</span>' in text
+    assert "array(" not in text
+
+
+def test_shares_are_shown_until_weights_no_longer_change(tmp_path):
+    make_crude(tmp_path / "a", [30])
+    make_crude(tmp_path / "b", [30])
+    path = tmp_path / "blend.yaml"
+    for unit, batches in (("samples", 250), ("batches", 2500)):
+        path.write_text(
+            f"splits: {{train: {{schedule_unit: {unit}, blend: [{{path: a, weight: 1}}, "
+            "{path: b, weight: {0: 0, 2000: 9}}]}}\n"
+        )
+        text = browse(path).get("/run?batch_size=10").text
+        assert f"in {batches:,} batches" in text
+        assert re.search(r"<title>b/train: 0.0 % → 90.\d %</title>", text)
+    path.write_text("splits: {train: {blend: [{path: a, weight: 1}, {path: b, weight: 9}]}}\n")
+    assert "in 6 batches" in browse(path).get("/run?batch_size=10").text
+
+
 class Packs(Keys):
     """Packs of samples of 3 and 4 tokens, padded to 16."""
 

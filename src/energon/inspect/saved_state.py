@@ -119,14 +119,14 @@ def curve_in_words(curve: Curve) -> str:
     Example:
         >>> from energon.plan.curve import Point
         >>> curve_in_words(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True))))
-        '0; 1 from sample 1,000; evenly to 3 at sample 2,000'
+        '0; 1 from sample 1,000; ramp to 3 at sample 2,000'
     """
     unit = {"samples": "sample", "batches": "batch", "rows": "row"}[curve.unit]
     words = [f"{curve.points[0].value:g}"]
     for point in curve.points[1:]:
         at = f"{unit} {point.position:,}"
         words.append(
-            f"evenly to {point.value:g} at {at}" if point.ramp else f"{point.value:g} from {at}"
+            f"ramp to {point.value:g} at {at}" if point.ramp else f"{point.value:g} from {at}"
         )
     return "; ".join(words)
 

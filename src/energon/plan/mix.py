@@ -70,7 +70,7 @@ class Mix:
     @property
     def units(self) -> set[CurveUnit]:
         """The units in which changes of weights are counted."""
-        return {curve.unit for curve in self._curves() if not curve.is_constant}
+        return {curve.unit for curve in self.curves() if not curve.is_constant}
 
     @property
     def is_derived(self) -> bool:
@@ -108,7 +108,7 @@ class Mix:
 
     def knots(self, clock: Clock) -> list[int]:
         """Return the rows at which weights change, ascending."""
-        return sorted({row for curve in self._curves() for row in curve.knots(clock)})
+        return sorted({row for curve in self.curves() for row in curve.knots(clock)})
 
     def shares(
         self, start: int, stop: int | None, clock: Clock, used: Collection[int]
@@ -167,11 +167,12 @@ class Mix:
             else:
                 yield entry.node, below
 
-    def _curves(self) -> Iterator[Curve]:
+    def curves(self) -> Iterator[Curve]:
+        """Yield the weight of each entry, and of those of the blends in it."""
         for entry in self.entries:
             yield _settled(entry)
             if isinstance(entry.node, Mix):
-                yield from entry.node._curves()
+                yield from entry.node.curves()
 
     def to_json(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the mix as plain data that names sources by `names`."""

@@ -1,7 +1,8 @@
 """Samples and batches as HTML, for notebooks and contact sheets: thumbnails instead of numbers.
 
-Notebooks ask an object for its `_repr_html_`. Batches of crude samples are plain dicts, which have
-none: for these, a notebook is given a function, see `register_with_notebook`.
+Notebooks ask an object for its `_repr_html_`. Dicts, lists and tuples have none: for these, a
+notebook is given a function, see `register_with_notebook`. It shows crude samples and batches of
+them, which have keys, and what loaders have delivered, see `shown_in_notebooks`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import base64
 import io
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +23,18 @@ from energon.errors import EnergonError
 from energon.messages import counted, escape_text
 from energon.samples.crude import SourceInfo
 
+T = TypeVar("T")
+
 THUMBNAIL_PIXELS = 128
 MAX_IMAGES = 16
 MAX_TEXT = 300
 MAX_ITEMS = 8
 MAX_SOURCES = 8
+MAX_DELIVERED = 256
+"""How many of the items that were delivered last are known."""
+
+_PLAIN = (dict, list, tuple)
+_delivered: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=MAX_DELIVERED)
 
 _TABLE = (
     '<table style="text-align:left"><caption style="text-align:left"><b>{}</b></caption>{}</table>'
@@ -59,21 +68,45 @@ def sample_html(title: str, fields: Mapping[str, Any]) -> str:
 
 
 def register_with_notebook() -> None:
-    """Let the notebook that this runs in show dicts and lists of samples as tables, too.
+    """Let the notebook that this runs in show samples and batches as tables that are plain values.
 
-    All other dicts and lists look as before; all of them do, if the user has chosen their look.
+    All other dicts, lists and tuples look as before; all of them do, if the user has chosen their
+    look.
     """
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = _shell()
     if shell is not None:
         register_tables(shell.display_formatter.formatters["text/html"])
 
 
 def register_tables(formatter: Any) -> None:
-    """Give the HTML formatter of IPython a function for dicts and lists that has none."""
-    for kind in (dict, list):
+    """Give the HTML formatter of IPython a function for each kind of plain value without one."""
+    for kind in _PLAIN:
         if kind not in formatter.type_printers:
             formatter.for_type(kind, _html_of_samples)
+
+
+def shown_in_notebooks(items: Iterator[T]) -> Iterator[T]:
+    """Return items of a loader; a notebook will show those that are plain values as tables."""
+    return items if _shell() is None else map(_remember, items)
+
+
+def _shell() -> Any:
+    """Return the IPython that this runs in, or None."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _remember(item: T) -> T:
+    """Remember an item by its identity and names, so that its memory is not kept."""
+    if isinstance(item, _PLAIN):
+        _delivered.append((id(item), _names(item)))
+    return item
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, dict):
+        return tuple(value)
+    return tuple(getattr(value, "_fields", range(len(value))))
 
 
 def _html_of_samples(value: Any) -> str | None:
@@ -82,14 +115,19 @@ def _html_of_samples(value: Any) -> str | None:
     if own is not None:  # of a subclass, which IPython does not ask if there is a function
         html: str | None = own(value)
         return html
-    if isinstance(value, dict):
-        if "__key__" not in value:
-            return None
+    if isinstance(value, dict) and "__key__" in value:
         keys = value["__key__"]
         is_batch = isinstance(keys, list)
         return sample_html(
             f"Batch of {counted(len(keys), 'sample')}" if is_batch else "Sample", value
         )
+    names = _names(value)
+    if (id(value), names) in _delivered:
+        values = value.values() if isinstance(value, dict) else value
+        title = f"{type(value).__name__} of {counted(len(names), 'value')}"
+        return sample_html(title, dict(zip(map(str, names), values, strict=True)))
+    if isinstance(value, dict):
+        return None
     tables = [_html_of_samples(each) for each in value[:MAX_ITEMS] if _is_sample(each)]
     if not tables or len(tables) < min(len(value), MAX_ITEMS):
         return None
@@ -133,7 +171,7 @@ def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:
             if pixels is not None:
                 yield pixels
         return
-    array = _as_array(value)
+    array = as_array(value)
     if array is not None and array.ndim == 4:
         for each in array:
             pixels = as_pixels(each)
@@ -155,7 +193,7 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
     if hasattr(value, "first_frame"):
         with suppress(EnergonError):
             value = value.first_frame()
-    array = _as_array(value)
+    array = as_array(value)
     if array is None or not array.size or array.dtype.kind not in "uf":
         return None
     if array.ndim == 2 and array.dtype == np.uint8:
@@ -241,14 +279,12 @@ def sources_in_words(sources: Sequence[Any]) -> list[str]:
     return found
 
 
-def _as_array(value: Any) -> NDArray[Any] | None:
-    if isinstance(value, np.ndarray):
-        return value
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return an array, or the numbers of a tensor; None for other values, and arrays of objects."""
     if hasattr(value, "detach") and hasattr(value, "numpy"):
         tensor = value.detach().cpu()
-        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-        return np.asarray(array)
-    return None
+        value = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    return value if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
 
 
 SHEET_PIXELS = 512

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
+from energon.samples.notebook import as_array
 from energon.stages.lane import CurrentItem, Lane
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
@@ -153,11 +154,11 @@ def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
-    array = _as_array(value)
+    array = as_array(value)
     if array is None:
         items = value if isinstance(value, list | tuple) else []
         return ShownField(name, None, [], value_tree(value), [short_text(each) for each in items])
-    items = [short_text(_as_array(each)) for each in array] if array.ndim else []
+    items = [short_text(each) for each in array] if array.ndim else []
     shown = show_array(name, array, tokenizer_of(name, tokenizer))
     return ShownField(name, shown, list(_images(array)), Markup(), items)
 
@@ -196,13 +197,13 @@ def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
         None,
     )
     count = named.get("num_values")
-    edges_of_all = _as_array(starts)
+    edges_of_all = as_array(starts)
     several = edges_of_all is None or edges_of_all.ndim == 2
     for number, each in enumerate(starts if several else [starts]):
-        edges = np.asarray(_as_array(each))
+        edges = np.asarray(as_array(each))
         lengths = [int(n) for n in np.diff(edges) if n > 0]
         own = tokens[number] if several and tokens is not None else tokens
-        values = None if own is None else np.asarray(_as_array(own)).reshape(-1)
+        values = None if own is None else np.asarray(as_array(own)).reshape(-1)
         yield _without_padding(lengths, values, count if isinstance(count, int) else None)
 
 
@@ -222,15 +223,6 @@ def _without_padding(
         if (last == last[0]).all():
             return lengths[:-1], lengths[-1]
     return lengths, 0
-
-
-def _as_array(value: Any) -> NDArray[Any] | None:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if not hasattr(value, "numpy") or str(value.dtype) == "torch.bfloat16":
-            value = value.float()
-        return np.asarray(value)
-    return value if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
 
 
 def _images(array: NDArray[Any]) -> Iterator[str]:

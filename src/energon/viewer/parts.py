@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, array_header, extension_of, part_kind
 from energon.messages import counted, escape_text
+from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
 from energon.viewer.plots import short_number
 from energon.viewer.reading_order import PLACEHOLDERS, ImageParts, Turn, reading_order
 
-Tokenizer = Callable[[list[int]], str]
-"""Turns a list of tokens into text."""
+Tokenizer = Callable[[list[int]], str | list[str]]
+"""Turns a list of tokens into text, or into the text of each."""
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_DECODED_BYTES = 64 << 20
@@ -264,14 +265,22 @@ def _tokens(
         return []
     numbers = (array if array.ndim == 1 else array[0])[:count].tolist()
     try:
-        return [(str(tokenizer([number])), number) for number in numbers]
+        return [(_text_of(tokenizer([number])), number) for number in numbers]
     except Exception as error:  # a function of the user, and numbers that may be none of its tokens
         return [(f"the tokenizer raised {type(error).__name__}: {error}", 0)]
+
+
+def _text_of(decoded: str | list[str]) -> str:
+    return "".join(decoded) if isinstance(decoded, list | tuple) else str(decoded)
 
 
 def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Markup]:
     """Yield the HTML of a value and everything in it, labeled `name`."""
     left[0] -= 1
+    kind = ""
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = f"{type(value).__name__}: "
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
     if not isinstance(value, Mapping | list | tuple) or not value:
         yield name + Markup('<span class="{}">{}</span>').format(
             _color(value), _safe(_short(value, 2000))
@@ -282,7 +291,7 @@ def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Mar
         return
     count = counted(len(value), "key" if isinstance(value, Mapping) else "value", grouped=True)
     opened = Markup(" open") if level < 2 and len(value) <= 50 else Markup("")
-    yield Markup("<details{}><summary>{}{}</summary><ul>").format(opened, name, count)
+    yield Markup("<details{}><summary>{}{}{}</summary><ul>").format(opened, name, kind, count)
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     for shown, (key, each) in enumerate(items):
         if shown >= MAX_ITEMS or left[0] <= 0:
@@ -301,7 +310,10 @@ def _color(value: Any) -> str:
 
 
 def _short(value: Any, length: int = 200) -> str:
-    if isinstance(value, str):
+    array = as_array(value)
+    if array is not None:
+        text = f"{short_text(array)}: {_first(array)}"
+    elif isinstance(value, str):
         text = value
     elif isinstance(value, bytes):
         text = f"{len(value)} bytes: {value[:32].hex(' ')}{'…' if len(value) > 32 else ''}"

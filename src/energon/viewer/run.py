@@ -114,18 +114,22 @@ class ShownRun:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the run reads in one pass, or until it was saved, as `energon plan` counts it."""
+        """What the run reads, as `energon plan` counts it.
+
+        That is in one pass, until it was saved, or until its weights no longer change: whichever
+        is longest.
+        """
         run = self.run
         sizes = [len(leaf.source) for leaf in run.leaves]
         end = run.num_batches
-        batches = end or -(-sum(sizes) // run.batch_size)
         done = (self.step or 0) * run.workers.world_size
-        batches = max(batches, done) if end is None else min(max(batches, done), end)
-        marks, counts = counts_over_time(run, batches=batches, points=POINTS)
+        if end is None:
+            end = max(-(-sum(sizes) // run.batch_size), done, _scheduled_batches(run))
+        marks, counts = counts_over_time(run, batches=end, points=POINTS)
         shares = shares_of(counts)
         drawn = counts[-1].tolist()
         return {
-            "batches": batches,
+            "batches": end,
             "marks": marks,
             "leaves": [
                 {
@@ -138,6 +142,14 @@ class ShownRun:
                 for leaf, (name, size) in enumerate(zip(run.names, sizes, strict=True))
             ],
         }
+
+
+def _scheduled_batches(run: PlannedRun) -> int:
+    """Return how many batches show all changes of weights, and a while after the last one."""
+    of_unit = {"samples": 1, "batches": run.batch_size, "rows": run.lanes}
+    curves = [] if run.recipe.mix is None else run.recipe.mix.curves()
+    ends = [curve.points[-1].position * of_unit[curve.unit] for curve in curves]
+    return max(ends, default=0) * 5 // (4 * run.batch_size)
 
 
 def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> ShownRun:

@@ -181,14 +181,19 @@ class ShownSplit:
     @property
     def mixed(self) -> str:
         """How its datasets are mixed, in words; "" if there is nothing to mix."""
-        if self.mix.blend_mode is BlendMode.DATASET_WEIGHT:
+        if self.is_weighted:
             return "blend by weights"
         return "by repetitions" if self.mix.blend_mode is BlendMode.SAMPLE_REPETITIONS else ""
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether its datasets are blended by weights."""
+        return self.mix.blend_mode is BlendMode.DATASET_WEIGHT
+
+    @property
     def rows(self) -> list[MixRow]:
         """The tree of its blends and datasets, from the top down."""
-        if self.mix.mix is None or self.mix.blend_mode is not BlendMode.DATASET_WEIGHT:
+        if self.mix.mix is None or not self.is_weighted:
             return [self._row(number, 0) for number in range(len(self.leaves))]
         return list(self._rows(self.mix.mix, 0))
 
@@ -211,7 +216,7 @@ class ShownSplit:
     def _row(self, number: int, level: int, weight: str = "") -> MixRow:
         leaf = self.leaves[number].leaf
         share = ""
-        if self.mix.blend_mode is BlendMode.DATASET_WEIGHT and leaf.weight is not None:
+        if self.is_weighted and leaf.weight is not None:
             share = f"{100 * leaf.weight:.3g} %"
         if leaf.repetitions != 1 or self.mix.blend_mode is BlendMode.SAMPLE_REPETITIONS:
             weight = weight or f"{leaf.repetitions:g} times"

@@ -34,7 +34,7 @@ _WORDS = {
     "size": "bytes",
     "width": "width in pixels",
     "height": "height in pixels",
-    "ratio": "width to height",
+    "ratio": "aspect ratio",
     "duration": "seconds",
     "fps": "frames per second",
     "rate": "sampling rate",
