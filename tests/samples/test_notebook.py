@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from energon import SampleDecoder, WorkerConfig, get_train_dataset, get_val_dataset
+from energon import SampleDecoder, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energon.samples.notebook import as_pixels, images_in, register_tables, sample_html
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_captions, make_crude
@@ -108,3 +111,36 @@ print(shown["text/html"].count("<b>Batch of 2 samples</b>"))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "2\n1\n", done.stderr
+
+
+def test_a_notebook_shows_what_hooks_return_as_tables(tmp_path, monkeypatch):
+    formatters = pytest.importorskip("IPython.core.formatters")
+    shell = SimpleNamespace(display_formatter=formatters.DisplayFormatter())
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+
+    class Pair(NamedTuple):
+        images: np.ndarray
+        label: int
+
+    class Encoder(DefaultTaskEncoder):
+        def encode_batch(self, batch):
+            images = np.zeros((2, 4, 4, 3), np.uint8)
+            return [{"images": images, "n": 1}, [images, 1], Pair(images, 1)][self.form]
+
+    root = make_crude(tmp_path / "ds", [6])
+    formatter = shell.display_formatter.formatters["text/html"]
+    for form in range(3):
+        encoder = Encoder()
+        encoder.form = form
+        train = get_train_dataset(root, worker_config=INLINE, batch_size=2, task_encoder=encoder)
+        with get_loader(train) as loader:
+            assert "verdict" not in formatter(loader)
+            for batch in (next(iter(loader)), next(iter(train))):
+                assert type(batch) in (dict, list, Pair)
+                assert formatter(batch).count("<img") == 2
+                assert "ndarray 2 x 4 x 4 x 3 uint8" in formatter(batch)
+                assert ("images" in formatter(batch)) == (form != 1)
+                assert formatter(copy.copy(batch)) is None
+            assert "<td" in formatter(loader)
+            assert "verdict" in formatter(loader)
+            assert "ds/train: 6 samples" in formatter(loader)

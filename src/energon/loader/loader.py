@@ -21,6 +21,7 @@ from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.messages import counted, warn_once
+from energon.samples.notebook import safe_html, shown_in_notebooks, table_html
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -107,7 +108,21 @@ class BasicDataLoader:
         if again or (self._is_over() and not self._others_go_on):
             self._restart()
         self._others_go_on = False
-        return _Loop(self)
+        loop = _Loop(self)
+        return shown_in_notebooks(loop) if "IPython" in sys.modules else loop
+
+    def _repr_html_(self) -> str:
+        """Return tables of its progress and of its dataset, for notebooks."""
+        config = self.worker_config
+        rows = [
+            ("rank", f"{config.rank} of {config.world_size}"),
+            ("lanes", f"{len(self._positions):,} of {self._lanes:,}"),
+            ("workers", f"{config.num_workers:,}"),
+            ("batches delivered", f"{self._delivered:,}"),
+            *([("verdict", safe_html(self.verdict()))] if self._delivered else []),
+        ]
+        about = getattr(self.dataset, "_repr_html_", str)()
+        return table_html(type(self).__name__, rows) + about
 
     def __repr__(self) -> str:
         config = self.worker_config

@@ -11,6 +11,7 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.messages import counted
 from energon.stages.base import DatasetIterator
+from energon.samples.notebook import shown_in_notebooks
 from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig
 
@@ -54,7 +55,9 @@ class IterableLanes:
         host = Host()
         batches = self._round_robin([Lane(lane, lanes, host=host) for lane in share])
         length = self.virtual_epoch_length
-        return islice(batches, len(range(number, length, workers)) if length else None)
+        count = len(range(number, length, workers)) if length else None
+        items = islice(batches, count)
+        return shown_in_notebooks(items) if "IPython" in sys.modules else items
 
     def _round_robin(self, lanes: list[Lane]) -> Iterator[Any]:
         opened: Lanes = deque((lane, self.open_lane(lane)) for lane in lanes)
