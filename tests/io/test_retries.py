@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
+import traceback
 
 import pytest
 
+from energon import WorkerConfig, get_loader, get_train_dataset
 from energon.errors import (
     DatasetNotFoundError,
     StorageAccessError,
     StorageError,
     StorageTimeoutError,
+    WorkerError,
 )
 from energon.io import retries
 from energon.io.files import forget_stores, open_store
@@ -233,3 +237,53 @@ def test_what_has_no_credentials_is_not_said_to_have_looked_them_up():
             error, asked_at=0, begun=0, attempts=1, seconds=9
         )
     assert caught.value is error
+
+
+def is_retrying() -> bool:
+    """Return whether a thread waits to make a request again."""
+    waits = Retries.failed.__code__
+    stacks = sys._current_frames().values()
+    return any(frame.f_code is waits for each in stacks for frame, _ in traceback.walk_stack(each))
+
+
+def test_what_was_to_be_fetched_ahead_is_no_longer_asked_for_once_it_is_dropped(proxy, monkeypatch):
+    monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
+    forget_stores()
+    file = RemoteFile(f"{proxy.url}/x.bin")
+    proxy.plan([Fault("status")] * 100_000, lambda request: request.is_data)
+    buffer, span = SpanBuffer(), Span(file.object, 0, 100)
+    buffer.fetch(span)
+    wait_until(is_retrying)
+    buffer.drop([span])  # as a loader does that is closed
+    wait_until(lambda: not is_retrying())
+    assert span.wait() is None
+
+
+def test_threads_of_a_loader_that_is_closed_do_not_go_on_asking(tmp_path, proxy, monkeypatch):
+    monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
+    forget_stores()
+    samples = [(f"{n:04}", {"bin": bytes(SAMPLE_BYTES)}) for n in range(60)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(f"{proxy.url}/ds", worker_config=config, batch_size=4)
+    proxy.plan([Fault("status")] * 100_000, lambda request: request.path.endswith(".tar"))
+    loader = get_loader(dataset, workers="thread")
+    errors = []
+
+    def take_a_batch():
+        try:
+            next(iter(loader))
+        except WorkerError as error:
+            errors.append(error)
+
+    trainer = threading.Thread(target=take_a_batch)
+    trainer.start()
+    wait_until(is_retrying)
+    loader.close()
+    wait_until(lambda: not is_retrying())
+    trainer.join()
+    assert "this loader is closed" in str(errors)
+    proxy.plan([])
+    with get_loader(dataset, workers="thread") as another:  # whose requests use the same threads
+        assert len(next(iter(another))["__key__"]) == 4

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from itertools import pairwise
 from typing import NamedTuple
 from uuid import uuid4
@@ -25,9 +25,10 @@ from energon.errors import (
     RangesNotSupportedError,
     TruncatedError,
 )
-from energon.io.backends.base import ObjectInfo
+from energon.io.backends.base import NotNeededError, ObjectInfo, request_is_needed, while_needed
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
+from energon.io.retries import STEP_SECONDS
 from energon.io.store import Store
 
 MAX_SPAN_BYTES = 8 << 20
@@ -151,13 +152,14 @@ class Span:
         stop: The byte after the last.
     """
 
-    __slots__ = ("future", "object", "start", "stop")
+    __slots__ = ("future", "is_dropped", "object", "start", "stop")
 
     def __init__(self, object_: RemoteObject, start: int, stop: int) -> None:
         self.object = object_
         self.start = start
         self.stop = stop
         self.future: Future[bytes] | None = None
+        self.is_dropped = False
 
     @property
     def size(self) -> int:
@@ -177,13 +179,17 @@ class Span:
 
         Raises:
             EnergonError: If it could not be fetched, see `Store.read_range`.
+            NotNeededError: If this thread no longer needs them.
         """
-        future = self.future
+        future, is_needed = self.future, request_is_needed()
         if future is None:
             return None
+        while is_needed is not None and not wait([future], STEP_SECONDS).done:
+            if not is_needed():
+                raise NotNeededError
         try:
             return future.result()
-        except CancelledError:
+        except (CancelledError, NotNeededError):  # others no longer need it, but this thread does
             return None
 
     def pieces(self) -> list[Span]:
@@ -205,8 +211,9 @@ class SpanBuffer:
 
     def fetch(self, span: Span) -> None:
         """Start fetching a span. It stays until it is dropped."""
-        read = span.object.read_ahead
-        span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
+        read, is_needed = span.object.read_ahead, request_is_needed()
+        with while_needed(lambda: not span.is_dropped and (is_needed is None or is_needed())):
+            span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
             self._spans[span.object.identity].append(span)
 
@@ -268,6 +275,7 @@ class SpanBuffer:
                     held.remove(span)
                 if not held:
                     del self._spans[identity]
+                span.is_dropped = True
                 if span.future is not None:
                     span.future.cancel()
 

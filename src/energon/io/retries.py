@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from energon.errors import (
     StorageAccessError,
     StorageError,
     StorageTimeoutError,
 )
+from energon.io.backends.base import NotNeededError, request_is_needed
 from energon.io.settings import PREFIX, StorageSettings
 from energon.messages import counted, warn_every
 
@@ -33,6 +35,14 @@ RENEW_SECONDS = 60.0
 """Least time between two look-ups of refused credentials."""
 
 _random = random.SystemRandom()
+
+
+class _UnderWay(NamedTuple):
+    """A request that is not answered yet."""
+
+    place: str
+    begun: float
+    is_needed: Callable[[], bool] | None
 
 
 class Retries:
@@ -65,7 +75,7 @@ class Retries:
         self._began = self._last = self._answered_at = 0.0
         self._unreachable_since: float | None = None
         self._was_found = False
-        self._under_way: dict[object, tuple[str, float]] = {}
+        self._under_way: dict[object, _UnderWay] = {}
         self._watcher: threading.Thread | None = None
 
     def answered(self) -> None:
@@ -100,7 +110,11 @@ class Retries:
 
         Raises:
             StorageError: If it is not retried.
+            NotNeededError: If nobody needs its result any more.
         """
+        is_needed = request_is_needed()
+        if is_needed is not None and not is_needed():
+            raise NotNeededError from error
         if isinstance(error, StorageAccessError) and not error.transient:
             if not self._renew(asked_at):
                 self.is_denied = True
@@ -132,6 +146,8 @@ class Retries:
         while pause > 0:
             self._sleep(min(pause, STEP_SECONDS))
             pause -= STEP_SECONDS
+            if is_needed is not None and not is_needed():
+                raise NotNeededError from error
             if self._is_calm():
                 return  # a trainer may be waiting for this request
             if pause > 0:
@@ -142,7 +158,7 @@ class Retries:
         """Log from time to time that the request in the block is not answered."""
         request = object()
         with self._lock:
-            self._under_way[request] = place, time.monotonic()
+            self._under_way[request] = _UnderWay(place, time.monotonic(), request_is_needed())
             if self._watcher is None or not self._watcher.is_alive():
                 self._watcher = threading.Thread(
                     target=self._watch, name="energon storage", daemon=True
@@ -161,7 +177,10 @@ class Retries:
                 if not requests:
                     self._watcher = None
                     return
-            place, begun = min(requests, key=lambda each: each[1])
+            needed = [each for each in requests if each.is_needed is None or each.is_needed()]
+            if not needed:
+                continue
+            place, begun, _ = min(needed, key=lambda each: each.begun)
             if (waited := time.monotonic() - begun) >= SAY_SECONDS:
                 warn_every(
                     SAY_SECONDS,

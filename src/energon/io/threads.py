@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from energon.errors import StorageError
+from energon.io.backends.base import request_is_needed, while_needed
 
 _used_in: int | None = None
 
@@ -40,7 +41,7 @@ def check_process(origin: str) -> None:
 
 
 T = TypeVar("T")
-_Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+_Job = tuple[Future[Any], Callable[[], bool] | None, Callable[..., Any], tuple[Any, ...]]
 
 
 class WaitingThreads:
@@ -60,9 +61,12 @@ class WaitingThreads:
         self._lock = threading.Lock()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run `function(*arguments)` as soon as a thread is free."""
+        """Run `function(*arguments)` as soon as a thread is free.
+
+        Its requests are needed as long as those of this thread, see `while_needed`.
+        """
         future: Future[T] = Future()
-        self._jobs.put((future, function, arguments))
+        self._jobs.put((future, request_is_needed(), function, arguments))
         if not self._idle.acquire(blocking=False):
             with self._lock:
                 if self._threads < self._count:
@@ -90,12 +94,13 @@ class WaitingThreads:
 def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:
     """Do one job after the other; the thread holds what it waits for, and not who gives it."""
     while (job := jobs.get()) is not None:
-        future, function, arguments = job
+        future, is_needed, function, arguments = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(function(*arguments))
+                with while_needed(is_needed):
+                    future.set_result(function(*arguments))
             except BaseException as error:
                 future.set_exception(error)
         # An idle thread must not hold on to what it read last.
-        del job, future, function, arguments
+        del job, future, is_needed, function, arguments
         idle.release()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from energon.errors import WorkerError, WorkerTimeoutError
+from energon.io.backends.base import while_needed
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
 from energon.loader.monitoring.profiler import thread_frames
 from energon.loader.monitoring.trace import HostTrace
@@ -262,7 +263,7 @@ class ThreadWorker:
     def take(self) -> Event:
         """Return the next event; log, or raise if asked to, when that takes too long."""
         event = self._channel.get(self._timeout)
-        if event is None:
+        if event is None and not self._channel.is_closed:
             self._timeouts += 1
             text = (
                 f"{self._name} has not made a batch for {self._timeout:g} s; threads cannot be "
@@ -305,7 +306,7 @@ class _Channel:
         self._size = size
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self.is_closed = False
 
     def __len__(self) -> int:
         return len(self._events)
@@ -313,34 +314,35 @@ class _Channel:
     def put(self, event: Event) -> bool:
         """Append `event`, waiting for room; return whether the other side is still open."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._events) < self._size)
+            self._changed.wait_for(lambda: self.is_closed or len(self._events) < self._size)
             self._events.append(event)
             self._changed.notify_all()
-            return not self._closed
+            return not self.is_closed
 
     def get(self, timeout: float | None) -> Event | None:
         """Return the next event, or None after `timeout` seconds or once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._events), timeout)
-            if self._closed or not self._events:
+            self._changed.wait_for(lambda: self.is_closed or bool(self._events), timeout)
+            if self.is_closed or not self._events:
                 return None
             self._changed.notify_all()
             return self._events.popleft()
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
+            self.is_closed = True
             self._events.clear()
             self._changed.notify_all()
 
 
 def _host_into(host: LaneHost, channel: _Channel) -> None:
     """Put the events of `host` into `channel` until either ends."""
-    while (lane := host.lane) is not None:
-        try:
-            event = next(host)
-        except BaseException as error:
-            channel.put(Event(lane, error=error))
-            return
-        if not channel.put(event):
-            return
+    with while_needed(lambda: not channel.is_closed):
+        while (lane := host.lane) is not None:
+            try:
+                event = next(host)
+            except BaseException as error:
+                channel.put(Event(lane, error=error))
+                return
+            if not channel.put(event):
+                return

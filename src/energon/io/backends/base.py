@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,37 @@ def seconds_left(seconds: float) -> float:
     """Return how long a backend may wait for an answer: `seconds`, or less near the time limit."""
     deadline = getattr(_here, "deadline", None)
     return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
+
+
+class NotNeededError(BaseException):
+    """Raised instead of retrying a request that is no longer needed.
+
+    It is not an error of a sample, so hooks and their error handlers do not catch it.
+    """
+
+
+@contextmanager
+def while_needed(is_needed: Callable[[], bool] | None) -> Iterator[None]:
+    """Let requests that are made in the block be retried only while they are needed.
+
+    Those of this thread, and of threads of ours that work for it.
+
+    Args:
+        is_needed: Called by any thread that makes or waits for such a request; None if they are
+            needed in any case.
+    """
+    before = request_is_needed()
+    _here.is_needed = is_needed
+    try:
+        yield
+    finally:
+        _here.is_needed = before
+
+
+def request_is_needed() -> Callable[[], bool] | None:
+    """Return the function that says whether requests of this thread are needed, if there is one."""
+    found: Callable[[], bool] | None = getattr(_here, "is_needed", None)
+    return found
 
 
 class ObjectInfo(NamedTuple):
