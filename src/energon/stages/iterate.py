@@ -10,8 +10,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.messages import counted
-from energon.stages.base import DatasetIterator
 from energon.samples.notebook import shown_in_notebooks
+from energon.stages.base import DatasetIterator
 from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig
 
