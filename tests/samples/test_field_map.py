@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon.errors import ConfigError, FieldAccessError
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import ConfigError, DecodeError, FieldAccessError
+from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.sample import CaptioningSample, VQASample
 
@@ -56,3 +60,54 @@ def test_fields_must_be_those_of_the_sample_type():
 def test_malformed_maps_are_refused(text):
     with pytest.raises(ConfigError, match="field_map: 'x'"):
         FieldMap.parse({"x": text})
+
+
+ENTRIES = {"__key__": "a", "__shard__": "0.tar", "__restore_key__": (0, 0, 1)}
+PARTS = {
+    "txt": st.sampled_from([b"text", b"\xff", "decoded"]),
+    "TXT": st.just(b"capitals"),
+    "count": st.sampled_from([b"1", b"one", 1]),
+    "json": st.sampled_from([b'{"a": 1}', b"{"]),
+}
+
+
+@given(
+    parts=st.fixed_dictionaries({}, optional=PARTS),
+    mapped=st.sampled_from(
+        [{"a": "txt", "b": "count"}, {"a": "txt", "b": "txt"}, {"a": "txt", "b": "json,count"}]
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_decoding_part_by_part_makes_what_decoding_everything_first_makes(parts, mapped):
+    decoder, field_map = SampleDecoder(), FieldMap.parse(mapped)
+    make = field_map.maker(dict, decoder)
+    quick = field_map.decoding_maker(dict, decoder.of_part, entries=len(ENTRIES), make=make)
+    assert quick is not make
+    sample = CrudeSample({**ENTRIES, **parts})
+
+    def outcome(make):
+        try:
+            return make(sample, "a", (0, 0, 1), None, ())
+        except (DecodeError, FieldAccessError) as error:
+            return type(error), str(error)
+
+    assert outcome(quick) == outcome(make)
+    assert sample == {**ENTRIES, **parts}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "mapped"),
+    [
+        (SampleDecoder(), {"a": "jpg"}),
+        (SampleDecoder(), {"a": "json[x]"}),
+        (SampleDecoder(decoders={"txt": bytes.upper}), {"a": "txt"}),
+        (SampleDecoder(guess_content=True), {"a": "txt"}),
+        (type("Own", (SampleDecoder,), {})(), {"a": "txt"}),
+    ],
+)
+def test_parts_whose_names_do_not_say_how_they_are_decoded_are_decoded_by_the_decoder(
+    decoder, mapped
+):
+    field_map = FieldMap.parse(mapped)
+    make = field_map.maker(dict, decoder)
+    assert field_map.decoding_maker(dict, decoder.of_part, entries=4, make=make) is make

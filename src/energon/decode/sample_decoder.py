@@ -160,6 +160,13 @@ class SampleDecoder:
                 decoded[part] = self.decode(name, data, seed=seed)  # type: ignore[index]
         return decoded
 
+    def of_part(self, part: str) -> Callable[[bytes], Any] | None:
+        """Return what parts of this name are decoded with; None if that takes more than bytes."""
+        is_own = type(self) is not SampleDecoder
+        if is_own or self.decoders or self.guess_content or part.startswith("__"):
+            return None
+        return DECODERS.get(part.rpartition(".")[2].lower())
+
     def decode(self, fname: str, raw: bytes, *, seed: int = 0) -> Any:
         """Decode `raw` by the extension of `fname`.
 

@@ -156,25 +156,76 @@ class FieldMap:
         """
         return {name: _resolve(name, ways, parts) for name, ways in self.accesses.items()}
 
-    def maker(self, sample_type: Callable[..., Any]) -> SampleMaker:
+    def maker(
+        self, sample_type: Callable[..., Any], decoder: Callable[[Any], Any] | None = None
+    ) -> SampleMaker:
         """Return a function that makes a `sample_type` from the parts of a sample.
 
         It raises FieldAccessError if a field has no value.
+
+        Args:
+            sample_type: The type.
+            decoder: Decodes the parts of a sample first; None leaves them as they are.
         """
-        known_maker = maker_of(self.apply, sample_type)
+        make = maker_of(self.apply, sample_type, decoder)
+        names = self._whole_parts()
+        if decoder is not None or names is None:
+            return make
+        return _compile_maker(names)(sample_type, make)
+
+    def decoding_maker(
+        self,
+        sample_type: Callable[..., Any],
+        decoder_of: DecoderOf,
+        *,
+        entries: int,
+        make: SampleMaker,
+    ) -> SampleMaker:
+        """Return a function that does the same as a maker with a decoder, part by part if possible.
+
+        Args:
+            sample_type: The type.
+            decoder_of: Returns what the decoder does to parts of some name.
+            entries: How many entries a sample has besides its parts.
+            make: The maker.
+        """
+        names = self._whole_parts()
+        if names is None:
+            return make
+        decoders = [decoder_of(part) for part in dict.fromkeys(part for _, part in names)]
+        if None in decoders:
+            return make
+        return _compile_maker(names, entries + len(decoders))(sample_type, make, *decoders)
+
+    def _whole_parts(self) -> tuple[tuple[str, str], ...] | None:
+        """Return the fields, and the part that is the first choice for each.
+
+        None if some field is only a piece of a part, or cannot be an argument.
+        """
         ways = tuple((name, ways[0]) for name, ways in self.accesses.items())
         if any(way.steps or iskeyword(name) or not name.isidentifier() for name, way in ways):
-            return known_maker
-        bind = _compile_maker(tuple((name, way.part) for name, way in ways))
-        return bind(sample_type, known_maker)
+            return None
+        return tuple((name, way.part) for name, way in ways)
 
 
+DecoderOf = Callable[[str], Callable[[bytes], Any] | None]
+"""Returns what decodes the bytes of a part of some name; None if it takes more than these."""
 SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
 """`make(parts, key, restore_key, subflavors, sources)` makes a sample."""
 
 
-def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
-    """Return a maker of `sample_type` whose fields are what a function returns for the parts."""
+def maker_of(
+    fields_of: Callable[[Any], dict[str, Any]],
+    sample_type: Any,
+    decoder: Callable[[Any], Any] | None = None,
+) -> SampleMaker:
+    """Return a maker of `sample_type` whose fields are what a function returns for the parts.
+
+    Args:
+        fields_of: The function.
+        sample_type: The type.
+        decoder: Decodes the parts first; None leaves them as they are.
+    """
 
     def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
         known = {
@@ -183,32 +234,56 @@ def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> Sa
             "__subflavors__": subflavors,
             "__sources__": sources,
         }
-        return sample_type(**known | fields_of(parts))
+        return sample_type(**known | fields_of(parts if decoder is None else decoder(parts)))
 
     return make
 
 
 @lru_cache(maxsize=1024)
 def _compile_maker(
-    parts: tuple[tuple[str, str], ...],
-) -> Callable[[Any, SampleMaker], SampleMaker]:
+    names: tuple[tuple[str, str], ...], entries: int | None = None
+) -> Callable[..., SampleMaker]:
     """Compile a maker of samples whose fields are whole parts.
 
     Names of parts come from data, so they appear in the source as string literals only.
 
+    Args:
+        names: The fields, and the part of each.
+        entries: How many entries a sample has if all of its parts are fields, which are then
+            decoded. None leaves them as they are.
+
     Returns:
-        A function of the sample type and of the maker to use when a part is missing.
+        A function of the sample type; of the maker to use for samples of other parts, or of parts
+        that cannot be decoded; and of what decodes the bytes of each part.
     """
-    values = "".join(f", {name}=parts[{part!r}]" for name, part in parts)
-    source = (
-        "def bind(kind, otherwise):\n"
-        "    def make(parts, key, restore_key, subflavors, sources):\n"
-        "        try:\n"
-        "            return kind(__key__=key, __restore_key__=restore_key, "
-        f"__subflavors__=subflavors, __sources__=sources{values})\n"
-        "        except LookupError:\n"
-        "            return otherwise(parts, key, restore_key, subflavors, sources)\n"
-        "    return make\n"
+    places = {part: place for place, part in enumerate(dict.fromkeys(part for _, part in names))}
+    arguments = "parts, key, restore_key, subflavors, sources"
+    values = "".join(f", {name}=p{places[part]}" for name, part in names)
+    lines = [f"            p{place} = parts[{part!r}]" for part, place in places.items()]
+    failures, decoders = "LookupError", ""
+    if entries is not None:
+        failures, decoders = "Exception", "".join(f", d{place}" for place in places.values())
+        lines += [
+            f"            if len(parts) != {entries}:",
+            f"                return otherwise({arguments})",
+        ]
+        for place in places.values():
+            lines += [
+                f"            if isinstance(p{place}, bytes):",
+                f"                p{place} = d{place}(p{place})",
+            ]
+    source = "\n".join(
+        [
+            f"def bind(kind, otherwise{decoders}):",
+            f"    def make({arguments}):",
+            "        try:",
+            *lines,
+            f"        except {failures}:",
+            f"            return otherwise({arguments})",
+            "        return kind(__key__=key, __restore_key__=restore_key, "
+            f"__subflavors__=subflavors, __sources__=sources{values})",
+            "    return make",
+        ]
     )
     namespace: dict[str, Any] = {}
     exec(source, namespace)

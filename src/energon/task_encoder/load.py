@@ -14,6 +14,7 @@ from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
+from energon.sources.shard_samples import META
 from energon.stages.hook import Compiled, Hook
 from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
@@ -201,11 +202,15 @@ class LoadSample(Compiled):
     def compile(self) -> Callable[[CrudeSample], Any]:
         """Return a function that makes a sample from undecoded parts."""
         path, decoder, noted = self.dataset_path, _with_limits(self.decoder), self.noted
-        make = self.field_map.maker(self.sample_type)
+        fields, kind = self.field_map, self.sample_type
+        make = fields.maker(kind, decoder)
+        if isinstance(fields, FieldMap) and isinstance(decoder, SampleDecoder):
+            entries = len(META) + noted
+            make = fields.decoding_maker(kind, decoder.of_part, entries=entries, make=make)
 
         def load(raw: CrudeSample) -> Any:
             return make(
-                raw if decoder is None else decoder(raw),
+                raw,
                 raw["__key__"],
                 raw["__restore_key__"],
                 raw["__subflavors__"],

@@ -68,9 +68,9 @@ class CodeFields:
     sample_type: type
     parts: Collection[str] | PartFilter
 
-    def maker(self, sample_type: type) -> SampleMaker:
-        """Return a function that makes a `sample_type` from parts and their metadata."""
-        return maker_of(self.apply, sample_type)
+    def maker(self, sample_type: type, decoder: Callable[[Any], Any] | None = None) -> SampleMaker:
+        """Return a function that makes a `sample_type` from parts, see `FieldMap.maker`."""
+        return maker_of(self.apply, sample_type, decoder)
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the fields.
