@@ -21,6 +21,5 @@ def test_ranks_that_would_all_read_the_same_are_warned(monkeypatch, caplog, worl
 
 def test_a_configuration_says_where_it_is():
     config = WorkerConfig(rank=1, world_size=4, num_workers=3, worker_log_level=1)
-    assert config.global_rank() == 1
     assert (config.should_log(1), config.should_log(2)) == (True, False)
     assert config.config() == {"rank": 1, "world_size": 4, "num_workers": 3, "lanes": None}

@@ -121,15 +121,6 @@ class WorkerConfig:
         check_lanes(lanes, self.world_size, hint=hint)
         return range(self.rank, lanes, self.world_size)
 
-    def global_rank(self) -> int:
-        """Return the rank of this process in the whole job, all groups together."""
-        if self.data_parallel_group is None:
-            return self.rank
-        import torch
-
-        rank: int = torch.distributed.get_global_rank(self.data_parallel_group, self.rank)
-        return rank
-
     def should_log(self, level: int) -> bool:
         """Return whether messages of `level` are written, see `worker_log_level`."""
         return self.worker_log_level >= level

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DecodeError, EnergonError, needs_extra
 from energon.formats.media import Piece, count_claimed_packets, read_headers
@@ -14,8 +13,6 @@ from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS, check_limit
 
 if TYPE_CHECKING:
     from av.container import InputContainer
-
-    from energon.decode.av import AVDecoder
 
 
 MediaStream = IO[bytes]
@@ -175,50 +172,3 @@ def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
         return open_container(io.BytesIO(data))
     decoder = AVDecoder(io.BytesIO(data))
     return decoder if spec == "AVDecoder" else decoder.get_frames(with_audio)
-
-
-AVDecoderType = Literal["torch", "AVDecoder", "pyav"]
-"""What audio and video may become."""
-
-ImageDecoderType = Literal[
-    "l8", "rgb8", "rgba8", "l", "rgb", "rgba",
-    "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch", "torchrgba",
-    "pill", "pil", "pilrgb", "pilrgba",
-]  # fmt: skip
-"""What images may become."""
-
-
-@dataclass(frozen=True)
-class AVWebdatasetDecoder:
-    """Decodes parts with audio or video to the form `av_decode`. Call it with name and bytes.
-
-    Args:
-        video_decode_audio: Whether "torch" decodes the audio of videos too.
-        av_decode: "AVDecoder" for a decoder of clips on request; "torch" for all frames as
-            `AVData`; "pyav" for a container of PyAV.
-
-    Raises:
-        ConfigError: If `av_decode` is unknown.
-    """
-
-    video_decode_audio: bool
-    av_decode: AVDecoderType = "AVDecoder"
-
-    def __post_init__(self) -> None:
-        check_av_spec(self.av_decode)
-
-    def read_av_data(self, data: bytes) -> AVDecoder:
-        """Return a decoder for the content of a file."""
-        from energon.decode.av import AVDecoder
-
-        return AVDecoder(io.BytesIO(data))
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        """Return the decoded `data`; None if the name is not that of audio or video.
-
-        Raises:
-            DecodeError: If the form is "torch" or "pyav" and the file is damaged.
-        """
-        if key.rpartition(".")[2].lower() not in EXTENSIONS:
-            return None
-        return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)

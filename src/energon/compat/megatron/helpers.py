@@ -1,15 +1,18 @@
-"""Small functions of undocumented modules that programs import."""
+"""Small functions and types that programs import, and the core has no use for."""
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
+from energon.decode.av_container import EXTENSIONS, check_av_spec, decode_av
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
@@ -20,7 +23,20 @@ from energon.stages.failures import describe_sources, log_exception
 from energon.stages.hook import DEFAULT_TOLERANCE, ErrorHandler
 from energon.task_encoder.user_dataset import DatasetCode
 
+if TYPE_CHECKING:
+    from energon.decode.av import AVDecoder
+
 T = TypeVar("T")
+
+AVDecoderType = Literal["torch", "AVDecoder", "pyav"]
+"""What audio and video may become."""
+
+ImageDecoderType = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba",
+    "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch", "torchrgba",
+    "pill", "pil", "pilrgb", "pilrgba",
+]  # fmt: skip
+"""What images may become."""
 
 NVDATASET_CACHE_DIR: EPath | Path | None = None
 """May be set by programs, and has no effect: docs/storage.md says where energon keeps files."""
@@ -326,3 +342,39 @@ def handle_restore_errors(error_handler: ErrorHandler, sample: Any) -> Iterator[
 
 def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class AVWebdatasetDecoder:
+    """Decodes parts with audio or video to the form `av_decode`. Call it with name and bytes.
+
+    Args:
+        video_decode_audio: Whether "torch" decodes the audio of videos too.
+        av_decode: "AVDecoder" for a decoder of clips on request; "torch" for all frames as
+            `AVData`; "pyav" for a container of PyAV.
+
+    Raises:
+        ConfigError: If `av_decode` is unknown.
+    """
+
+    video_decode_audio: bool
+    av_decode: AVDecoderType = "AVDecoder"
+
+    def __post_init__(self) -> None:
+        check_av_spec(self.av_decode)
+
+    def read_av_data(self, data: bytes) -> AVDecoder:
+        """Return a decoder for the content of a file."""
+        from energon.decode.av import AVDecoder
+
+        return AVDecoder(io.BytesIO(data))
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Return the decoded `data`; None if the name is not that of audio or video.
+
+        Raises:
+            DecodeError: If the form is "torch" or "pyav" and the file is damaged.
+        """
+        if key.rpartition(".")[2].lower() not in EXTENSIONS:
+            return None
+        return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)

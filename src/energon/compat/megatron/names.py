@@ -47,11 +47,12 @@ HOMES: dict[str, str] = {
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
     "compat.megatron.helpers": """
-        ErrorContext INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME
-        MAIN_FOLDER_NAME ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key
-        collapse format_sample_compact format_sample_detailed get_cooker_need_cache
-        get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless
-        handle_restore_errors load_yaml set_sample_restore_key warn_deprecated
+        AVDecoderType AVWebdatasetDecoder ErrorContext INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
+        INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME ModuleLoader
+        NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
+        format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
+        get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
+        set_sample_restore_key warn_deprecated
     """,
     "compat.megatron.json_parser": """
         IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
@@ -85,7 +86,6 @@ HOMES: dict[str, str] = {
         LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
     """,
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
-    "decode.av_container": "AVDecoderType AVWebdatasetDecoder ImageDecoderType",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError

@@ -117,6 +117,15 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
             seed_offset=seed_offset,
         )
 
+    def global_rank(self) -> int:
+        """Return the rank of this process in the whole job, all groups together."""
+        if self.data_parallel_group is None:
+            return self.rank
+        import torch
+
+        rank: int = torch.distributed.get_global_rank(self.data_parallel_group, self.rank)
+        return rank
+
     def rank_worker_id(self) -> int:
         """Return the number of the current worker within this rank.
 
