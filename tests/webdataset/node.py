@@ -34,8 +34,8 @@ def epochs(urls):
     return {
         "whole": load(shuffled, 2),
         "persistent": load(copied, 2, persistent=True),
-        "resampled": load(wds.WebDataset(urls, resampled=True).map(number).with_epoch(21), 3),
-        "counted": load(shuffled.with_epoch(21), 3),
+        "resampled": load(wds.WebDataset(urls, resampled=True).map(number).with_epoch(5), 3),
+        "counted": load(shuffled.with_epoch(21, scope="job"), 3),
     }
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import collections
 import gc
 import itertools
 import json
@@ -66,13 +65,49 @@ def test_persistent_or_not_the_order_is_the_same(urls):
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_epochs_of_a_length_are_counted_over_all_workers_and_go_on(urls, persistent):
-    dataset = wds.WebDataset(urls).map(number).with_epoch(9)
+@pytest.mark.parametrize(("scope", "items"), [("worker", 9), ("rank", 18), ("job", 18)])
+def test_shuffled_epochs_of_a_length_continue_in_workers(urls, persistent, scope, items):
+    dataset = wds.WebDataset(urls, shardshuffle=True).map(number).with_epoch(items, scope=scope)
     loader = load(dataset, workers=2, persistent=persistent, method="fork")
     epochs = [[int(n) for n in loader] for _ in range(4)]
-    assert [len(epoch) for epoch in epochs] == [9] * 4
-    counts = collections.Counter(n for epoch in epochs for n in epoch)
-    assert sorted(counts) == list(range(36))
+    assert [len(epoch) for epoch in epochs] == [18] * 4
+    for once in (epochs[:2], epochs[2:]):
+        assert sorted(n for epoch in once for n in epoch) == list(range(36))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_of_a_length_start_over_where_nothing_is_shuffled(urls, workers):
+    def loops(**options):
+        dataset = wds.WebDataset(urls).shuffle(0).map(number).with_epoch(2, **options)
+        loader = load(dataset, workers=workers, method="fork" if workers else None)
+        return [sorted(int(n) for n in loader) for _ in range(2)]
+
+    first, second = ([0, 1, 3, 4], [2, 5, 6, 9]) if workers else ([0, 1], [2, 3])
+    assert loops() == loops(continues=False) == [first, first]
+    assert loops(continues=True) == [first, second]
+
+
+def test_pipelines_know_whether_they_are_random(urls, tmp_path):
+    plain = wds.WebDataset(urls)
+    spec = {"datasets": [{"name": "a", "shards": urls, "choose": 2}]}
+    random = [
+        wds.WebDataset(urls, shardshuffle=True),
+        wds.WebDataset(urls, resampled=True),
+        wds.WebDataset(spec),
+        wds.DataPipeline(wds.SimpleShardList(urls, seed=1)),
+        wds.DataPipeline(wds.DirectoryShardList(str(tmp_path))),
+        wds.RandomMix([plain, plain]),
+        wds.RoundRobin([plain, plain.shuffle(9)]),
+        *(
+            plain.compose(stage)
+            for stage in (wds.rsample(0.5), wds.detshuffle(9), wds.resampled(9))
+        ),
+    ]
+    fixed = [plain, plain.shuffle(0), wds.DataPipeline(range(3)), wds.RoundRobin([plain, plain])]
+    for dataset in random + fixed:
+        nested = wds.WebLoader(wds.DataPipeline(dataset, wds.map(str)), batch_size=None)
+        found = [dataset.is_random, nested.is_random, nested.with_epoch(3).extent.goes_on]
+        assert found == [dataset in random] * 3, dataset
 
 
 def same(source):
@@ -91,17 +126,18 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
 ):
     monkeypatch.setenv("READ", str(tmp_path / "read"))
     dataset = wds.WebDataset(urls, shardshuffle=True).map(reading)
-    dataset = (dataset if savable else dataset.compose(same)).with_epoch(8)
+    dataset = (dataset if savable else dataset.compose(same)).with_epoch(4)
     persistent = load(
         pickle.loads(pickle.dumps(dataset)), workers=2, persistent=True, method="fork"
     )
     expected = [[int(n) for n in persistent] for _ in range(6)]
     (tmp_path / "read").unlink()
     fresh = load(dataset, workers=2, method="fork")
-    assert [[int(n) for n in fresh] for _ in range(6)] == expected
-    read = len((tmp_path / "read").read_text().split())
-    # Only where nobody knows the position, the epochs before are gone through again.
-    assert read == (48 if savable else 48 + 8 * (1 + 2 + 3 + 4 + 5))
+    epochs = [[int(n) for n in fresh] for _ in range(6)]
+    # Where nobody knows the position, each epoch begins with a new pass, and reads no more.
+    assert (epochs == expected) == savable
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert len((tmp_path / "read").read_text().split()) == 48
     folder = dataset._epochs.notes.folder
     assert os.path.exists(folder) == savable
     del dataset, fresh
@@ -110,10 +146,12 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
 
 
 def test_an_epoch_that_was_left_is_made_up_for(urls):
-    dataset = wds.WebDataset(urls).map(number).with_epoch(8)
-    loader = load(dataset, workers=2, method="fork")
+    def make():
+        dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
+        return load(dataset, workers=2, method="fork")
+
+    loader, other = make(), make()
     expected = [[int(n) for n in loader] for _ in range(4)]
-    other = load(wds.WebDataset(urls).map(number).with_epoch(8), workers=2, method="fork")
     assert [int(n) for n in other] == expected[0]
     for _ in other:
         break
@@ -145,17 +183,21 @@ def test_ranks_share_each_epoch_whatever_their_seeds(urls, monkeypatch, world, s
 
 
 def test_ranks_take_equal_numbers_of_steps(urls, monkeypatch):
-    found = ranks(monkeypatch, 5, lambda: wds.WebDataset(urls).map(number).with_epoch(36))
-    assert [len(rank) for rank in found] == [8] * 5
+    def make(**options):
+        dataset = wds.WebDataset(urls).map(number)
+        return ranks(monkeypatch, 5, lambda: dataset.compose().with_epoch(36, **options))
+
+    assert [len(rank) for rank in make(scope="job")] == [8] * 5
+    assert [len(rank) for rank in make()] == [36] * 5
 
 
 def test_workers_of_a_rank_can_count_for_themselves(urls, monkeypatch):
     monkeypatch.setenv("WORKER", "1")
     monkeypatch.setenv("NUM_WORKERS", "4")
     dataset = wds.WebDataset(urls).map(number)
-    assert len(list(dataset.with_epoch(10, scope="worker"))) == 10
+    assert len(list(dataset.with_epoch(10))) == 10
     assert len(list(dataset.compose().with_epoch(10, scope="rank"))) == 3
-    assert len(list(dataset.compose().with_epoch(10))) == 3
+    assert len(list(dataset.compose().with_epoch(10, scope="job"))) == 3
 
 
 def test_the_next_epoch_can_be_set(urls):
@@ -206,8 +248,8 @@ def test_epochs_that_are_set_after_loops_begin_with_a_new_pass(urls):
     assert (len(list(dataset)), next(iter(dataset))) == (36, 0)
     dataset.with_epoch(50)
     assert [len(list(dataset)) for _ in range(3)] == [50, 50, 50]
-    dataset.with_epoch(2)
-    assert list(dataset) + list(dataset) == [6, 7, 8, 9]
+    dataset.with_epoch(2, continues=True)
+    assert list(dataset) + list(dataset) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -264,11 +306,11 @@ def test_a_loop_keeps_the_stages_that_it_began_with(urls):
 
 @pytest.mark.parametrize("appended", [True, False])
 def test_a_changed_pipeline_begins_anew_and_can_be_saved(urls, appended):
-    dataset = wds.WebDataset(urls).map(number).with_epoch(10)
+    dataset = wds.WebDataset(urls).map(number).with_epoch(10, continues=True)
     assert [list(dataset) for _ in range(2)] == [[*range(10)], [*range(10, 20)]]
-    assert dataset.with_epoch(10) is dataset
+    assert dataset.with_epoch(10, continues=True) is dataset
     assert list(dataset) == [*range(20, 30)]
-    assert list(dataset.with_epoch(4)) == [30, 31, 32, 33]
+    assert list(dataset.with_epoch(4, continues=True)) == [30, 31, 32, 33]
     if appended:
         dataset.append(wds.map(str))
     else:
@@ -277,18 +319,18 @@ def test_a_changed_pipeline_begins_anew_and_can_be_saved(urls, appended):
     assert list(dataset) == ["0", "1", "2", "3"]
     state = dataset.state_dict()
     assert list(dataset) == ["4", "5", "6", "7"]
-    other = wds.WebDataset(urls).map(number).map(str).with_epoch(4)
+    other = wds.WebDataset(urls).map(number).map(str).with_epoch(4, continues=True)
     other.load_state_dict(state)
     assert list(other) == ["4", "5", "6", "7"]
 
 
 def test_workers_see_that_a_pipeline_has_changed(urls):
-    dataset = wds.WebDataset(urls).map(number).with_epoch(8)
+    dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
     loader = load(dataset, workers=2, method="fork")
     assert len({int(n) for _ in range(2) for n in loader}) == 16
     dataset.append(wds.map(str))
     changed = list(loader)
-    fresh = wds.WebDataset(urls).map(number).map(str).with_epoch(8)
+    fresh = wds.WebDataset(urls).map(number).map(str).with_epoch(4)
     assert changed == list(load(fresh, workers=2, method="fork"))
 
 

@@ -53,9 +53,10 @@ def test_nodes_with_workers_share_epochs_and_take_equal_steps(urls, tmp_path):
         # Shards come in another order, and to other nodes.
         assert set(nodes[0][name][0]) != set(nodes[0][name][1])
     assert nodes[0]["whole"] == nodes[0]["persistent"]
-    # Epochs of 21 over both nodes are 11 steps of each, and continue through all of the data.
-    for name in ("resampled", "counted"):
-        assert [len(epoch) for node in nodes for epoch in node[name]] == [11] * 6
+    # Epochs of 5 in each of two workers are 10 steps. Epochs of 21 over both nodes are 11 steps of
+    # each, and continue through all of the data.
+    for name, steps in (("resampled", 10), ("counted", 11)):
+        assert [len(epoch) for node in nodes for epoch in node[name]] == [steps] * 6
     assert len({tuple(epoch) for node in nodes for epoch in node["resampled"]}) == 6
     counted = Counter(n for epoch in range(3) for n in joined(nodes, "counted", epoch))
     assert set(counted.values()) <= {1, 2, 3}

@@ -286,7 +286,7 @@ def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:
         >>> len(list(ddp_equalize(FluidWrapper(range(10)), length=8, batchsize=2)))
         4
     """
-    return dataset.with_epoch(math.ceil(length / batchsize))
+    return dataset.with_epoch(math.ceil(length / batchsize), scope="job")
 
 
 def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any:
@@ -302,7 +302,7 @@ def ResizedDataset(dataset: Any, length: int, nominal: int | None = None) -> Any
         >>> list(dataset), list(dataset)
         ([0, 1], [2, 0])
     """
-    resized = FluidWrapper(dataset).with_epoch(length)
+    resized = FluidWrapper(dataset).with_epoch(length, continues=True)
     return resized.with_length(length if nominal is None else nominal)
 
 

@@ -37,6 +37,10 @@ class _Mixture(Stage):
         self.longest = longest
 
     @property
+    def is_random(self) -> bool:
+        return any(getattr(each, "is_random", False) for each in self.datasets)
+
+    @property
     def parts(self) -> tuple[Stage, ...]:
         """The datasets as stages."""
         return tuple(as_stages([each])[0] for each in self.datasets)
@@ -58,6 +62,10 @@ class RandomMixStage(_Mixture):
     ) -> None:
         super().__init__(datasets, longest)
         self.probs = probs
+
+    @property
+    def is_random(self) -> bool:
+        return True
 
     @property
     def weights(self) -> list[float]:

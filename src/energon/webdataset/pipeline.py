@@ -63,7 +63,8 @@ class DataPipeline(TorchLookalike):
         self.nsamples = -1
         # None until an epoch is set: only then nsamples means something.
         self._scope: Scope | None = None
-        self._goes_on = False
+        # None depends on the stages: what is random continues.
+        self._continues: bool | None = False
         self._first_epoch = 0
         self._epochs = EpochCounter()
         self._loop: Loop | None = None
@@ -77,14 +78,20 @@ class DataPipeline(TorchLookalike):
         return as_stages(self.pipeline)
 
     @property
+    def is_random(self) -> bool:
+        """Whether a stage yields other items, or another order, in each epoch."""
+        return any(getattr(stage, "is_random", False) for stage in self.pipeline)
+
+    @property
     def extent(self) -> Extent:
         """How far a loop goes."""
         is_limited = self.nsamples > 0 and (self._scope is not None or self.repetitions != 1)
+        continues = self.is_random if self._continues is None else self._continues
         return Extent(
             passes=None if self.repetitions >= sys.maxsize else self.repetitions,
             items=self.nsamples if is_limited else None,
             scope=self._scope or "worker",
-            goes_on=self._goes_on and is_limited,
+            goes_on=is_limited and continues,
             first_epoch=self._first_epoch,
         )
 
@@ -144,28 +151,37 @@ class DataPipeline(TorchLookalike):
         """Return stage number `i` as it was given, counted from 0."""
         return self.pipeline[i]
 
-    def with_epoch(self, nsamples: int = -1, nbatches: int = -1, *, scope: Scope = "job") -> Self:
-        """Let loops of this pipeline have this many items, of which the next continues; return it.
+    def with_epoch(
+        self,
+        nsamples: int = -1,
+        nbatches: int = -1,
+        *,
+        scope: Scope = "worker",
+        continues: bool | None = None,
+    ) -> Self:
+        """Let each loop over this pipeline yield this many items, and return the pipeline.
 
-        Items are what leaves the pipeline: samples, or batches after `batched`. All ranks get
-        the same number, and the workers of a rank share it. The data is repeated, reshuffled,
-        for as long as it takes.
+        Items are what leaves the pipeline: samples, or batches after `batched`. The data is
+        repeated, and reshuffled, for as long as it takes.
 
         Args:
             nsamples: How many items; -1 for loops without end.
             nbatches: Another name for the same.
-            scope: Who shares the items: all ranks of the job, the workers of each rank, or each
-                worker gets that many for itself.
+            scope: Who counts the items together: each worker on its own, all workers of a rank, or
+                all ranks of the job, which then get the same number each.
+            continues: Whether a loop continues where the one before stopped, or starts over. None
+                continues if a stage is random, as after a shuffle, and starts over if not, so that
+                every loop over unshuffled data yields the same items.
         """
         items = max(nsamples, nbatches)
         if items < 1 and items != -1:
             raise ConfigError(
                 f"with_epoch({items}): an epoch has one item or more; -1 means without end"
             )
-        if not self._goes_on:
+        if self._continues is False:
             self._first_epoch = self._epochs.epochs
         self.repetitions, self.nsamples = sys.maxsize, items
-        self._scope, self._goes_on = scope, True
+        self._scope, self._continues = scope, continues
         return self
 
     def repeat(self, nepochs: int | None = None, nbatches: int | None = None) -> Self:
@@ -184,7 +200,7 @@ class DataPipeline(TorchLookalike):
         self.repetitions, self.nsamples = nepochs or -1, nbatches or -1
         if self.repetitions < 0:
             self.repetitions = sys.maxsize
-        self._scope, self._goes_on = "worker", False
+        self._scope, self._continues = "worker", False
         return self
 
     def with_length(self, n: int | None = None, silent: bool = False) -> Self:

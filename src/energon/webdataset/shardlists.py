@@ -85,6 +85,10 @@ class SimpleShardList(ShardSource):
         self.urls = list(expand_urls(urls))
         self.seed = None if seed is None else default_seed(seed)
 
+    @property
+    def is_random(self) -> bool:
+        return self.seed is not None
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
         shards = [{"url": url} for url in self.urls]
         if self.seed is None:
@@ -112,7 +116,7 @@ class ResampledShards(ShardSource):
         (100, True)
     """
 
-    is_endless = True
+    is_endless = is_random = True
 
     def __init__(
         self,
@@ -165,6 +169,8 @@ class ShuffleShards(Stage):
         scope: Which workers get the same order, so that they can divide the shards afterwards: all
             workers of the job, whatever their seeds, or those of a rank.
     """
+
+    is_random = True
 
     scope: str = "rank"
 
@@ -268,7 +274,7 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 class _Resampled(Stage):
     n: int
 
-    is_endless = True
+    is_endless = is_random = True
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         items = list(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from energon.errors import ConfigError, StateError
@@ -154,6 +155,10 @@ class LoaderSource(Stage):
         self.loader = loader
         self.converts = converts
 
+    @property
+    def is_random(self) -> bool:
+        return bool(self.loader.dataset.dataset.is_random)
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _LoaderIterator(self.loader, context.epoch, self.converts)
 
@@ -229,6 +234,7 @@ class LaneLoader(SavableDataLoader):
         self._stream = None
         self._delivered = self._epoch_batches = 0
         self._restore(merge_states(state), True)
+        self.dataset = replace(self.dataset, lanes=self._lanes)
 
 
 def _batches(size: int, collate: Callable[[Any], Any] | None, drop_last: bool) -> Batched:

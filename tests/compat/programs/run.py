@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MODULES = ["reading", "pipelines", "stages", "decoding", "sources", "openers", "writing"]
+MODULES = ["reading", "pipelines", "epochs", "stages", "decoding", "sources", "openers", "writing"]
 ENERGON = [
     "datasets",
     "documents",

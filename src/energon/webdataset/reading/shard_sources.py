@@ -88,6 +88,10 @@ class MultiShardSample(ShardSource):
         self.is_endless = self._resampled or _weighted(spec)
 
     @property
+    def is_random(self) -> bool:
+        return self.is_endless or isinstance(self.content, SelectionSpec)
+
+    @property
     def sources(self) -> list[MSSource]:
         """The sources of the document."""
         content = self.content
@@ -207,7 +211,7 @@ class DirectoryShardList(TorchLookalike, Stage):
         True
     """
 
-    is_endless = True
+    is_endless = is_random = True
 
     def __init__(
         self,

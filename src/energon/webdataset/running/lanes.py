@@ -23,14 +23,23 @@ from typing import Any
 
 import numpy as np
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
 from energon.formats.json_text import parse_json
 from energon.loader.state import merge_states
+from energon.messages import counted
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 from energon.webdataset import utils
+from energon.webdataset.running.loop import Extent
 from energon.webdataset.running.place import Place, running_at
-from energon.webdataset.stages.base import Context, State, load_state, state_of
+from energon.webdataset.stages.base import (
+    Context,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
 from energon.webdataset.stages.batching import Batched
 from energon.worker import WorkerConfig
 
@@ -167,6 +176,7 @@ class LanePipeline:
         batch: Makes batches of its items; None leaves them as they are.
         process: Told of the worker process; None in the training process.
         finish: Changes what is sent; None sends it as it is.
+        lanes: How many lanes the run has; None for the default.
     """
 
     dataset: Any
@@ -174,6 +184,7 @@ class LanePipeline:
     batch: Batched | None = None
     process: LaneProcess | None = None
     finish: Callable[[Any], Any] | None = None
+    lanes: int | None = None
 
     restart = False
 
@@ -185,10 +196,26 @@ class LanePipeline:
     @property
     def virtual_epoch_length(self) -> int:
         """Batches of a rank after which a loop ends; 0 means where the data ends."""
-        if not self.dataset.extent.goes_on:
+        extent: Extent = self.dataset.extent
+        if not extent.goes_on:
             return 0
-        items: int = self.dataset.extent.rank_share(self.worker_config.world_size)
-        return items if self.batch is None else -(-items // self.batch.batchsize)
+        ranks = self.worker_config.world_size
+        counts = (self.lanes or self.default_lanes) // ranks if extent.scope == "worker" else 1
+        return counts * self._num_batches_of(extent.rank_share(ranks))
+
+    def _num_batches_of(self, items: int) -> int:
+        """Return how many batches items that are counted together make."""
+        if self.batch is None:
+            return items
+        size = self.batch.batchsize
+        if self.batch.partial:
+            return -(-items // size)
+        if items < size:
+            raise ConfigError(
+                f"with_epoch({items}) and drop_last=True: an epoch of {counted(items, 'item')} has "
+                f"no whole batch of {size}"
+            )
+        return items // size
 
     def first_state(self, epoch: int) -> State:
         """Return the state of a lane before the first batch of an epoch."""
@@ -295,13 +322,44 @@ class LaneItems(DatasetIterator[Any]):
             )
 
 
+class EpochBatches(StageIterator):
+    """Batches of items without end, none of which belongs to two epochs.
+
+    Args:
+        items: What the batches are made of.
+        length: How many items an epoch has.
+        batch: Makes the batches.
+    """
+
+    def __init__(self, items: Iterator[Any], length: int, batch: Batched) -> None:
+        self._length = self._left = length
+        self._batch = batch
+        super().__init__(items)
+
+    def _run(self) -> Iterator[Any]:
+        items, size, collate = iter(self._source), self._batch.batchsize, self._batch.collation_fn
+        while batch := list(islice(items, min(size, self._left))):
+            self._left = self._left - len(batch) or self._length
+            if len(batch) == size or self._batch.partial:
+                yield batch if collate is None else collate(batch)
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "left": self._left}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self._left = unpack(state, "source", "left")
+        load_state(self._source, source)
+
+
 def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
-    snapshot = pipeline.dataset.snapshot()
+    snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
     extent = snapshot.extent
     if extent.goes_on:
         items: Iterator[Any] = snapshot.passes(place, epoch=epoch, count=None)
+        if batch is not None and extent.scope == "worker":
+            return EpochBatches(items, extent.rank_share(place.world_size), batch)
     else:
         items = snapshot.items_of_epoch(place, epoch)
-    if pipeline.batch is None:
+    if batch is None:
         return items
-    return pipeline.batch.open(items, Context(place, snapshot.seed, epoch, ("loader",)))
+    return batch.open(items, Context(place, snapshot.seed, epoch, ("loader",)))

@@ -271,18 +271,17 @@ class Loop(StageIterator):
         """Return the endless items of a place, after those of the loops before this one.
 
         This is for workers that start over with every epoch. They continue where those before them
-        have noted that they stopped; without notes, as of stages that cannot be saved, they go
-        through all again.
+        have noted that they stopped; without notes, as of stages that cannot be saved, they begin
+        with a new pass.
         """
         extent = self.snapshot.extent
-        passes = self.snapshot.passes(self.place, epoch=extent.first_epoch, count=None)
+        passes = self.snapshot.passes(self.place, epoch=self.epoch, count=None)
         noted = self._epochs.notes.read(self.place)
-        done = 0
         if noted is not None and self._may_use(noted):
-            done = extent.items_before(self.place, noted["epoch"])
             passes.load_state_dict(noted["items"])
-        for _ in islice(passes, extent.items_before(self.place, self.epoch) - done):
-            pass
+            done = extent.items_before(self.place, noted["epoch"])
+            for _ in islice(passes, extent.items_before(self.place, self.epoch) - done):
+                pass
         return passes
 
     def _may_use(self, noted: State) -> bool:

@@ -110,6 +110,11 @@ class Stage:
     A stage can be called with an iterable to run it on its own: `shuffle(100)(samples)`.
     """
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the items, or their order, differ from epoch to epoch."""
+        return False
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         """Return the iterator of this stage over `source`, which is empty for the first stage."""
         raise NotImplementedError

@@ -144,6 +144,8 @@ def _select(
 class RandomSample(Stage):
     """Yields each item with probability `p`; the choices are a function of the seed."""
 
+    is_random = True
+
     p: float = 0.5
 
     def __post_init__(self) -> None:

@@ -150,6 +150,10 @@ class Shuffle(Stage):
                 "must not be negative"
             )
 
+    @property
+    def is_random(self) -> bool:
+        return self.bufsize > 0
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         if self.bufsize < 1:
             return source
@@ -171,6 +175,8 @@ class detshuffle(Stage):
         >>> list(detshuffle(10, seed=1)(range(5))) == list(detshuffle(10, seed=1)(range(5)))
         True
     """
+
+    is_random = True
 
     def __init__(
         self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
