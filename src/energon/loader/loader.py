@@ -35,9 +35,9 @@ class BasicDataLoader:
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
     Every `for` loop continues where the previous one stopped, whether it stopped at `break` or at
-    the end of a virtual epoch; once the data has ended, the next loop starts at the first batch.
-    Loops over a validation pipeline always start at the first batch. Workers start with the first
-    batch and run until the loader is closed or deleted.
+    the end of a virtual epoch; once the data has ended, the next loop is another pass over all of
+    it, in another order. Loops over a validation pipeline always start at the first batch. Workers
+    start with the first batch and run until that pass ends, or the loader is closed or deleted.
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
@@ -291,14 +291,17 @@ class BasicDataLoader:
         return all(position.ended for position in self._positions.values())
 
     def _restart(self) -> None:
-        """Move to the first batch of every lane, remembering which rows are bad."""
-        if isinstance(self.dataset, Continues):
-            dataset = self.dataset.restarted()
-            if dataset is not self.dataset:
-                self.close()
-                self.dataset = dataset
+        """Move to the first batch of every lane, remembering which rows are bad in this order."""
+        before = self.dataset
+        if isinstance(before, Continues):
+            self.dataset = before.restarted()
+        keeps_order = self.dataset is before
+        if not keeps_order:
+            self.close()
         self._positions = {
-            lane: LanePosition(skip_rows=position.skip_rows, counts=position.counts)
+            lane: LanePosition(
+                skip_rows=position.skip_rows if keeps_order else (), counts=position.counts
+            )
             for lane, position in self._positions.items()
         }
         self._stream = None

@@ -8,8 +8,9 @@ from typing import Any
 
 from energon.errors import StateError
 
-PAST = ("mix_before", "eras")
-"""Parts of a fingerprint about how data was mixed and dealt to lanes earlier in the run."""
+PAST = ("mix_before", "eras", "pass")
+"""Parts of a fingerprint about how data was mixed and dealt to lanes, and how often it was read,
+earlier in the run."""
 
 
 RUN = "run"

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class BlendPlan:
         clock: Tells the rows of positions; None for a run that began with these lanes.
         moves: For each change, the draws of all lanes with which sources continue, by their
             numbers.
+        pass_number: How many passes there were before, up to the limits of all sources.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -69,6 +71,7 @@ class BlendPlan:
     eras: tuple[Era, ...] = ()
     clock: Clock | None = None
     moves: tuple[Mapping[int, int], ...] = ()
+    pass_number: int = 0
 
     @property
     def lanes_of_stream(self) -> int:
@@ -272,7 +275,13 @@ class BlendPlan:
     @cached_property
     def _order(self) -> LeafOrder:
         orders = self.leaves if self._is_plain else [line.order for line in self._lines]
-        return LeafOrder(orders, lanes=self.lanes, seed=self.seed, eras=self.eras)
+        limits = self.mixes[-1].limits
+        # Each pass begins with an epoch that none before has drawn from.
+        first = [
+            self.pass_number * ceil(limits.get(source, 0) / max(1, order.shuffle_over_epochs or 1))
+            for source, order in enumerate(orders)
+        ]
+        return LeafOrder(orders, lanes=self.lanes, seed=self.seed, eras=self.eras, first=first)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

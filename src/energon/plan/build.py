@@ -63,6 +63,7 @@ def mix_plan(
     eras: Sequence[Era] = (),
     clock: Clock | None = None,
     moves: Sequence[Mapping[int, int]] = (),
+    pass_number: int = 0,
 ) -> BlendPlan | LinePlan | WindowPlan:
     """Return a plan that draws from sources by mixes, endless unless they have limits.
 
@@ -79,6 +80,7 @@ def mix_plan(
         eras: What went before with other lanes, in draws from each source.
         clock: Tells the rows of positions; None for a run that began with these lanes.
         moves: For each mix but the last, with which draws sources continue after it.
+        pass_number: How many passes there were before, if all sources have limits.
     """
     plan = BlendPlan(
         _checked(leaves, lanes),
@@ -92,6 +94,7 @@ def mix_plan(
         eras=tuple(eras),
         clock=clock,
         moves=tuple(moves),
+        pass_number=pass_number,
     )
     return _windowed(plan, shuffle_window, seed)
 
@@ -120,6 +123,7 @@ def epochized_plan(
     stripe: int = 1,
     shuffle_window: int = 0,
     eras: Sequence[Era] = (),
+    pass_number: int = 0,
 ) -> BlendPlan | LinePlan | WindowPlan:
     """Return a plan of all samples of `leaves`, each `repetitions` times, as one mixed line.
 
@@ -131,11 +135,19 @@ def epochized_plan(
         stripe: Consecutive samples that go to the same lane where the order is kept.
         shuffle_window: Rows of a lane that are permuted together; 0 for none.
         eras: What went before with other lanes, in draws from the line.
+        pass_number: How many passes there were before, if the line does not start again.
     """
     leaves = _checked(leaves, lanes)
     shuffle = any(leaf.shuffle_over_epochs is not None for leaf in leaves)
     plan = LinePlan(
-        leaves, lanes, seed, repeat=repeat, shuffle=shuffle, stripe=stripe, eras=tuple(eras)
+        leaves,
+        lanes,
+        seed,
+        repeat=repeat,
+        shuffle=shuffle,
+        stripe=stripe,
+        eras=tuple(eras),
+        pass_number=pass_number,
     )
     return _windowed(plan, shuffle_window, seed)
 

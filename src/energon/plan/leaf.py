@@ -128,18 +128,26 @@ class LeafOrder:
         lanes: V.
         seed: Seed of the run.
         eras: What went before with other lanes.
+        first: For each leaf, the number of the pass with which draw 0 begins; () for 0.
     """
 
     def __init__(
-        self, leaves: Sequence[PlanLeaf], *, lanes: int, seed: int, eras: Sequence[Era] = ()
+        self,
+        leaves: Sequence[PlanLeaf],
+        *,
+        lanes: int,
+        seed: int,
+        eras: Sequence[Era] = (),
+        first: Sequence[int] = (),
     ) -> None:
         self.leaves = tuple(leaves)
         self.lanes = lanes
         self.seed = seed
         self.eras = tuple(eras)
+        self.first = np.array(first or [0] * len(self.leaves), np.int64)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "eras")}
+        return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "eras", "first")}
 
     def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
         """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
@@ -202,14 +210,15 @@ class LeafOrder:
         table = self.table
         size = table.size[leaf]
         pass_, position = divided(numbers, size)
-        keys = combine(table.key[leaf], shared(pass_))
+        numbered = self._numbered(leaf, pass_)
+        keys = combine(table.key[leaf], shared(numbered))
         if not self.eras or (pass_ * size >= table.before[leaf]).all():
             place = self._place(table, leaf, position, keys)
         else:
             place = self._place_by_era(leaf, pass_ * size, position, keys)
         # One pass over m copies is m epochs.
         copy, ordinal = divided(place, table.num_samples[leaf])
-        return pass_ * table.copies[leaf] + copy, ordinal
+        return numbered * table.copies[leaf] + copy, ordinal
 
     def _place_by_era(
         self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
@@ -322,6 +331,8 @@ class LeafOrder:
         table = self.table
         size, length = table.num_samples[leaf], table.slice_samples[leaf]
         keys = table.key[leaf]
+        if self.first.any():
+            keys = combine(keys, self.first[leaf])
         window_rows = length * table.parallel[leaf]
         row, column = np.divmod(numbers, self.lanes)
         window, inner = np.divmod(row, window_rows)
@@ -333,11 +344,15 @@ class LeafOrder:
         for number, line in table.lines.items():
             chosen = np.flatnonzero(np.broadcast_to(leaf, start.shape) == number)
             ordinal[chosen] = line.within(start[chosen], steps[chosen])
-        return numbers // size, ordinal
+        return self._numbered(leaf, numbers // size), ordinal
 
     def _in_order(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         epoch, ordinal = np.divmod(numbers, self.table.num_samples[leaf])
-        return epoch, ordinal
+        return self._numbered(leaf, epoch), ordinal
+
+    def _numbered(self, leaf: NDArray[np.int32], passes: Ints) -> Ints:
+        """Return the numbers of passes in the run, of which draw 0 need not begin the first."""
+        return passes + self.first[leaf] if self.first.any() else passes
 
     @cached_property
     def table(self) -> LeafTable:
@@ -455,18 +470,18 @@ def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[in
     Raises:
         ConfigError: If samples are drawn with replacement: then there is no such draw.
     """
-    n = int(order.table.num_samples[leaf])
+    n, first = int(order.table.num_samples[leaf]), int(order.first[leaf])
     if order.table.kind[leaf] == REPLACED:
         raise ConfigError(
             f"{order.leaves[leaf].uid} is drawn with replacement, so a sample has no place in an "
             "epoch"
         )
     if order.table.kind[leaf] == IN_ORDER:
-        return order.lane_of(leaf, epoch * n + ordinal)
+        return order.lane_of(leaf, (epoch - first) * n + ordinal)
     pass_, copy = divmod(epoch, int(order.table.copies[leaf]))
-    table = order.table_of_pass(leaf, pass_)
+    table = order.table_of_pass(leaf, pass_ - first)
     position = _position(table, leaf, pass_, copy * n + ordinal)
-    return order.lane_of(leaf, pass_ * int(table.size[leaf]) + position)
+    return order.lane_of(leaf, (pass_ - first) * int(table.size[leaf]) + position)
 
 
 def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:

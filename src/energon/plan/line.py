@@ -162,6 +162,7 @@ class LinePlan:
         shuffle: Whether the line is permuted, with the locality of leaves.
         stripe: If it is not, how many consecutive samples go to the same lane.
         eras: What went before with other lanes; the line is their only leaf.
+        pass_number: How many passes over a line that does not repeat there were before.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -171,6 +172,7 @@ class LinePlan:
     shuffle: bool = False
     stripe: int = 1
     eras: tuple[Era, ...] = ()
+    pass_number: int = 0
 
     @property
     def length(self) -> int:
@@ -215,6 +217,7 @@ class LinePlan:
             line, position = self._order.at(np.zeros(len(rows), np.int32), numbers)
         else:
             line, position = np.divmod(numbers, self.length)
+            line = line + self.pass_number
         return self._line.at(line, position)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
@@ -262,7 +265,7 @@ class LinePlan:
                 return None
             lane, row = drawn
         else:
-            number = found[0] * self.length + found[1] - self._before
+            number = (found[0] - self.pass_number) * self.length + found[1] - self._before
             if number < 0:
                 return None
             stripe, within = divmod(number, self.stripe)
@@ -288,7 +291,8 @@ class LinePlan:
     @cached_property
     def _order(self) -> LeafOrder:
         line = replace(self._line.order, shuffle_over_epochs=1)
-        return LeafOrder((line,), lanes=self.lanes, seed=self.seed, eras=self.eras)
+        first = (self.pass_number,)
+        return LeafOrder((line,), lanes=self.lanes, seed=self.seed, eras=self.eras, first=first)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -30,12 +30,14 @@ class _Continued(NamedTuple):
     streams: int | None
     stripe: int | None
     eras: tuple[Mapping[str, Any], ...]
+    pass_number: int
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> _Continued:
         """Return it from a fingerprint, checked."""
         streams, stripe, eras = (saved.get(name) for name in ("streams", "stripe", "eras"))
-        numbers = [number for number in (streams, stripe) if number is not None]
+        pass_number = saved.get("pass", 0)
+        numbers = [number for number in (streams, stripe, pass_number) if number is not None]
         for era in eras or ():
             match era:
                 case {"samples": samples, "draws": dict(draws), "streams": many}:
@@ -43,10 +45,10 @@ class _Continued(NamedTuple):
                 case _:
                     numbers.append(None)
         if all(isinstance(number, int) and 0 <= number < MAX_NUMBER for number in numbers):
-            return cls(streams, stripe or None, tuple(eras or ()))
+            return cls(streams, stripe or None, tuple(eras or ()), pass_number or 0)
         raise StateError(
-            f"the fingerprint of the state has {streams=}, {stripe=}, eras={eras!r:.100}, which no "
-            "loader writes; the state is damaged or was edited"
+            f"the fingerprint of the state has {streams=}, {stripe=}, pass={pass_number!r}, "
+            f"eras={eras!r:.100}, which no loader writes; the state is damaged or was edited"
         )
 
 
@@ -72,6 +74,7 @@ class PlanRecipe:
         streams: How many streams the lanes share; None for as many as there are lanes.
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
+        pass_number: How many passes over data that are not repeated there were before.
     """
 
     kind: Literal["blend", "epochized", "concat"]
@@ -87,6 +90,7 @@ class PlanRecipe:
     past: tuple[Mapping[str, Any], ...] = ()
     streams: int | None = None
     eras: tuple[Mapping[str, Any], ...] = ()
+    pass_number: int = 0
 
     @property
     def is_striped(self) -> bool:
@@ -137,6 +141,7 @@ class PlanRecipe:
                 stripe=self.stripe,
                 shuffle_window=self.shuffle_window,
                 eras=eras,
+                pass_number=self.pass_number,
             )
         clock = Clock(streams, self.batch_size)
         if self.eras:
@@ -155,6 +160,7 @@ class PlanRecipe:
             eras=eras,
             clock=clock,
             moves=self._moves,
+            pass_number=self.pass_number,
         )
 
     @cached_property
@@ -168,6 +174,10 @@ class PlanRecipe:
         if self.mix is None:
             return Mix.flat([leaf.weight for leaf in self.leaves])
         return self.mix.settle([self._line(source).length for source in self.blend_sources])
+
+    def next_pass(self) -> PlanRecipe:
+        """Return the recipe of the pass over the data that follows this one."""
+        return replace(self, eras=(), pass_number=self.pass_number + 1)
 
     def mix_json(self) -> dict[str, Any] | None:
         """Return the mix as plain data; None if this is not a blend."""
@@ -190,7 +200,13 @@ class PlanRecipe:
         # The lanes of a stream share its rows in the same stripes as before, whatever makes a
         # batch now.
         stripe = known.stripe if known.streams and known.stripe else self.stripe
-        recipe = replace(self, streams=known.streams or None, eras=known.eras, stripe=stripe)
+        recipe = replace(
+            self,
+            streams=known.streams or None,
+            eras=known.eras,
+            stripe=stripe,
+            pass_number=known.pass_number,
+        )
         mix, past = saved.get("mix"), saved.get("mix_before", ())
         if self.kind != "blend" or mix is None:
             return recipe
@@ -227,6 +243,7 @@ class PlanRecipe:
             "shuffle_window": self.shuffle_window,
             **({"streams": self.streams} if self.streams is not None else {}),
             **({"eras": list(self.eras)} if self.eras else {}),
+            **({"pass": self.pass_number} if self.pass_number else {}),
             **({"stripe": self.stripe} if self.is_striped else {}),
             **({"mix": self.mix_json(), "unit": self.unit} if self.kind == "blend" else {}),
             **({"mix_before": list(self.past)} if self.past else {}),
@@ -278,6 +295,7 @@ class PlanRecipe:
                 past=tuple(saved.get("mix_before", ())),
                 streams=known.streams or None,
                 eras=known.eras,
+                pass_number=known.pass_number,
             )
             if "mix" not in saved:
                 return recipe

@@ -412,8 +412,10 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return begin_changes(states, self.plan.continuing(fingerprint), lanes)
 
     def restarted(self) -> SavableDataset:
-        """Return this pipeline for another pass over the data."""
-        return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
+        """Return this pipeline for another pass over the data: of training, in another order."""
+        if self.restart:
+            return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
+        return replace(self, plan=self.plan.next_pass())
 
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the differences that make epochs in progress inexact."""

@@ -60,8 +60,9 @@ def get_train_dataset(
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
             batches of one dataset; None for the setting of the metadataset, or samples.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
-        repeat: Whether to start again at the end of the data. A weighted blend never ends, unless
-            all of its entries have `max_epochs`; then it always ends.
+        repeat: Whether to start again at the end of the data. False ends the loop there; each loop
+            has all samples, in another order. A weighted blend never ends, unless all of its
+            entries have `max_epochs`; then it always ends.
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         subflavors: Labels of the samples, which override those of the datasets.

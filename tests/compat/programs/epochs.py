@@ -164,8 +164,8 @@ def check_shards_of_workers(wds, folder):
     """Which worker reads which shard, and which samples there are in one pass."""
     found = []
     for n in WORKERS:
-        dataset = plain(wds, folder).map(lambda sample: (sample["__url__"], number(sample)))
-        found.append([f"{url} {number}" for url, number in loader(wds, dataset, n)])
+        dataset = plain(wds, folder).map(lambda sample: (sample["__url__"], int(sample["__key__"])))
+        found.append([f"{url} {key}" for url, key in loader(wds, dataset, n)])
     return found
 
 
