@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import json
 import pickle
 import shutil
@@ -158,6 +159,23 @@ def test_damaged_chunks_are_reported(folder):
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match=path.name):
         every(source_of(folder))
+
+
+@pytest.mark.parametrize("kind", ["sha1", "md5", "sha256"])
+def test_compressed_shards_are_compared_with_the_hashes_in_the_index(tmp_path, kind):
+    folder = shutil.copytree(DATA / "mds_zstd", tmp_path / "set")
+    index = json.loads((folder / "index.json").read_text())
+    for about in index["shards"]:
+        content = (folder / about["zip_data"]["basename"]).read_bytes()
+        known = hashlib.new(kind, content).hexdigest()
+        about["zip_data"]["hashes"] = {kind: known.upper(), "xxh64": "of another package"}
+    (folder / "index.json").write_text(json.dumps(index))
+    count = len(MdsRecords(folder).read(np.arange(3)))
+    assert count == 3
+    index["shards"][0]["zip_data"]["hashes"][kind] = "0" * len(known)
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=rf"shard.00000.mds.zstd: its {kind} is .* copy it again"):
+        MdsRecords(folder).read(np.arange(3))
 
 
 def test_an_index_that_makes_no_sense_is_reported(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -46,6 +47,7 @@ class MdsShard:
         names: The columns.
         sizes: Bytes of each; None if they differ.
         encodings: How each is stored.
+        hashes: Hashes of the file by algorithm, in hexadecimal digits.
     """
 
     name: str
@@ -55,6 +57,7 @@ class MdsShard:
     names: tuple[str, ...]
     sizes: tuple[int | None, ...]
     encodings: tuple[str, ...]
+    hashes: tuple[tuple[str, str], ...] = ()
 
 
 def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
@@ -84,9 +87,22 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
     name = str(file["basename"])
     if name in ("", ".", "..") or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name!r} leads out of the folder")
+    hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(
-        name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings
+        name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings, hashes
     )
+
+
+def _check_hashes(shard: MdsShard, data: bytes, origin: object) -> None:
+    """Compare a shard with the hashes in the index, as far as Python can compute them."""
+    for kind, value in shard.hashes:
+        if kind in hashlib.algorithms_guaranteed and not kind.startswith("shake"):
+            found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+            if found != value.lower():
+                raise FormatError(
+                    f"{origin}: its {kind} is {found}, but the index says {value}; the shard is "
+                    "damaged or was replaced, copy it again"
+                )
 
 
 class MdsFormat:
@@ -137,8 +153,11 @@ class MdsFormat:
         self, number: int, data: bytes, origin: object, start: int = 0
     ) -> Iterator[memoryview]:
         """Yield the records of a shard from number `start` on."""
-        compression = self.shards[number].compression
-        return records(unpack(data, origin, compression) if compression else data, origin, start)
+        shard = self.shards[number]
+        if not shard.compression:
+            return records(data, origin, start)
+        _check_hashes(shard, data, origin)
+        return records(unpack(data, origin, shard.compression), origin, start)
 
     def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
         """Return a record as it is: records are not compressed one by one."""
