@@ -31,7 +31,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.sources.tokens.kind import TokenOptions, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
-from tests.kind_checks import check_kind
+from tests.kind_checks import check_kind, plain
 from tests.task_encoder.runs import config
 from tests.token_files import CODES, numbered, write_tokens
 
@@ -253,6 +253,37 @@ def test_batches_are_the_same_with_and_without_single_samples(tmp_path, length, 
         for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__"):
             assert getattr(batch, name) == getattr(other, name)
         assert state == other_state
+
+
+@pytest.mark.parametrize("lengths", [(16, 16), (16, 9), (None, None)])
+@pytest.mark.parametrize("modes", [(True, True), (True, False)])
+def test_batches_of_a_blend_are_the_same_with_and_without_single_samples(tmp_path, lengths, modes):
+    entries = []
+    for name, dtype, length, has_modes in zip(
+        "ab", ("uint16", "int32"), lengths, modes, strict=True
+    ):
+        path = write_tokens(
+            tmp_path / name,
+            numbered(LENGTHS),
+            dtype=dtype,
+            modes=[n % 3 for n in range(N)] if has_modes else None,
+        )
+        read = {"unit": "sequence", "length": length} if length else {}
+        entries.append({"path": str(path), "read": read})
+    runs = []
+    for encoder in (DefaultTaskEncoder(), OneByOne()):
+        dataset = get_train_dataset(
+            {"splits": {"train": {"blend": entries}}},
+            worker_config=config(lanes=2),
+            batch_size=5,
+            task_encoder=encoder,
+        )
+        loader = get_savable_loader(dataset)
+        batches = list(islice(loader, 40))
+        runs.append((batches, loader.state_dict()))
+    assert len({key[0] for batch in runs[0][0] for key in batch.__restore_key__[1]}) == 2
+    assert plain(runs[0][0]) == plain(runs[1][0])
+    assert runs[0][1:] == runs[1][1:]
 
 
 def test_a_data_file_that_shrinks_is_reported_and_not_looked_behind(path):

@@ -207,7 +207,7 @@ class _LateMix:
     late: Mapping[int, LateRows]
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`."""
+        """Return the samples from `start` to `stop`."""
         leaf = self.leaf[start:stop]
         before = np.bincount(self.leaf[:start], minlength=max(self.late) + 1).tolist()
         counts = np.bincount(leaf).tolist()
@@ -216,7 +216,73 @@ class _LateMix:
             for number, count in enumerate(counts)
             if count
         }
+        kinds = {getattr(late, "column_names", None) for late in self.late.values()}
+        if len(kinds) == 1 and None not in kinds:
+            return _MixedSamples(leaf, own)
         return map(next, map(own.__getitem__, leaf.tolist()))
+
+
+class _MixedSamples(Iterator[Any]):
+    """The next samples of several leaves, which can be taken one by one or many at once.
+
+    Args:
+        leaf: The leaf of each sample.
+        samples: The samples of each leaf, with columns of the same names.
+    """
+
+    def __init__(self, leaf: NDArray[np.int32], samples: Mapping[int, Any]) -> None:
+        self._leaf, self._samples, self._at = leaf, samples, 0
+
+    def __next__(self) -> Any:
+        if self._at == len(self._leaf):
+            raise StopIteration
+        self._at += 1
+        return next(self._samples[int(self._leaf[self._at - 1])])
+
+    def __length_hint__(self) -> int:
+        return len(self._leaf) - self._at
+
+    def columns(self, count: int) -> dict[str, Any] | None:
+        """Return the next `count` samples as one of columns; None if there are fewer."""
+        leaf = self._leaf[self._at : self._at + count]
+        if len(leaf) < count:
+            return None
+        self._at += count
+        numbers = leaf.tolist()
+        places = {
+            number: [place for place, each in enumerate(numbers) if each == number]
+            for number in dict.fromkeys(numbers)
+        }
+        found = {number: self._samples[number].columns(len(at)) for number, at in places.items()}
+        if len(found) == 1:
+            return found[numbers[0]]  # type: ignore[no-any-return]
+        first = found[numbers[0]]
+        pairs = [(at, found[number]) for number, at in places.items()]
+        return {name: _merged([(at, own[name]) for at, own in pairs], count) for name in first}
+
+
+def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
+    """Return columns of some samples as one; arrays are padded with zeros, as in collating.
+
+    Args:
+        columns: Each with the places of its samples.
+        count: How many samples there are.
+    """
+    arrays = [values for _, values in columns if isinstance(values, np.ndarray)]
+    if not arrays:
+        if columns[0][1] is None:
+            return None
+        merged: Any = [None] * count
+        for places, values in columns:
+            for place, value in zip(places, values, strict=True):
+                merged[place] = value
+        return merged
+    shape = (count, *map(max, *(array.shape[1:] for array in arrays)))
+    is_even = all(array.shape[1:] == shape[1:] for array in arrays)
+    merged = (np.empty if is_even else np.zeros)(shape, np.result_type(*arrays))
+    for places, values in columns:
+        merged[(places, *map(slice, values.shape[1:]))] = values
+    return merged
 
 
 def _locate(source: Source, ordinal: int) -> SourceInfo:

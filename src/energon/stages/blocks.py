@@ -72,7 +72,8 @@ class LateRows(Protocol):
         """Yield the samples from `start` to `stop`.
 
         The iterator may have a method `columns(count)` that returns the next `count` samples
-        already collated, or None if fewer are left; it then also has a length hint.
+        already collated, or None if fewer are left; it then also has a length hint. Rows of
+        several datasets are collated together if each has the same `column_names`.
         """
 
 

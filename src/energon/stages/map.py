@@ -91,10 +91,15 @@ class _Runners(dict[int, tuple[HookRunner, ...]]):
 
 
 def _of_columns(hooks: tuple[tuple[Hook, ...], ...]) -> Callable[[Any], Any] | None:
-    """Return the output of the hooks for columns; None if they take single items."""
-    if [len(each) for each in hooks] != [1] or not isinstance(hooks[0][0].function, Compiled):
+    """Return the output of the hooks for columns; None if they take single items, or differ."""
+    first, *others = [_columns_of_leaf(each) for each in hooks]
+    return first if all(each == first for each in others) else None
+
+
+def _columns_of_leaf(hooks: tuple[Hook, ...]) -> Callable[[Any], Any] | None:
+    if len(hooks) != 1 or not isinstance(hooks[0].function, Compiled):
         return None
-    return hooks[0][0].function.of_columns()
+    return hooks[0].function.of_columns()
 
 
 class _MapIterator(ApplyIterator):
@@ -135,7 +140,11 @@ class _MapIterator(ApplyIterator):
         if columns is None:
             return None
         self.batch = self.lane.current.batch
-        self.runners[0][0].succeed(count)
+        if self.is_by_leaf:
+            for leaf, number in Counter(key[0] for key in columns["__restore_key__"]).items():
+                self.runners[leaf][0].succeed(number)
+        else:
+            self.runners[0][0].succeed(count)
         return self.of_columns(columns)
 
     def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:

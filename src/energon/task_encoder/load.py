@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
@@ -223,18 +224,28 @@ class LoadSample(Compiled):
         """Return a function that makes a batch from columns of parts that need no decoder."""
         if self.decoder is not None:
             return None
-        make = self.field_map.maker(self.sample_type)
+        return _LoadColumns(self.field_map, self.sample_type)
 
-        def load(columns: CrudeSample) -> Any:
-            return make(
-                columns,
-                columns["__key__"],
-                tuple(columns["__restore_key__"]),
-                columns["__subflavors__"],
-                columns["__sources__"],
-            )
 
-        return load
+@dataclass(frozen=True)
+class _LoadColumns:
+    """Makes a batch from columns of parts; equal for leaves whose samples may share a batch."""
+
+    field_map: FieldMap | CodeFields
+    sample_type: type
+
+    def __call__(self, columns: CrudeSample) -> Any:
+        return self._make(
+            columns,
+            columns["__key__"],
+            tuple(columns["__restore_key__"]),
+            columns["__subflavors__"],
+            columns["__sources__"],
+        )
+
+    @cached_property
+    def _make(self) -> Callable[..., Any]:
+        return self.field_map.maker(self.sample_type)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ class TokenRows:
         self._edges_at = (first + np.arange(len(first))).tolist()
         self._has_modes = corpus.has_modes
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The parts that all samples have: rows with the same ones may share a batch."""
+        return ("tokens", "cu_seqlens", *(["modes"] if self._has_modes else []))
+
     def _read(self, runs: TokenRuns) -> tuple[list[NDArray[Any]] | NDArray[Any], Ints, Ints]:
         """Return the array of all runs, or one for each; and where in it their tokens are."""
         numbers = np.unique(runs.file).tolist()
