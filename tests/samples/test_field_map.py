@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from energon.errors import ConfigError, DecodeError, FieldAccessError
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.sample import CaptioningSample, VQASample
+from tests.datasets import jpeg
 
 
 def test_values_are_found_in_parts_and_below_them():
@@ -95,10 +97,26 @@ def test_decoding_part_by_part_makes_what_decoding_everything_first_makes(parts,
     assert sample == {**ENTRIES, **parts}
 
 
+@pytest.mark.parametrize("settings", [{}, {"image_size": 5}], ids=["whole", "resized"])
+def test_images_are_decoded_part_by_part_too(settings):
+    decoder, field_map = SampleDecoder("rgb8", **settings), FieldMap.parse({"a": "jpg"})
+    make = field_map.maker(dict, decoder)
+    quick = field_map.decoding_maker(dict, decoder.of_part, entries=len(ENTRIES), make=make)
+    assert quick is not make
+    whole, broken = (CrudeSample({**ENTRIES, "jpg": data}) for data in (jpeg(0), jpeg(0)[:99]))
+    made = [each(whole, "a", (0, 0, 1), None, ())["a"] for each in (quick, make)]
+    assert np.array_equal(*made)
+    for each in (quick, make):
+        with pytest.raises(DecodeError, match="a.jpg: "):
+            each(broken, "a", (0, 0, 1), None, ())
+
+
 @pytest.mark.parametrize(
     ("decoder", "mapped"),
     [
-        (SampleDecoder(), {"a": "jpg"}),
+        (SampleDecoder(), {"a": "mp4"}),
+        (SampleDecoder(), {"a": "unknown"}),
+        (SampleDecoder(image_size=8, random_resized_crop=True), {"a": "jpg"}),
         (SampleDecoder(), {"a": "json[x]"}),
         (SampleDecoder(decoders={"txt": bytes.upper}), {"a": "txt"}),
         (SampleDecoder(guess_content=True), {"a": "txt"}),

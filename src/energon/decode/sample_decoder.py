@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -165,7 +165,17 @@ class SampleDecoder:
         is_own = type(self) is not SampleDecoder
         if is_own or self.decoders or self.guess_content or part.startswith("__"):
             return None
-        return DECODERS.get(part.rpartition(".")[2].lower())
+        extension = part.rpartition(".")[2].lower()
+        decode = DECODERS.get(extension)
+        if decode is not None or extension in AV_EXTENSIONS or self.is_random:
+            return decode
+        from energon.decode.images import EXTENSIONS, decode_image
+
+        if extension not in EXTENSIONS:
+            return None
+        return partial(
+            decode_image, spec=self._image_spec, resize=self._resize, max_pixels=self._max_pixels
+        )
 
     def decode(self, fname: str, raw: bytes, *, seed: int = 0) -> Any:
         """Decode `raw` by the extension of `fname`.

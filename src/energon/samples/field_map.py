@@ -167,11 +167,11 @@ class FieldMap:
             sample_type: The type.
             decoder: Decodes the parts of a sample first; None leaves them as they are.
         """
-        make = maker_of(self.apply, sample_type, decoder)
+        make = maker_of(self.apply, sample_type)
         names = self._whole_parts()
-        if decoder is not None or names is None:
-            return make
-        return _compile_maker(names)(sample_type, make)
+        if names is not None:
+            make = _compile_maker(names)(sample_type, make)
+        return decoding_first(make, decoder)
 
     def decoding_maker(
         self,
@@ -214,18 +214,8 @@ SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
 """`make(parts, key, restore_key, subflavors, sources)` makes a sample."""
 
 
-def maker_of(
-    fields_of: Callable[[Any], dict[str, Any]],
-    sample_type: Any,
-    decoder: Callable[[Any], Any] | None = None,
-) -> SampleMaker:
-    """Return a maker of `sample_type` whose fields are what a function returns for the parts.
-
-    Args:
-        fields_of: The function.
-        sample_type: The type.
-        decoder: Decodes the parts first; None leaves them as they are.
-    """
+def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
+    """Return a maker of `sample_type` whose fields are what a function returns for the parts."""
 
     def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
         known = {
@@ -234,9 +224,20 @@ def maker_of(
             "__subflavors__": subflavors,
             "__sources__": sources,
         }
-        return sample_type(**known | fields_of(parts if decoder is None else decoder(parts)))
+        return sample_type(**known | fields_of(parts))
 
     return make
+
+
+def decoding_first(make: SampleMaker, decoder: Callable[[Any], Any] | None) -> SampleMaker:
+    """Return a maker that passes decoded parts to another one; None decodes nothing."""
+    if decoder is None:
+        return make
+
+    def make_decoded(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
+        return make(decoder(parts), key, restore_key, subflavors, sources)
+
+    return make_decoded
 
 
 @lru_cache(maxsize=1024)

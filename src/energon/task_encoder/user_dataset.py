@@ -20,7 +20,7 @@ from energon.errors import ConfigError, SampleError
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.samples.field_map import SampleMaker, maker_of
+from energon.samples.field_map import SampleMaker, decoding_first, maker_of
 from energon.sources.extents import PartFilter
 
 
@@ -70,7 +70,7 @@ class CodeFields:
 
     def maker(self, sample_type: type, decoder: Callable[[Any], Any] | None = None) -> SampleMaker:
         """Return a function that makes a `sample_type` from parts, see `FieldMap.maker`."""
-        return maker_of(self.apply, sample_type, decoder)
+        return decoding_first(maker_of(self.apply, sample_type), decoder)
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the fields.
