@@ -25,7 +25,7 @@ from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import note_sources
 from energon.sources.extents import MAX_SPAN_BYTES
-from energon.sources.reader import LateKeys
+from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_crude, write_shard
@@ -54,17 +54,17 @@ def read(source, ordinals=None, **settings):
     return source.read(np.array(list(chosen), dtype=np.int64), **settings)
 
 
-def read_late(source, ordinals):
+def read_lazily(source, ordinals):
     """Return samples as batches take them: made in two steps, with their keys and sources."""
     chosen = np.array(list(ordinals), dtype=np.int64)
-    found = source.read_late(chosen, restore_keys=LateKeys(0, np.zeros_like(chosen), chosen))
-    found, middle = found.noting_sources("ds"), len(chosen) // 2
+    found = source.read_lazily(chosen, restore_keys=LazyKeys(0, np.zeros_like(chosen), chosen))
+    found, middle = found.with_sources("ds"), len(chosen) // 2
     return [*found.between(0, middle), *found.between(middle, len(chosen))]
 
 
 def check_late(source, ordinals):
     """Check that samples that are made late are those that are made at once."""
-    late = read_late(source, ordinals)
+    late = read_lazily(source, ordinals)
     restore_keys = [(0, 0, ordinal) for ordinal in ordinals]
     samples = read(source, ordinals, restore_keys=restore_keys)
     note_sources("ds", samples)

@@ -45,7 +45,7 @@ class NumberReader:
             for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
         ]
 
-    def read_late(self, rows: Rows) -> RowsAtOnce:
+    def read_lazily(self, rows: Rows) -> RowsAtOnce:
         return RowsAtOnce(self.read(rows))
 
     def look_ahead(self, lanes_of_stream: int) -> None:

@@ -72,7 +72,7 @@ class MadeLate:
 class LateReader(NumberReader):
     asked = ()
 
-    def read_late(self, rows):
+    def read_lazily(self, rows):
         return MadeLate(self.read(rows), self.asked)
 
 

@@ -16,7 +16,7 @@ from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
 from energon.sources.webdataset import included, places_of
-from energon.stages.blocks import LateRowsOfLeaf
+from energon.stages.blocks import LazyLeafRows
 
 
 class NumberedSource(SingleSource, ABC):
@@ -90,17 +90,17 @@ class NumberedSource(SingleSource, ABC):
         return f"split {self.split_part!r} has {count} samples, and none is left"
 
 
-class LateSource(NumberedSource):
+class LazySource(NumberedSource):
     """A numbered source that reads many samples at once, and makes each when its turn comes."""
 
     @abstractmethod
-    def read_late(
+    def read_lazily(
         self,
         ordinals: Ints,
         *,
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LateRowsOfLeaf:
+    ) -> LazyLeafRows:
         """Read samples, in the order of `ordinals`; see `Source.read`."""
 
     def read(
@@ -112,5 +112,5 @@ class LateSource(NumberedSource):
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        late = self.read_late(ordinals, restore_keys=keys, subflavors=subflavors)
-        return list(late.between(0, len(ordinals)))
+        lazy = self.read_lazily(ordinals, restore_keys=keys, subflavors=subflavors)
+        return list(lazy.between(0, len(ordinals)))

@@ -18,7 +18,7 @@ from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, note_sources
 from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
-from energon.stages.blocks import LateRows, LateRowsOfLeaf, RowsAtOnce
+from energon.stages.blocks import LazyLeafRows, LazyRows, RowsAtOnce
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class LeafReader:
                 samples[place] = sample
         return samples
 
-    def read_late(self, rows: Rows) -> LateRows:
+    def read_lazily(self, rows: Rows) -> LazyRows:
         """Do the same, but make samples only when their turn comes, if possible."""
         leaves = _leaves_of(rows)
         if len(leaves) == 1:
-            return self._read_leaf_late(leaves[0], rows)
-        late = {leaf: self._read_leaf_late(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
-        return _LateMix(rows.leaf, late)
+            return self._read_leaf_lazily(leaves[0], rows)
+        lazy = {leaf: self._read_leaf_lazily(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
+        return _LazyMix(rows.leaf, lazy)
 
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
         """Return the origin of the sample with this `__restore_key__`; for a join, all of them.
@@ -129,14 +129,14 @@ class LeafReader:
             note_sources(dataset_path, samples)
         return samples
 
-    def _read_leaf_late(self, leaf: int, rows: Rows) -> LateRows:
+    def _read_leaf_lazily(self, leaf: int, rows: Rows) -> LazyRows:
         source = self.sources[leaf]
-        if not isinstance(source, ReadsLate):
+        if not isinstance(source, ReadsLazily):
             return RowsAtOnce(self._read_leaf(leaf, rows))
-        keys = LateKeys(leaf, rows.epoch, rows.ordinal)
-        late = source.read_late(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
+        keys = LazyKeys(leaf, rows.epoch, rows.ordinal)
+        lazy = source.read_lazily(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
         dataset_path = self._noted(leaf)
-        return late if dataset_path is None else late.noting_sources(dataset_path)
+        return lazy if dataset_path is None else lazy.with_sources(dataset_path)
 
     def _noted(self, leaf: int) -> str | None:
         return self.noted[leaf] if self.noted else None
@@ -148,11 +148,11 @@ def _leaves_of(rows: Rows) -> list[int]:
 
 
 def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
-    return list(LateKeys(leaf, rows.epoch, rows.ordinal))
+    return list(LazyKeys(leaf, rows.epoch, rows.ordinal))
 
 
 @dataclass(frozen=True)
-class LateKeys(Sequence[tuple[int, int, int]]):
+class LazyKeys(Sequence[tuple[int, int, int]]):
     """The restore keys of samples of a leaf, made when their turn comes.
 
     The garbage collector would traverse thousands of waiting tuples.
@@ -172,47 +172,47 @@ class LateKeys(Sequence[tuple[int, int, int]]):
     def __getitem__(self, places: int) -> tuple[int, int, int]: ...
 
     @overload
-    def __getitem__(self, places: slice | Ints) -> LateKeys: ...
+    def __getitem__(self, places: slice | Ints) -> LazyKeys: ...
 
-    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LateKeys:
+    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LazyKeys:
         if isinstance(places, int):
             return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
-        return LateKeys(self.leaf, self.epoch[places], self.ordinal[places])
+        return LazyKeys(self.leaf, self.epoch[places], self.ordinal[places])
 
 
 @runtime_checkable
-class ReadsLate(Protocol):
+class ReadsLazily(Protocol):
     """A source that can read samples now and make them later."""
 
-    def read_late(
+    def read_lazily(
         self,
         ordinals: Ints,
         *,
-        restore_keys: LateKeys,
+        restore_keys: LazyKeys,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LateRowsOfLeaf:
+    ) -> LazyLeafRows:
         """Read samples, in the order of `ordinals`; see `Source.read`."""
 
 
 @dataclass(frozen=True)
-class _LateMix:
+class _LazyMix:
     """The samples of several leaves.
 
     Args:
         leaf: The leaf of each sample.
-        late: The samples of each leaf.
+        lazy: The samples of each leaf.
     """
 
     leaf: NDArray[np.int32]
-    late: Mapping[int, LateRows]
+    lazy: Mapping[int, LazyRows]
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Return the samples from `start` to `stop`."""
         leaf = self.leaf[start:stop]
-        before = np.bincount(self.leaf[:start], minlength=max(self.late) + 1).tolist()
+        before = np.bincount(self.leaf[:start], minlength=max(self.lazy) + 1).tolist()
         counts = np.bincount(leaf).tolist()
         own = {
-            number: self.late[number].between(before[number], before[number] + count)
+            number: self.lazy[number].between(before[number], before[number] + count)
             for number, count in enumerate(counts)
             if count
         }

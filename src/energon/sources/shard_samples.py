@@ -18,7 +18,7 @@ from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
 from energon.sources.extents import PartFilter, PartNames, late_spans
 from energon.sources.shards import OpenShard
-from energon.stages.blocks import LateRowsOfLeaf
+from energon.stages.blocks import LazyLeafRows
 
 META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 
@@ -58,11 +58,11 @@ class SlicedRows:
         cut: list[tuple[bytes, ...]] = _cutter(values, names)(self.buffers, *self._bounds())
         return cut
 
-    def late(self) -> LateRowsOfLeaf:
+    def lazy(self) -> LazyLeafRows:
         """Return them as dicts that are made when their turn comes."""
         values, names = _slices(len(self.parts))
         columns = [*self.meta, list(self.buffers), *self._bounds()]
-        return _LateRows(self.parts, values, names, columns)
+        return _LazyRows(self.parts, values, names, columns)
 
     def _bounds(self) -> list[list[int]]:
         low, high = self.edges
@@ -97,7 +97,7 @@ class WholeRows:
 
 def late_rows(
     parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[tuple[bytes, ...]]
-) -> LateRowsOfLeaf:
+) -> LazyLeafRows:
     """Return samples of parts that already exist as dicts that are made when their turn comes.
 
     Args:
@@ -106,11 +106,11 @@ def late_rows(
         contents: The parts of each sample.
     """
     values = tuple(f"c{index}" for index in range(len(parts)))
-    return _LateRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
+    return _LazyRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
 
 
 @dataclass(frozen=True)
-class _LateRows:
+class _LazyRows:
     """Samples that are made of columns when their turn comes; see `_row_builder`."""
 
     parts: tuple[str, ...]
@@ -128,7 +128,7 @@ class _LateRows:
         rows: Iterator[CrudeSample] = build(*columns, self.dataset_path)
         return rows
 
-    def noting_sources(self, dataset_path: str) -> _LateRows:
+    def with_sources(self, dataset_path: str) -> _LazyRows:
         """Return the same samples, with the origin of each."""
         return replace(self, dataset_path=dataset_path)
 

@@ -34,14 +34,14 @@ from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
-from energon.sources.reader import LateKeys
+from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import ReadRows, SlicedRows, late_rows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.stages.blocks import LateRowsOfLeaf, RowsAtOnce
+from energon.stages.blocks import LazyLeafRows, RowsAtOnce
 
 logger = logging.getLogger("energon")
 
-MAX_LATE_BYTES = 2 << 20
+MAX_LAZY_BYTES = 2 << 20
 """Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
 they are cut at once, while the data is in the processor cache."""
 MEAN_SIZE_SHARDS = 8
@@ -178,13 +178,13 @@ class WebdatasetSource:
         order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
         return _in_order(order, pieces)
 
-    def read_late(
+    def read_lazily(
         self,
         ordinals: NDArray[np.int64],
         *,
-        restore_keys: LateKeys,
+        restore_keys: LazyKeys,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LateRowsOfLeaf:
+    ) -> LazyLeafRows:
         """Do the same, but make dicts only when their turn comes, if possible."""
         order, pieces = self._read_shards(ordinals, restore_keys, subflavors)
         alike = [piece for piece in pieces if not isinstance(piece, list)]
@@ -205,12 +205,12 @@ class WebdatasetSource:
             [subflavors] * len(places),
         ]
         sliced = [piece for piece in alike if isinstance(piece, SlicedRows)]
-        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LATE_BYTES
+        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LAZY_BYTES
         if is_large or len(sliced) < len(alike):
             return late_rows(parts, meta, in_order(piece.contents() for piece in alike))
         buffers = in_order(piece.buffers for piece in sliced)
         edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
-        return SlicedRows(parts, meta, buffers, edges).late()
+        return SlicedRows(parts, meta, buffers, edges).lazy()
 
     def extents(self, ordinals: NDArray[np.int64]) -> Iterator[Extents]:
         """Yield where samples are, shard by shard.
@@ -341,7 +341,7 @@ class WebdatasetSource:
         shards = np.searchsorted(self.bounds, raw, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(raw)]
         keys: Sequence[tuple[int, ...]]
-        if isinstance(restore_keys, LateKeys):
+        if isinstance(restore_keys, LazyKeys):
             keys = restore_keys[order]
         else:
             given = list(zip(ordinals.tolist())) if restore_keys is None else restore_keys

@@ -50,7 +50,7 @@ class Reader(Protocol):
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order."""
 
-    def read_late(self, rows: Rows) -> LateRows:
+    def read_lazily(self, rows: Rows) -> LazyRows:
         """Return the samples of `rows`, built only when they are taken where that is possible."""
 
     def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
@@ -61,7 +61,7 @@ class Reader(Protocol):
         """
 
 
-class LateRows(Protocol):
+class LazyRows(Protocol):
     """Samples whose bytes are in memory, and which are built only when they are taken.
 
     Building and releasing samples batch by batch takes two thirds of the time of building
@@ -77,10 +77,10 @@ class LateRows(Protocol):
         """
 
 
-class LateRowsOfLeaf(LateRows, Protocol):
+class LazyLeafRows(LazyRows, Protocol):
     """Samples of one dataset."""
 
-    def noting_sources(self, dataset_path: str) -> LateRows:
+    def with_sources(self, dataset_path: str) -> LazyRows:
         """Return the same samples with their origin in `__sources__`."""
 
 
@@ -96,7 +96,7 @@ class RowsAtOnce:
         samples = self.samples[start:stop][::-1]
         return (samples.pop() for _ in range(len(samples)))
 
-    def noting_sources(self, dataset_path: str) -> RowsAtOnce:
+    def with_sources(self, dataset_path: str) -> RowsAtOnce:
         """Store the origin of each sample in it."""
         note_sources(dataset_path, self.samples)
         return self
@@ -106,15 +106,15 @@ class SharedBlock:
     """One iterator over the samples of a block, shared by lanes that take from it in turn.
 
     Args:
-        late: The samples.
+        lazy: The samples.
         stop: Number of samples.
     """
 
-    __slots__ = ("late", "row", "samples")
+    __slots__ = ("lazy", "row", "samples")
 
-    def __init__(self, late: LateRows, stop: int) -> None:
-        self.late = late
-        self.samples = late.between(0, stop)
+    def __init__(self, lazy: LazyRows, stop: int) -> None:
+        self.lazy = lazy
+        self.samples = lazy.between(0, stop)
         self.row = 0
 
 
@@ -170,7 +170,7 @@ class RowsOfLane:
     Attributes:
         row: The next row to be taken.
         stop: The row after the last one that was read.
-        late: The samples that were read.
+        pending: The samples that were read.
         has_gaps: Whether some of them come from datasets that have been removed.
         used_of_turn: Rows already used for the current batch when `note` was called.
     """
@@ -178,7 +178,7 @@ class RowsOfLane:
     def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
         self.lane = lane
         self.row = self.stop = 0
-        self.late: deque[ReadSamples] = deque()
+        self.pending: deque[ReadSamples] = deque()
         self.has_gaps = False
         self.used_of_turn = 0
         self._noted_row = 0
@@ -192,7 +192,7 @@ class RowsOfLane:
     def go_to(self, row: int) -> None:
         """Discard everything planned or read, and continue at `row`."""
         self.row = self.stop = self._planned_start = self._noted_row = row
-        self.late.clear()
+        self.pending.clear()
         self._planned = _NO_ROWS
 
     @property
@@ -249,7 +249,7 @@ class RowsOfLane:
 
     def extend(self, run: ReadSamples, *, gaps: bool) -> None:
         """Append samples that were read."""
-        self.late.append(run)
+        self.pending.append(run)
         self.stop += run.stop - run.start
         self.has_gaps |= gaps
 
@@ -320,21 +320,21 @@ class BlocksOfLanes:
         together = _together(rows, pieces)
         gaps = bool((together.leaf < 0).any())
         with _uncollected():
-            late: LateRows = (
+            lazy: LazyRows = (
                 RowsAtOnce(self._read_between_gaps(together, counts, lanes))
                 if gaps
-                else self._reader.read_late(together)
+                else self._reader.read_lazily(together)
             )
         if self._ahead is not None:
             first.lane.counts.update(self._ahead.take_counts())
         # Keeping samples that are already built until the block ends would evict them from the
         # CPU cache.
-        shared = in_step and not isinstance(late, RowsAtOnce)
-        block = SharedBlock(late, len(together.leaf)) if shared else None
+        shared = in_step and not isinstance(lazy, RowsAtOnce)
+        block = SharedBlock(lazy, len(together.leaf)) if shared else None
         start = 0
         for place, number in pieces:
             stop = start + number
-            own = late.between(start, stop) if block is None else None
+            own = lazy.between(start, stop) if block is None else None
             lanes[place].extend(ReadSamples(start, stop, block=block, own=own), gaps=gaps)
             start = stop
 

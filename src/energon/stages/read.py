@@ -165,33 +165,33 @@ class _ReadIterator(DatasetIterator[Any]):
         return samples, list(range(start, self.rows.row))
 
     def take_columns(self, count: int) -> Any:
-        late = self.rows.late
+        pending = self.rows.pending
         if self._waiting or self.rows.has_gaps or self.lane.skip_rows:
             return None
-        if not late:
+        if not pending:
             try:
                 self._read(count)
             except StopIteration:
                 return None
-        found = _take_columns(late[0], count)
+        found = _take_columns(pending[0], count)
         if found is not None:
-            if late[0].start == late[0].stop:
-                late.popleft()
+            if pending[0].start == pending[0].stop:
+                pending.popleft()
             self.advance(count)
         return found
 
     def peek(self, count: int) -> list[Any]:
-        waiting, late = self._waiting, self.rows.late
-        if not (waiting or late):
+        waiting, pending = self._waiting, self.rows.pending
+        if not (waiting or pending):
             try:
                 self._read(count)
             except StopIteration:
                 return []
-        while late and len(waiting) < count:
-            run = late[0]
+        while pending and len(waiting) < count:
+            run = pending[0]
             waiting += _take(run, count - len(waiting))
             if run.start == run.stop:
-                late.popleft()
+                pending.popleft()
         if not waiting:  # what was read has just come to its end
             return self.peek(count)
         return [] if self.rows.has_gaps else waiting[:count]
@@ -224,12 +224,12 @@ def _take(run: ReadSamples, count: int) -> list[Any]:
         if block.row == start:
             block.row += count
             return list(islice(block.samples, count))
-        run.own = block.late.between(start, run.stop)
+        run.own = block.lazy.between(start, run.stop)
     return [] if run.own is None else list(islice(run.own, count))
 
 
 def _take_columns(run: ReadSamples, count: int) -> Any:
-    """Return the next samples of a run as one, or None; see `LateRows.between`."""
+    """Return the next samples of a run as one, or None; see `LazyRows.between`."""
     start, block = run.start, run.block
     shared = block if run.own is None and block is not None and block.row == start else None
     columns = getattr(run.own if shared is None else shared.samples, "columns", None)

@@ -20,7 +20,7 @@ from energon.io.range_file import RangeFile
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, note_sources
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
-from energon.sources.numbered import LateSource
+from energon.sources.numbered import LazySource
 from energon.sources.tables.columns import (
     class_name,
     class_names,
@@ -85,7 +85,7 @@ class RowGroups(Protocol):
         """Return a file, open for reading ranges."""
 
 
-class RowSource(LateSource):
+class RowSource(LazySource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -157,7 +157,7 @@ class RowSource(LateSource):
         }
         return content_fingerprint(len(self), content)
 
-    def read_late(
+    def read_lazily(
         self,
         ordinals: Ints,
         *,
@@ -362,7 +362,7 @@ class _LateTableRows:
             sample, samples[place] = samples[place], None
             yield _made(sample, paths[place])
 
-    def noting_sources(self, dataset_path: str) -> _LateTableRows:
+    def with_sources(self, dataset_path: str) -> _LateTableRows:
         """Record in the samples where they come from."""
         note_sources(dataset_path, self.samples)
         return self

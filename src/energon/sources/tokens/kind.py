@@ -23,7 +23,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import DatasetKind, Location, content_fingerprint
-from energon.sources.numbered import LateSource
+from energon.sources.numbered import LazySource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shards import ShardPool
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
@@ -78,7 +78,7 @@ class TokenOptions:
             parse_shares(self.split, origin=self.origin)
 
 
-class TokenSource(LateSource):
+class TokenSource(LazySource):
     """The documents of a split of token files, or windows over them, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
@@ -167,7 +167,7 @@ class TokenSource(LateSource):
         }
         return content_fingerprint(len(self), content)
 
-    def read_late(
+    def read_lazily(
         self,
         ordinals: Ints,
         *,

@@ -72,7 +72,7 @@ class TokenRows:
         """Return the samples from `start` to `stop`, one by one or many at once."""
         return TokenSamples(self, start, stop)
 
-    def noting_sources(self, dataset_path: str) -> TokenRows:
+    def with_sources(self, dataset_path: str) -> TokenRows:
         """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
         about = self.about
         names = ((*about, "tokens", "cu_seqlens", "modes"),)
