@@ -216,7 +216,7 @@ class _LazyMix:
             for number, count in enumerate(counts)
             if count
         }
-        kinds = {getattr(late, "column_names", None) for late in self.late.values()}
+        kinds = {getattr(lazy, "column_names", None) for lazy in self.lazy.values()}
         if len(kinds) == 1 and None not in kinds:
             return _MixedSamples(leaf, own)
         return map(next, map(own.__getitem__, leaf.tolist()))
