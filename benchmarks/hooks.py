@@ -5,18 +5,20 @@
 Each scenario is one program. Times are CPU microseconds of this process per sample, the lowest
 decile of many chunks, since others may use the machine; chunks of the loader, of the loop by hand
 and of a calibration take turns, and all are scaled to the machine's best speed. Calls are counted
-by `sys.setprofile`, so they come out the same on any machine. The loop by hand reads the same
-samples in the same order and calls the same functions, with no keys, no positions and nothing to
-resume.
+by `sys.setprofile`, so they come out the same on any machine. The loop by hand is what one would
+write for a single program: it reads as many samples at once in the same kind of order, and has the
+keys of samples, their sources where hooks have them, samples that are skipped, and a state with
+each batch. It has no lanes, no seeds, no hooks that yield, no statistics and no reports.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ import data
 from energon import (
     Cooker,
     DefaultTaskEncoder,
+    SkipSample,
     WorkerConfig,
     basic_sample_keys,
     cooker,
@@ -34,8 +37,12 @@ from energon import (
     stateless,
 )
 from energon.prepare.dataset import prepare_dataset
+from energon.samples.crude import note_sources
 from energon.samples.sample import TextSample
+from energon.sources.files.store import FileStore
+from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.webdataset import WebdatasetSource
+from energon.stages.blocks import MAX_BLOCK_BYTES
 
 BATCH_SIZE = 32
 PACK = 8
@@ -98,6 +105,16 @@ class Typing(Encoding):
     cookers = (Cooker(cook_text),)
 
 
+@stateless
+def cook_with_caption(sample: dict[str, Any], captions: FileStore[bytes]) -> TextSample:
+    text = captions.get(f"{sample['__key__']}.txt", sample)
+    return TextSample(**basic_sample_keys(sample), text=text)
+
+
+class LookingUp(Raw):
+    cookers = (Cooker(cook_with_caption),)
+
+
 class Packing(Typing):
     @stateless
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
@@ -122,13 +139,20 @@ class Scenario(NamedTuple):
         encoder: Its hooks.
         by_hand: What the loop by hand does with a sample; None where there is none.
         settings: Of the dataset getter.
+        samples_of: Returns how many samples a batch has.
+        has_sources: Whether the samples that hooks get have sources.
+        opens: What the loop by hand opens, and passes on with each sample.
+        parts: The parts that the loop by hand reads; None for all.
     """
 
     kind: str
     encoder: type[Raw]
-    by_hand: Callable[[dict[str, Any]], Any] | None = None
+    by_hand: Callable[..., Any] | None = None
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
     samples_of: Callable[[Any], int] = len
+    has_sources: bool = True
+    opens: Callable[[Path], Any] | None = None
+    parts: tuple[str, ...] | None = None
 
 
 def _cook_and_encode(sample: dict[str, Any]) -> Any:
@@ -140,11 +164,25 @@ def _cook_text_and_encode(sample: dict[str, Any]) -> Any:
 
 
 def _type_and_encode(sample: dict[str, Any]) -> Any:
-    return encode(TextSample(__key__=sample["__key__"], text=sample["txt"]))
+    return encode(_typed(sample, sample["txt"]))
 
 
 def _decode_and_encode(sample: dict[str, Any]) -> Any:
-    return encode(TextSample(__key__=sample["__key__"], text=sample["txt"].decode()))
+    return encode(_typed(sample, sample["txt"].decode()))
+
+
+def _typed(sample: dict[str, Any], text: Any) -> TextSample:
+    return TextSample(
+        __key__=sample["__key__"],
+        __restore_key__=sample["__restore_key__"],
+        __subflavors__=sample["__subflavors__"],
+        __sources__=sample["__sources__"],
+        text=text,
+    )
+
+
+def _join(first: dict[str, Any], second: dict[str, Any]) -> Any:
+    return TextSample.from_joined(_typed(first, first["txt"]), _typed(second, second["txt"]))
 
 
 def _in_pack(packs: Any) -> int:
@@ -152,15 +190,19 @@ def _in_pack(packs: Any) -> int:
 
 
 SCENARIOS = {
-    "text": Scenario("text", Raw, lambda sample: sample),
-    "text, encode": Scenario("text", Encoding, encode),
+    "text": Scenario("text", Raw, lambda sample: sample, has_sources=False),
+    "text, encode": Scenario("text", Encoding, encode, has_sources=False),
     "text, cooker": Scenario("text", Cooking, pass_on),
     "text, cooker + encode": Scenario("text", CookingEncoding, _cook_and_encode),
     "text, cooker to TextSample + encode": Scenario("text", Typing, _cook_text_and_encode),
-    "typed + encode": Scenario("typed", Encoding, _type_and_encode),
-    "typed, decoded + encode": Scenario("typed", Decoding, _decode_and_encode),
-    "interleaved": Scenario("interleaved", Raw, lambda sample: sample),
+    "typed + encode": Scenario("typed", Encoding, _type_and_encode, parts=("txt",)),
+    "typed, decoded + encode": Scenario("typed", Decoding, _decode_and_encode, parts=("txt",)),
+    "interleaved": Scenario("interleaved", Raw, lambda sample: sample, has_sources=False),
     "interleaved, cooker": Scenario("interleaved", Cooking, pass_on),
+    "joined": Scenario("joined", Raw, _join, parts=("txt",)),
+    "text, cooker that looks up a file": Scenario(
+        "looked up", LookingUp, cook_with_caption, opens=WebdatasetFileStore
+    ),
     "packed": Scenario(
         "text",
         Packing,
@@ -172,8 +214,27 @@ SCENARIOS = {
 }
 
 
+DOCUMENTS = {
+    "joined": (
+        ("typed", "typed"),
+        "join: [{path: typed}, {path: typed}], "
+        "joiner: {__module__: energon, __class__: TextSample}",
+    ),
+    "looked up": (("text",), "path: text, aux: {captions: text}"),
+}
+"""Metadatasets by kind: the datasets whose samples come together, and what is read."""
+
+
 def prepare(folder: Path, kind: str) -> Path:
     """Return the dataset of a kind, made if it is not there."""
+    if kind in DOCUMENTS:
+        datasets, node = DOCUMENTS[kind]
+        for dataset in datasets:
+            prepare(folder, dataset)
+        path = folder / f"{kind}.yaml"
+        header = "__module__: energon\n__class__: MetadatasetV2\n"
+        path.write_text(f"{header}splits: {{train: {{{node}}}}}\n")
+        return path
     path, content = folder / kind, "text" if kind == "typed" else kind
     made = (path / "done").exists()
     data.write(path, content, num_samples=20_000 if content == "text" else 4_000, num_shards=4)
@@ -197,18 +258,54 @@ def batches(path: Path, scenario: Scenario, num_workers: int) -> Iterator[Any]:
         yield from loader
 
 
-def batches_by_hand(path: Path, function: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
-    """Yield batches of samples in shuffled runs of 100, read in blocks and nothing else."""
-    source = WebdatasetSource(path)
-    random = np.random.default_rng(0)
-    starts = np.arange(0, len(source) - 100, 100)
+def batches_by_hand(
+    paths: Sequence[Path], scenario: Scenario, *, start: tuple[int, int, int] = (0, 0, 0)
+) -> Iterator[tuple[list[Any], bytes]]:
+    """Yield batches of samples in shuffled runs of 100, and the state after each.
+
+    Args:
+        paths: Datasets whose samples come together.
+        scenario: The program.
+        start: A state, unpickled: epoch, window and row in it.
+    """
+    sources, skipped = [WebdatasetSource(path, parts=scenario.parts) for path in paths], 0
+    source, function = sources[0], scenario.by_hand or encode
+    opened = () if scenario.opens is None else (scenario.opens(paths[0]),)
+    rows_read = max(1, int(MAX_BLOCK_BYTES / source.mean_sample_bytes) // BATCH_SIZE) * BATCH_SIZE
+    *place, row = start
+    for epoch, window, ordinals in windows_by_hand(len(source), *place):
+        for read in np.split(ordinals[row:], range(rows_read, len(ordinals) - row, rows_read)):
+            keys = [(0, epoch, ordinal) for ordinal in read.tolist()]
+            members = [each.read(read, restore_keys=keys, subflavors={}) for each in sources]
+            if scenario.has_sources:
+                for path, samples in zip(paths, members, strict=True):
+                    note_sources(str(path), samples)
+            together = list(zip(*members, strict=True))
+            for at in range(0, len(together), BATCH_SIZE):
+                batch = []
+                for samples in together[at : at + BATCH_SIZE]:
+                    try:
+                        batch.append(function(*samples, *opened))
+                    except SkipSample:
+                        skipped += 1
+                row += min(BATCH_SIZE, len(together) - at)
+                yield batch, pickle.dumps((epoch, window, row))
+        row = 0
+
+
+def windows_by_hand(
+    num_samples: int, epoch: int, window: int
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield windows of 16 runs whose samples are mixed, with epoch and number, from one on."""
+    starts = np.arange(0, num_samples - 100, 100)
     while True:
-        for run in np.array_split(random.permutation(starts), len(starts) // 16):
-            ordinals = random.permutation((run[:, None] + np.arange(100)).ravel())
-            keys = [(0, 0, ordinal) for ordinal in ordinals.tolist()]
-            samples = source.read(ordinals, restore_keys=keys, subflavors={})
-            for at in range(0, len(samples), BATCH_SIZE):
-                yield [function(sample) for sample in samples[at : at + BATCH_SIZE]]
+        runs = np.random.default_rng((0, epoch)).permutation(starts)
+        windows = np.array_split(runs, len(starts) // 16)
+        while window < len(windows):
+            ordinals = (windows[window][:, None] + np.arange(100)).ravel()
+            yield epoch, window, np.random.default_rng((0, epoch, window)).permutation(ordinals)
+            window += 1
+        epoch, window = epoch + 1, 0
 
 
 def calibrate() -> float:
@@ -266,7 +363,10 @@ def main() -> None:
             continue
         path = prepare(arguments.data, scenario.kind)
         found, samples_of = batches(path, scenario, arguments.workers), scenario.samples_of
-        by_hand = batches_by_hand(path, scenario.by_hand) if scenario.by_hand else None
+        by_hand = None
+        if scenario.by_hand:
+            names, _ = DOCUMENTS.get(scenario.kind, ((scenario.kind,), ""))
+            by_hand = batches_by_hand([arguments.data / name for name in names], scenario)
         for _ in range(3):
             chunk(found, samples_of)
         spent, loop, paces = [], [], []
@@ -274,7 +374,7 @@ def main() -> None:
             before = calibrate()
             spent.append(chunk(found, samples_of))
             if by_hand is not None:
-                loop.append(chunk(by_hand, len))
+                loop.append(chunk(by_hand, lambda found: len(found[0])))
             paces.append((before + calibrate()) / 2)
         best = min(best, *paces)
         calls = calls_per_sample(found, samples_of)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon import DefaultTaskEncoder, SkipSample
+from energon import DefaultTaskEncoder, SkipSample, get_savable_loader, get_train_dataset
 from tests.datasets import make_crude
-from tests.task_encoder.runs import resumable, train
+from tests.task_encoder.runs import config, resumable, train
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,57 @@ def test_blends_with_random_hooks_resume_at_every_batch(
         repeat=blend != "repetitions once",
     )
     resumable(dataset, limit=12)
+
+
+GENERATORS = {
+    "random": lambda encoder: random.random(),
+    "numpy": lambda encoder: np.random.rand(),
+    "torch": lambda encoder: float(torch.rand(1)),
+    "current_rng": lambda encoder: encoder.current_rng.random(),
+}
+
+
+class DrawingNowAndThen(DefaultTaskEncoder):
+    """Draws for few samples, so that most batches are made without seeding anything."""
+
+    def __init__(self, generator):
+        super().__init__()
+        self.draw = GENERATORS[generator]
+
+    def encode_sample(self, sample):
+        draws = int(sample["__key__"][1:]) % 6 == 5
+        return sample["__key__"], self.draw(self) if draws else None
+
+    def batch(self, samples):
+        return samples
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_hooks_draw_the_same_numbers_on_any_number_of_ranks_and_after_any_restore(
+    folder, generator
+):
+    def rank(number, world_size):
+        worker_config = config(rank=number, world_size=world_size, lanes=4)
+        return get_savable_loader(
+            get_train_dataset(
+                folder / "a",
+                worker_config=worker_config,
+                batch_size=2,
+                task_encoder=DrawingNowAndThen(generator),
+            )
+        )
+
+    found = {}
+    for world_size in (1, 2, 4):
+        ranks = [iter(rank(number, world_size)) for number in range(world_size)]
+        found[world_size] = [next(ranks[batch % world_size]) for batch in range(40)]
+    assert found[2] == found[4] == found[1]
+    drawn = [draw for batch in found[1] for _, draw in batch if draw is not None]
+    assert len(drawn) == len(set(drawn)) > 5
+    state = None
+    for batches in zip(found[1][::2], found[1][1::2], strict=True):
+        with rank(0, 1) as loader:
+            if state is not None:
+                loader.restore_state_rank(state)
+            assert [next(iter(loader)), next(iter(loader))] == list(batches)
+            state = loader.save_state_rank()
