@@ -14,9 +14,11 @@ import numpy as np
 
 from energon.errors import ConfigError
 from energon.samples.crude import PART_FILES
+from energon.samples.large_arrays import LARGE_BYTES, large_array
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 PARALLEL_NUMBERS = 32_768
@@ -137,14 +139,24 @@ def batch_stack(batch: Sequence[Any]) -> Any:
 def _stack(batch: Sequence[Any]) -> Any:
     """Stack arrays that are known to have one shape."""
     if isinstance(batch[0], np.ndarray):
-        return np.stack(list(batch))
+        return _stack_arrays(list(batch))
     torch = sys.modules["torch"]
     # Torch would stack large ones in many threads, which then spin for milliseconds while other
     # threads decode the next images.
     is_large = batch[0].numel() * len(batch) >= PARALLEL_NUMBERS
     if is_large and _can_stack_in_numpy(batch):
-        return torch.from_numpy(np.stack([value.numpy() for value in batch]))
+        return torch.from_numpy(_stack_arrays([value.numpy() for value in batch]))
     return torch.stack(list(batch))
+
+
+def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Stack arrays of numpy that are known to have one shape."""
+    first = arrays[0]
+    if first.nbytes * len(arrays) < LARGE_BYTES or first.dtype.hasobject:
+        return np.stack(arrays)
+    if {(type(each), each.dtype) for each in arrays} != {(np.ndarray, first.dtype)}:
+        return np.stack(arrays)
+    return np.stack(arrays, out=large_array((len(arrays), *first.shape), first.dtype))
 
 
 def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
