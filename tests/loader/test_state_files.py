@@ -88,6 +88,14 @@ def test_states_go_on_as_those_of_other_ranks(root, states, tmp_path, save, suff
             assert list(islice(again, count)) == expected[rank::world_size]
 
 
+def test_other_lanes_alone_keep_the_number_of_ranks(states, tmp_path):
+    as_json(states[0], tmp_path / "all.json")
+    result = invoke("redist", "--lanes", 12, tmp_path / "all.json", tmp_path / "new")
+    assert "4 lanes became 12 lanes" in result.output
+    assert "2 states in" in result.output
+    assert read_states([tmp_path / "new"])["lanes"] == 12
+
+
 def test_a_global_state_in_one_file_is_read_too(root, states, tmp_path):
     saved, _ = states
     as_json(saved, tmp_path / "all.json")

@@ -12,16 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FieldAccessError
 from energon.samples.collate import (
     batch_list,
     batch_pad_stack,
     batch_stack,
+    collate_samples,
     concat_pad,
     generic_batch,
     generic_concat,
     homogeneous_concat_mix,
 )
+from energon.samples.crude import CrudeSample
 
 shapes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5)
 
@@ -64,6 +66,15 @@ def test_structures_are_batched_by_field(make):
     a, b = (batch["a"], batch["b"]) if isinstance(batch, dict) else (batch.a, batch.b)
     assert a.shape == (2, 3)
     assert b == ["x", "y"]
+
+
+def test_samples_with_other_parts_than_the_first_are_named():
+    samples = [{"__key__": "a", "jpg": 1, "json": 2}, {"__key__": "b", "png": 1, "json": 2}]
+    said = "sample 'b' has no part 'jpg', which 'a' has, only png, json.*\"jpg,png\""
+    with pytest.raises(FieldAccessError, match=said):
+        collate_samples(samples)
+    with pytest.raises(FieldAccessError, match=said):
+        collate_samples([CrudeSample(sample) for sample in samples])
 
 
 def test_other_values_become_lists():

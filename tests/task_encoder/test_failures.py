@@ -311,6 +311,23 @@ def test_a_hook_that_never_succeeds_ends_the_run_soon(root):
     assert run(val(root, FailsAtFirst(9)))[0] == 51
 
 
+def test_a_hook_that_skips_every_sample_is_named(root, caplog):
+    class SkipsAll(DefaultTaskEncoder):
+        calls = 0
+
+        def encode_sample(self, sample):
+            self.calls += 1
+            if self.calls <= 1000:
+                raise SkipSample
+            return sample
+
+    with get_savable_loader(train(root, SkipsAll())) as loader:
+        next(iter(loader))
+    (said,) = caplog.messages
+    assert said.startswith("SkipsAll.encode_sample has skipped 1,000 samples and let none through")
+    assert "(last: sample 's" in said
+
+
 def test_a_hook_that_has_succeeded_may_fail_more_often(root):
     class FailsLater(FailsAtFirst):
         def encode_sample(self, sample):

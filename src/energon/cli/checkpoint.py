@@ -18,14 +18,13 @@ from energon.messages import counted
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 
-def _ask_for_ranks(context: click.Context, option: click.Parameter, value: int | None) -> int:
-    if value is not None:
-        return value
+def _ask_for_ranks(context: click.Context) -> int:
     try:
         answer: int = click.prompt("Number of ranks", type=click.IntRange(1))
     except click.Abort:
         if sys.stdin.isatty():
             raise
+        (option,) = (each for each in context.command.params if each.name == "new_world_size")
         raise click.MissingParameter(ctx=context, param=option) from None
     return answer
 
@@ -62,15 +61,24 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @command.command("redist")
 @_FILES
 @click.argument("folder", type=ADDRESS)
-@click.option("--new-world-size", type=click.IntRange(1), callback=_ask_for_ranks)
+@click.option(
+    "--new-world-size",
+    type=click.IntRange(1),
+    help="New number of ranks. With --lanes alone, it stays as it was.",
+)
 @click.option(
     "--lanes",
     type=click.IntRange(1),
     help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps "
     "its lanes and continues exactly.",
 )
+@click.pass_context
 def redist(
-    files: tuple[AnyPath, ...], folder: AnyPath, new_world_size: int, lanes: int | None
+    context: click.Context,
+    files: tuple[AnyPath, ...],
+    folder: AnyPath,
+    new_world_size: int | None,
+    lanes: int | None,
 ) -> None:
     """Redistribute the states in FILES to another number of ranks, one file each, in FOLDER.
 
@@ -80,14 +88,17 @@ def redist(
     command prints how many.
     """
     from energon.loader.relane import relane
-    from energon.loader.state_files import read_states, redistribute, write_states
+    from energon.loader.state_files import read_states, redistribute, world_size_of, write_states
 
+    if new_world_size is None and lanes is None:
+        new_world_size = _ask_for_ranks(context)
     state = read_states(files)
     if lanes is not None and lanes != state["lanes"]:
         relaned = relane(state, lanes)
         echo(f"{counted(state['lanes'], 'lane')} became {relaned.describe()}")
         state = relaned.state
-    paths = write_states(redistribute(state, new_world_size), folder, like=files)
+    ranks = world_size_of(state) if new_world_size is None else new_world_size
+    paths = write_states(redistribute(state, ranks), folder, like=files)
     _echo_written(paths, folder)
 
 

@@ -73,6 +73,12 @@ def _is_flat(content: Mapping[str, Any]) -> bool:
             return isinstance(header, str)
 
 
+def world_size_of(state: State) -> int:
+    """Return how many ranks saved a state; 1 if it does not say."""
+    run = state["fingerprint"].get(RUN) or {}
+    return int(run.get("world_size", 1))
+
+
 def redistribute(state: State, world_size: int) -> list[State]:
     """Return the states of the ranks of a run of `world_size`, which continue where `state` was.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FieldAccessError
 from energon.samples.crude import PART_FILES
 from energon.samples.large_arrays import LARGE_BYTES, large_array
 
@@ -86,7 +86,10 @@ def collate_samples(
     values: dict[str, Any] = {}
     for name in names:
         if name in accepted:
-            column = list(map(read, samples, repeat(name)))
+            try:
+                column = list(map(read, samples, repeat(name)))
+            except KeyError:
+                raise _uneven(samples, name) from None
             if name == "__restore_key__":
                 values[name] = tuple(column)
             elif name.startswith("__"):
@@ -96,6 +99,18 @@ def collate_samples(
     if result_type is dict or (result_type is None and isinstance(first, dict)):
         return values
     return (result_type or type(first))(**values)
+
+
+def _uneven(samples: Sequence[Any], name: str) -> FieldAccessError:
+    """Return the error for dicts of which the first has a part that another lacks."""
+    first, other = samples[0], next(sample for sample in samples if name not in sample)
+    parts = ", ".join(part for part in other if not part.startswith("__"))
+    return FieldAccessError(
+        f"sample {other.get('__key__')!r} has no part {name!r}, which {first.get('__key__')!r} "
+        f"has, only {parts or 'no parts'}; samples of a batch need the same parts. Map parts that "
+        'mean the same to one field, as in `--field-map \'{"image": "jpg,png"}\'`, or override '
+        "the hook `batch`"
+    )
 
 
 def field_names(kind: type) -> list[str] | None:

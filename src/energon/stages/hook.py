@@ -92,11 +92,13 @@ class HookRecord:
         succeeded: Whether it has ever returned an output.
         failures: Number of failures, by cause.
         reasons: Number of skipped samples, by the name of the reason in statistics.
+        skips: Number of samples that it has skipped on purpose.
     """
 
     succeeded: bool = False
     failures: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    skips: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,7 @@ class HookRunner:
             self._count("skipped", argument)
             if error.args:
                 self._give_reason("skip", str(error), error, argument)
+            self._warn_of_skipping_all(argument)
             return SKIPPED
         if self.lane.host.watch is not None:
             # This may raise `Drawn` and repeat the call, so nothing may be counted before.
@@ -290,6 +293,19 @@ class HookRunner:
         else:
             self._log(error, argument, sources)
         return SKIPPED
+
+    def _warn_of_skipping_all(self, argument: Any) -> None:
+        """Log if no sample has passed: a loop over endless data would wait without a word."""
+        record = self.hook.record
+        record.skips += 1
+        if not record.succeeded and record.skips >= 1000 and _is_power_of_ten(record.skips):
+            logger.warning(
+                "%s has skipped %s and let none through, so no batch can be made; check when it "
+                "raises SkipSample (last: %s)",
+                self.hook.title or self.name,
+                counted(record.skips, "sample", grouped=True),
+                describe_sources(self._sources(argument)),
+            )
 
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
         """Log the first failure of a cause in full, a few more in one line, then only counts.
