@@ -295,7 +295,7 @@ class HookRunner:
         return SKIPPED
 
     def _warn_of_skipping_all(self, argument: Any) -> None:
-        """Log if no sample has passed: a loop over endless data would wait without a word."""
+        """Log if no sample has passed: a loop over endless data would wait silently."""
         record = self.hook.record
         record.skips += 1
         if not record.succeeded and record.skips >= 1000 and _is_power_of_ten(record.skips):
