@@ -145,6 +145,10 @@ def test_a_missing_file_names_the_next_step(tmp_path):
             ["dataset.yaml:1: __module__ and __class__ belong together"],
         ),
         ("field_map: {a: b}\n", ["dataset.yaml:1: no sample_type; name one"]),
+        (
+            "sample_type: CaptioningSample\nfield_map: {a: b}\n",
+            ["dataset.yaml:1: sample_type is 'CaptioningSample', expected a mapping like {__mod"],
+        ),
         (CAPTIONING[: CAPTIONING.index("field_map")], ["dataset.yaml:1: no field_map, like"]),
         (
             CAPTIONING + "sample_loader: a.py\n",

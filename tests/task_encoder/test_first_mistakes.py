@@ -86,3 +86,12 @@ def test_numbers_from_the_command_line_are_no_numbers_of_batches(captions):
             get_loader(dataset, **{name: "2"})
     with pytest.raises(ConfigError, match="pin_memory must be True or False, got 'no'"):
         get_loader(dataset, pin_memory="no")
+
+
+@pytest.mark.parametrize("field_map", ["{imge: jpg}", "{image: 'jpg['}", "{image: jpg}"])
+def test_a_wrong_field_map_is_said_with_its_file(captions, field_map):
+    file = captions / ".nv-meta/dataset.yaml"
+    kind = "{__module__: energon, __class__: CaptioningSample}"
+    file.write_text(f"sample_type: {kind}\nfield_map: {field_map}\n")
+    with pytest.raises(ConfigError, match=rf"^{file}: "):
+        opened(captions)

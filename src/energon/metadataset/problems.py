@@ -56,6 +56,12 @@ _BELONGS = {
 }
 """Where keys belong that are often misplaced."""
 
+_EXAMPLES = {
+    "joiner": "{__module__: my_package, __class__: MySample}",
+    "sample_type": "{__module__: megatron.energon, __class__: CaptioningSample}",
+}
+"""Values of keys that are rarely guessed right."""
+
 
 def explain(
     exc: ValidationError | None, model: Model, raw: Any, besides: Collection[str] = ()
@@ -115,6 +121,8 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     known = re.findall("'([^']*)'", expected) if kind == "literal_error" else []
     if len(known) > 1:
         expected += _proposal(str(error["input"]), known)
+    if address and address[-1] in _EXAMPLES:
+        expected += f" like {_EXAMPLES[address[-1]]}"
     return f"{subject}, expected {expected}"
 
 
@@ -142,7 +150,8 @@ def _missing_key(address: DocumentPath, raw: Any) -> str:
     key, parent = address[-1], _at(address[:-1], raw)
     if key == "path" and "<path>" in address[-2:-1]:
         return f"{_path(address[:-1])} has none of {', '.join(NODE_KINDS)}"
-    return f"{_path(address[:-1])} has no {key!r}" + ("" if parent else "; it is empty")
+    example = f", like `{key}: {_EXAMPLES[key]}`" if key in _EXAMPLES else ""
+    return f"{_path(address[:-1])} has no {key!r}{example}" + ("" if parent else "; it is empty")
 
 
 def _found(value: Any) -> str:

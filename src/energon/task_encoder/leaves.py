@@ -336,13 +336,16 @@ def _sample_type(
 ) -> tuple[type | None, FieldMap | CodeFields | None]:
     if config.sample_type is None:
         return None, None
-    sample_type = resolve_class(*config.sample_type, allow=allow)
-    if config.sample_loader is not None:
-        loader = find_code(config, leaf.path, "sample_loader", config.sample_loader, allow)
-        return sample_type, CodeFields(loader, sample_type, _filter(config, leaf, allow) or ())
-    field_map = FieldMap.parse(config.field_map or {})
-    field_map.check(sample_type)
-    return sample_type, field_map
+    try:
+        sample_type = resolve_class(*config.sample_type, allow=allow)
+        if config.sample_loader is None:
+            field_map = FieldMap.parse(config.field_map or {})
+            field_map.check(sample_type)
+            return sample_type, field_map
+    except ConfigError as error:
+        raise ConfigError(f"{config.origin or redact(leaf.path)}: {error}") from error
+    loader = find_code(config, leaf.path, "sample_loader", config.sample_loader, allow)
+    return sample_type, CodeFields(loader, sample_type, _filter(config, leaf, allow) or ())
 
 
 def _filter(
