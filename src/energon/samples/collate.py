@@ -107,7 +107,7 @@ def _uneven(samples: Sequence[Any], name: str) -> FieldAccessError:
     parts = ", ".join(part for part in other if not part.startswith("__"))
     return FieldAccessError(
         f"sample {other.get('__key__')!r} has no part {name!r}, which {first.get('__key__')!r} "
-        f"has, only {parts or 'no parts'}; samples of a batch need the same parts. Map parts that "
+        f"has, only {parts or 'none'}; samples of a batch need the same parts. Map parts that "
         'mean the same to one field, as in `--field-map \'{"image": "jpg,png"}\'`, or override '
         "the hook `batch`"
     )
