@@ -51,7 +51,7 @@ class Lengths:
             for row in rows.ordinal.tolist()
         ]
 
-    def look_ahead(self, lanes_of_stream: int) -> None:
+    def read_ahead(self, lanes_of_stream: int) -> None:
         return None
 
     def _length(self, row: int) -> int:

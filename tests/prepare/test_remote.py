@@ -14,7 +14,7 @@ from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.prepare.remote import standing_in
+from energon.prepare.remote import mirrored
 from energon.prepare.verify.remote import verify_remote
 from energon.prepare.verify.verify import verify_dataset
 from tests.datasets import write_shard
@@ -38,7 +38,7 @@ def shards(tmp_path):
 
 def prepare(address, *, options=None, exclude=(), **settings):
     settings = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset", **settings}
-    with standing_in(address, options=options, exclude=exclude) as folder:
+    with mirrored(address, options=options, exclude=exclude) as folder:
         checksum = options is not None and options.checksum
         return prepare_dataset(
             folder, exclude=exclude, indexing=Indexing(checksum=checksum), **settings

@@ -240,14 +240,14 @@ def test_what_was_only_changed_here_is_uploaded_by_the_next_run(
     s3, dataset, quick_retries, monkeypatch
 ):
     """A preparation that fails while it uploads leaves nothing that the next one relies on."""
-    from energon.prepare.remote import standing_in
+    from energon.prepare.remote import mirrored
 
     address = upload(dataset, s3.address)
     monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "2")
     forget_stores()
 
     def prepare():
-        with standing_in(address) as folder:
+        with mirrored(address) as folder:
             prepare_dataset(folder, split_parts=["train:.*0.tar", "val:.*[12].tar"])
 
     s3.proxy.plan([Fault("status")] * 4, lambda request: request.method == "PUT")
@@ -260,15 +260,15 @@ def test_what_was_only_changed_here_is_uploaded_by_the_next_run(
 
 def test_checking_does_not_hide_from_preparing_that_a_shard_has_changed(s3, dataset):
     """Even if size and date are the same as before."""
-    from energon.prepare.remote import standing_in
+    from energon.prepare.remote import mirrored
 
     address = upload(dataset, s3.address)
-    with standing_in(address) as folder:
+    with mirrored(address) as folder:
         prepare_dataset(folder, **ALL)
     write_anew(dataset / "part/1.tar")
     write_bytes(f"{address}/part/1.tar", (dataset / "part/1.tar").read_bytes())
     assert not verify_remote(address).ok
-    with standing_in(address) as folder:
+    with mirrored(address) as folder:
         prepare_dataset(folder, **ALL)
     assert verify_remote(address).ok
 

@@ -48,7 +48,7 @@ class NumberReader:
     def read_lazily(self, rows: Rows) -> RowsAtOnce:
         return RowsAtOnce(self.read(rows))
 
-    def look_ahead(self, lanes_of_stream: int) -> None:
+    def read_ahead(self, lanes_of_stream: int) -> None:
         return None
 
 

@@ -214,13 +214,13 @@ def folder_of(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) ->
         yield path
         return
     from energon.prepare.index.index import IndexOptions
-    from energon.prepare.remote import standing_in
+    from energon.prepare.remote import mirrored
 
     with ExitStack() as stack:
         with open_indexing(**indexing) as how:
             options = IndexOptions(how.checksum, how.force)
             folder = stack.enter_context(
-                standing_in(path.url, exclude=exclude, options=options, progress=how.progress)
+                mirrored(path.url, exclude=exclude, options=options, progress=how.progress)
             )
         yield folder
 

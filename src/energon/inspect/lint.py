@@ -32,7 +32,7 @@ from energon.inspect.lint_batch import (
 from energon.io.address import is_remote, local_path, redact
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
-from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
+from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.verify.quarantine import write_quarantine
 from energon.sources.files.open import folder_of
@@ -322,7 +322,7 @@ def _run(
 ) -> Iterator[tuple[int, BatchReport]]:
     """Yield numbers of jobs and the results of all or some of their samples."""
     if engine.name == "local":
-        for number, result in run_surviving(look, jobs, engine.num_local, _PRELOAD):
+        for number, result in run_isolated(look, jobs, engine.num_local, _PRELOAD):
             if isinstance(result, Death):
                 result = report_death(*jobs[number].arguments, result.ordinal)
             yield number, result

@@ -123,7 +123,7 @@ def forget_stores() -> None:
         _taken.clear()
 
 
-def _start_afresh() -> None:
+def _reset_after_fork() -> None:
     """Drop the parent's stores: threads and connections do not survive a fork."""
     global _lock
     _stores.clear()
@@ -131,7 +131,7 @@ def _start_afresh() -> None:
     _lock = Lock()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 LocalPath = str | os.PathLike[str]

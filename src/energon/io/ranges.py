@@ -352,9 +352,9 @@ def span_buffer() -> SpanBuffer:
     return _buffer
 
 
-def _start_afresh() -> None:
+def _reset_after_fork() -> None:
     global _buffer
     _buffer = SpanBuffer()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_reset_after_fork)

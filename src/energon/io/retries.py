@@ -37,7 +37,7 @@ RENEW_SECONDS = 60.0
 _random = random.SystemRandom()
 
 
-class _UnderWay(NamedTuple):
+class _PendingRequest(NamedTuple):
     """A request that is not answered yet."""
 
     place: str
@@ -75,7 +75,7 @@ class Retries:
         self._began = self._last = self._answered_at = 0.0
         self._unreachable_since: float | None = None
         self._was_found = False
-        self._under_way: dict[object, _UnderWay] = {}
+        self._under_way: dict[object, _PendingRequest] = {}
         self._watcher: threading.Thread | None = None
 
     def answered(self) -> None:
@@ -158,7 +158,7 @@ class Retries:
         """Log from time to time that the request in the block is not answered."""
         request = object()
         with self._lock:
-            self._under_way[request] = _UnderWay(place, time.monotonic(), request_is_needed())
+            self._under_way[request] = _PendingRequest(place, time.monotonic(), request_is_needed())
             if self._watcher is None or not self._watcher.is_alive():
                 self._watcher = threading.Thread(
                     target=self._watch, name="energon storage", daemon=True

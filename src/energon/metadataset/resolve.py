@@ -134,7 +134,7 @@ def resolve(
             f"path={path!r}: expected the folder of a dataset, the file of a metadataset, or its "
             "document as a dict"
         )
-    walk = _Walk(training, allow, must_exist)
+    walk = _Resolver(training, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
     )
@@ -220,7 +220,7 @@ _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 
 
 @dataclass
-class _Walk:
+class _Resolver:
     training: bool
     allow: Collection[str] = ()
     must_exist: bool = True

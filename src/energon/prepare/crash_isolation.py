@@ -53,7 +53,7 @@ class Death:
     ordinal: int
 
 
-def run_surviving(
+def run_isolated(
     function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int, preload: str
 ) -> Iterator[tuple[int, T | Death]]:
     """Call a function for each job in processes, and yield the results as they become ready.

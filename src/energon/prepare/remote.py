@@ -143,7 +143,7 @@ class Mirror:
     def hidden(self) -> Iterator[None]:
         """Let errors refer to the address: users do not know the folder."""
         try:
-            with _unsaid(self.folder):
+            with _hide_messages(self.folder):
                 yield
         except EnergonError as error:
             raise type(error)(self.said(str(error))) from error
@@ -174,7 +174,7 @@ class Mirror:
             if (name.startswith(f"{META}/") or name.endswith(INDEX_FILES))
             and (name in changed or not (self.folder / name).exists())
         ]
-        together(lambda name: self._download(infos[name]), outdated)
+        run_in_threads(lambda name: self._download(infos[name]), outdated)
         for name in shards:
             self.stand_in(infos[name])
             if not trusting:
@@ -203,7 +203,7 @@ class Mirror:
             done += 1
             progress(done, len(shards))
 
-        together(index_one, shards)
+        run_in_threads(index_one, shards)
         place = redact(self.address)
         log.info("%s: %d of %d shards were new or changed", place, read, len(shards))
 
@@ -296,7 +296,9 @@ class Mirror:
             target.writelines(store.stream(key))
 
 
-def together(run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL) -> None:
+def run_in_threads(
+    run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL
+) -> None:
     """Call `run` for all items, `count` at a time; stop at the first failure."""
     threads = WaitingThreads(count, "energon-prepare")
     running = [threads.submit(run, item) for item in items]
@@ -310,7 +312,7 @@ def together(run: Callable[[str], None], items: Sequence[str], count: int = MAX_
 
 
 @contextmanager
-def _unsaid(folder: Path) -> Iterator[None]:
+def _hide_messages(folder: Path) -> Iterator[None]:
     """Drop log messages about a folder unknown to users: they were repeated for the address."""
 
     def is_of_others(record: logging.LogRecord) -> bool:
@@ -334,7 +336,7 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def standing_in(
+def mirrored(
     address: str,
     *,
     exclude: Sequence[str] = (),

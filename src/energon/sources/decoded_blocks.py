@@ -133,9 +133,9 @@ _kept = _Kept()
 _numbers = count()
 
 
-def _start_afresh() -> None:
+def _reset_after_fork() -> None:
     """Replace the lock in a forked process, where the thread that held it does not run."""
     _kept.lock = RLock()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -16,8 +16,8 @@ from energon.io.settings import StorageSettings
 from energon.plan.permutation import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, note_sources
-from energon.sources.ahead import LookAhead
 from energon.sources.kinds import Source
+from energon.sources.read_ahead import PlannedReadAhead
 from energon.stages.blocks import LazyLeafRows, LazyRows, RowsAtOnce
 
 
@@ -68,7 +68,7 @@ class LeafReader:
         """Average size of a sample over the leaves, in bytes."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
-    def look_ahead(self, lanes_of_stream: int) -> LookAhead | None:
+    def read_ahead(self, lanes_of_stream: int) -> PlannedReadAhead | None:
         """Return the read-ahead for lanes; None if all sources are local.
 
         Args:
@@ -76,7 +76,7 @@ class LeafReader:
         """
         if not any(source.is_remote for source in self.sources):
             return None
-        return LookAhead(
+        return PlannedReadAhead(
             self.sources,
             window_rows=self.window_rows,
             lanes_of_stream=lanes_of_stream,

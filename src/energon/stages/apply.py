@@ -117,7 +117,7 @@ class ApplyIterator(DatasetIterator[Any]):
         if self.outputs is None and output is not SKIPPED:
             # The hook is no longer a generator: its single output was already returned.
             return
-        for number in again(iter(range(1, given)), given - 1):
+        for number in replay(iter(range(1, given)), given - 1):
             with current.working_for(None if batch is None else batch + number):
                 self._next_output()
 
@@ -202,7 +202,7 @@ def _expand(
         yield from (output for output in outputs if output is not SKIPPED)
 
 
-def again(outputs: Iterator[Any], count: int) -> Iterator[Any]:
+def replay(outputs: Iterator[Any], count: int) -> Iterator[Any]:
     """Yield the outputs that were returned before a state was saved; fewer if it ends early.
 
     Raises:

@@ -53,7 +53,7 @@ class Reader(Protocol):
     def read_lazily(self, rows: Rows) -> LazyRows:
         """Return the samples of `rows`, built only when they are taken where that is possible."""
 
-    def look_ahead(self, lanes_of_stream: int) -> FetchesAhead | None:
+    def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
         """Return a prefetcher for this worker; None if nothing needs to be fetched ahead.
 
         Args:
@@ -145,7 +145,7 @@ class NextRows(NamedTuple):
     """Number of rows."""
 
 
-class FetchesAhead(Protocol):
+class ReadAhead(Protocol):
     """Prefetches the samples of lanes that are read together."""
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
@@ -273,7 +273,7 @@ class BlocksOfLanes:
         )
         self._next_block = 1
         self._turn_rows = 0.0
-        self._ahead: FetchesAhead | None = None
+        self._ahead: ReadAhead | None = None
         self._has_begun = False
 
     def add(self, rows: RowsOfLane) -> None:
@@ -299,7 +299,7 @@ class BlocksOfLanes:
             return
         if not self._has_begun:
             self._has_begun = True
-            self._ahead = self._reader.look_ahead(self._lanes_of_stream)
+            self._ahead = self._reader.read_ahead(self._lanes_of_stream)
         if self._ahead is not None:
             self._ahead.move_to(
                 [

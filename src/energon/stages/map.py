@@ -17,7 +17,7 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
-from energon.stages.apply import ApplyIterator, again, reapply
+from energon.stages.apply import ApplyIterator, reapply, replay
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
 from energon.stages.lane import HookLoop, Lane
@@ -172,7 +172,7 @@ class _MapIterator(ApplyIterator):
             self._run(item, row_of(inner), outputs)
             if self.outputs is None or sub == 0:
                 return outputs[0] if outputs else SKIPPED
-            for _ in again(self.outputs, sub - 1):
+            for _ in replay(self.outputs, sub - 1):
                 pass
             return next(self.outputs, SKIPPED)
 

@@ -75,7 +75,7 @@ class Start:
     opened: int | None = None
 
 
-def divided(
+def divide_window(
     selected: Any, entries: list[PackEntry], *, hook: str
 ) -> tuple[list[list[PackEntry]], list[PackEntry]]:
     """Return the groups of a window, and the samples that the hook carries over to the next.
@@ -374,7 +374,7 @@ class _PackIterator(ApplyIterator):
         first = key_of(samples[0])
         address = self._lane_address() if first is None else ("select", *flat(first))
         selected = self.select(samples, address)
-        groups, carried = divided(selected, entries, hook=self.stage.select.name)
+        groups, carried = divide_window(selected, entries, hook=self.stage.select.name)
         if last and not groups:
             carried = []
         left_out = len(entries) - len(carried) - sum(map(len, groups))

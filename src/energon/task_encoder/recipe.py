@@ -18,7 +18,7 @@ from energon.io.address import shown_address
 from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
-from energon.sources.ahead import window_rows
+from energon.sources.read_ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset

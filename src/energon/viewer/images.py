@@ -33,7 +33,7 @@ _HEAT = np.array(
 _SVG = "http://www.w3.org/2000/svg"
 
 
-class MadeImages:
+class ImageCache:
     """A cache of images made for pages, which drops the least recently used. Thread-safe.
 
     Args:

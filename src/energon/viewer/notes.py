@@ -23,7 +23,7 @@ NOTE = "# note "
 MAX_NOTE = 1000
 
 
-class Said(NamedTuple):
+class SampleNote(NamedTuple):
     """The note about a sample."""
 
     excluded: bool
@@ -54,7 +54,7 @@ class Notes:
         """Return the file for the samples of a dataset."""
         return quarantine_file(self.folder, dataset)
 
-    def of(self, dataset: str) -> dict[tuple[str, str | None], Said]:
+    def of(self, dataset: str) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
         found = {}
         for line in self._lines(dataset):
@@ -87,12 +87,14 @@ class Notes:
         write_atomic(self.file(dataset), text.encode("utf-8", "surrogateescape"))
 
 
-def _entry(line: str) -> tuple[tuple[str, str | None], Said] | None:
+def _entry(line: str) -> tuple[tuple[str, str | None], SampleNote] | None:
     text = line.strip()
     excluded = not text.startswith(NOTE)
     try:
         about = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
-        return (about["shard"], about.get("key")), Said(excluded, str(about.get("reason", "")))
+        return (about["shard"], about.get("key")), SampleNote(
+            excluded, str(about.get("reason", ""))
+        )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # an entry of another form, or a comment
 

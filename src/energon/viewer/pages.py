@@ -20,7 +20,7 @@ from energon.errors import EnergonError
 from energon.inspect.part_facts import PartKind, extension_of, part_kind
 from energon.io.address import address_name
 from energon.messages import escape_text
-from energon.viewer.notes import Notes, Said
+from energon.viewer.notes import Notes, SampleNote
 from energon.viewer.parts import Tokenizer, snippet
 from energon.viewer.reading_order import ImageParts, image_parts
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
@@ -81,7 +81,7 @@ class Site:
         )
         return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
 
-    def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], Said]:
+    def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
         return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from energon.errors import ConfigError, EnergonError
 from energon.inspect.planned_run import Sighting
 from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
-from energon.viewer.notes import Said
+from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.plots import shares
 from energon.viewer.run import MAX_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
@@ -32,7 +32,7 @@ class SeenCard(NamedTuple):
     at: str
     """Address of its page."""
     look: Card
-    said: Said | None
+    said: SampleNote | None
     form: str
     """Token of the form to exclude or flag it; "" if that is not possible."""
 

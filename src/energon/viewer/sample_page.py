@@ -60,7 +60,7 @@ class SamplePage:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.made = images.MadeImages()
+        self.made = images.ImageCache()
 
     def show(self, request: Request) -> Response:
         """Return the page of a sample."""

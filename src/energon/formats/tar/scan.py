@@ -172,7 +172,7 @@ def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = 
         origin: Its name in messages.
         strict: Whether an archive without an end marker is an error.
     """
-    walk = TarWalk(read_into, size, origin=origin)
+    walk = TarScanner(read_into, size, origin=origin)
     builder = ScanBuilder()
     singles = MIN_RUN_MEMBERS
     while True:
@@ -215,14 +215,14 @@ def iter_members(
         buffer[: len(data)] = data
         return len(data)
 
-    walk = TarWalk(read_into, size, origin=origin)
+    walk = TarScanner(read_into, size, origin=origin)
     while (member := walk.next()) is not None:
         yield member
     if strict:
         walk.check_end()
 
 
-class TarWalk:
+class TarScanner:
     """Goes through the headers of an archive that can be read at any offset.
 
     Args:

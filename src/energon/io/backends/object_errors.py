@@ -140,7 +140,7 @@ def changed(place: str) -> ObjectChangedError:
     )
 
 
-class _Said(NamedTuple):
+class _Fault(NamedTuple):
     """What is known of an error of the library."""
 
     place: str
@@ -154,7 +154,7 @@ class _Said(NamedTuple):
     error: Exception
 
     @classmethod
-    def of(cls, error: Exception, place: str) -> _Said:
+    def of(cls, error: Exception, place: str) -> _Fault:
         text = str(error)
         status, code = _STATUS.search(text), _CODE.search(text)
         answered = (status[1] + status[2]).strip() if status else ""
@@ -176,89 +176,89 @@ class _Said(NamedTuple):
         return _CREDENTIALS.get(self.place.partition(":")[0], "set those of your store")
 
 
-def _bad_answer(said: _Said) -> EnergonError | None:
+def _bad_answer(seen: _Fault) -> EnergonError | None:
     for sign, kind, words, transient in _BAD_ANSWERS:
-        if sign in said.text:
-            numbers = _RANGES.search(said.text)
+        if sign in seen.text:
+            numbers = _RANGES.search(seen.text)
             found = f" ({numbers[0]})" if numbers else ""
-            return kind(f"{said.place}: {words}{found}", transient=transient)
+            return kind(f"{seen.place}: {words}{found}", transient=transient)
     return None
 
 
-def _connection_error(said: _Said) -> StorageError:
-    kind = _KIND.search(said.text)
-    causes = [words for sign, words in _CAUSES.items() if sign in said.text]
-    cause = causes[0] if causes else (kind[1] if kind else said.name)
-    if _CONNECTING.search(said.text) and "TimedOut" in said.text:
+def _connection_error(seen: _Fault) -> StorageError:
+    kind = _KIND.search(seen.text)
+    causes = [words for sign, words in _CAUSES.items() if sign in seen.text]
+    cause = causes[0] if causes else (kind[1] if kind else seen.name)
+    if _CONNECTING.search(seen.text) and "TimedOut" in seen.text:
         cause = NO_CONNECTION
-    transient = kind is not None and "InvalidCertificate" not in said.text
-    transient = transient or _BAD_LISTING in said.text
-    host = _HOST.search(said.text)
-    at = f" ({host[1]})" if host and host[1] not in said.place else ""
+    transient = kind is not None and "InvalidCertificate" not in seen.text
+    transient = transient or _BAD_LISTING in seen.text
+    host = _HOST.search(seen.text)
+    at = f" ({host[1]})" if host and host[1] not in seen.place else ""
     return StorageError(
-        f"{said.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
+        f"{seen.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
     )
 
 
-_MEANINGS: tuple[tuple[Callable[[_Said], Any], Callable[[_Said], EnergonError | None]], ...] = (
+_MEANINGS: tuple[tuple[Callable[[_Fault], Any], Callable[[_Fault], EnergonError | None]], ...] = (
     (
-        lambda said: said.status.startswith("405"),
-        lambda said: StorageError(f"{said.place}: the server answered {said.status}"),
+        lambda seen: seen.status.startswith("405"),
+        lambda seen: StorageError(f"{seen.place}: the server answered {seen.status}"),
     ),
     (
-        lambda said: said.code in _NO_BUCKET,
-        lambda said: DatasetNotFoundError(f"{said.place}: there is no such bucket; check its name"),
+        lambda seen: seen.code in _NO_BUCKET,
+        lambda seen: DatasetNotFoundError(f"{seen.place}: there is no such bucket; check its name"),
     ),
     (
-        lambda said: isinstance(said.error, FileNotFoundError) or said.name == "NotFoundError",
-        lambda said: DatasetNotFoundError(f"{said.place}: there is no such object"),
+        lambda seen: isinstance(seen.error, FileNotFoundError) or seen.name == "NotFoundError",
+        lambda seen: DatasetNotFoundError(f"{seen.place}: there is no such object"),
     ),
-    (lambda said: said.name == "PreconditionError", lambda said: changed(said.place)),
-    (lambda said: True, _bad_answer),
+    (lambda seen: seen.name == "PreconditionError", lambda seen: changed(seen.place)),
+    (lambda seen: True, _bad_answer),
     (
-        lambda said: said.name == "NotSupportedError" and "RangeNotSupported" in said.text,
-        lambda said: RangesNotSupportedError(
-            f"{said.place}: the server returns whole files only, no ranges"
+        lambda seen: seen.name == "NotSupportedError" and "RangeNotSupported" in seen.text,
+        lambda seen: RangesNotSupportedError(
+            f"{seen.place}: the server returns whole files only, no ranges"
         ),
     ),
     (
-        lambda said: isinstance(said.error, ValueError),
-        lambda said: ConfigError(
-            f"{said.place}: not a name that object stores have; {said.text.partition(chr(10))[0]}"
+        lambda seen: isinstance(seen.error, ValueError),
+        lambda seen: ConfigError(
+            f"{seen.place}: not a name that object stores have; {seen.text.partition(chr(10))[0]}"
         ),
     ),
     (
-        lambda said: (
-            _METADATA.search(said.text) and int(said.status[:3] or 0) not in TRANSIENT_STATUS
+        lambda seen: (
+            _METADATA.search(seen.text) and int(seen.status[:3] or 0) not in TRANSIENT_STATUS
         ),
-        lambda said: StorageAccessError(
-            f"{said.place}: no credentials in the environment or a profile, and this machine has "
-            f"no role that provides any; {said.credentials}"
-        ),
-    ),
-    (
-        lambda said: (
-            said.name in _DENIED or said.code in _ACCESS_CODES or said.status[:3] in ("401", "403")
-        ),
-        lambda said: StorageAccessError(
-            f"{said.place}: access denied, {said.answer or said.name}; check the credentials and "
-            f"their rights: {said.credentials}"
+        lambda seen: StorageAccessError(
+            f"{seen.place}: no credentials in the environment or a profile, and this machine has "
+            f"no role that provides any; {seen.credentials}"
         ),
     ),
     (
-        lambda said: said.status.startswith("3"),
-        lambda said: StorageError(
-            f"{said.place}: the server answered {said.status}; redirects are followed, but not "
+        lambda seen: (
+            seen.name in _DENIED or seen.code in _ACCESS_CODES or seen.status[:3] in ("401", "403")
+        ),
+        lambda seen: StorageAccessError(
+            f"{seen.place}: access denied, {seen.answer or seen.name}; check the credentials and "
+            f"their rights: {seen.credentials}"
+        ),
+    ),
+    (
+        lambda seen: seen.status.startswith("3"),
+        lambda seen: StorageError(
+            f"{seen.place}: the server answered {seen.status}; redirects are followed, but not "
             "for names with [ or ]: rename the file"
         ),
     ),
     (
-        lambda said: said.status,
-        lambda said: StorageError(
-            f"{said.place}: the server answered {said.answer}", transient=said.is_transient
+        lambda seen: seen.status,
+        lambda seen: StorageError(
+            f"{seen.place}: the server answered {seen.answer}", transient=seen.is_transient
         ),
     ),
-    (lambda said: True, _connection_error),
+    (lambda seen: True, _connection_error),
 )
 """Conditions and the errors they become. The first that applies and is not None counts."""
 
@@ -272,8 +272,8 @@ def translate(error: Exception, place: str) -> EnergonError:
     """
     if isinstance(error, EnergonError):
         return error
-    said = _Said.of(error, place)
-    meanings = (means(said) for fits, means in _MEANINGS if fits(said))
+    seen = _Fault.of(error, place)
+    meanings = (means(seen) for fits, means in _MEANINGS if fits(seen))
     return next(found for found in meanings if found is not None)
 
 

@@ -388,7 +388,7 @@ def _resume_collection() -> None:
         gc.set_threshold(*_threshold)
 
 
-def _start_afresh() -> None:
+def _reset_after_fork() -> None:
     global _profiler, _frames_lock
     _profiler = Profiler()
     _frames_lock = threading.Lock()
@@ -396,4 +396,4 @@ def _start_afresh() -> None:
     _resume_collection()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -155,7 +155,7 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         f"column {column!r} seems to name files ({value!r}), but is kept as text: they are "
         f"not below {opened.root}; if they are elsewhere, run this again with --root FOLDER and "
         "--overwrite"
-        for column, value in table.seem_files(opened)
+        for column, value in table.look_like_files(opened)
     ]
 
 

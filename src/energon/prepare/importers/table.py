@@ -183,7 +183,7 @@ def find_roots(path: AnyPath, rules: RowRules) -> dict[Path, list[str]]:
     return {root: columns for root, columns in found.items() if columns}
 
 
-def seem_files(table: Table) -> list[tuple[str, str]]:
+def look_like_files(table: Table) -> list[tuple[str, str]]:
     """Return the columns whose first rows seem to contain paths of media, with a value."""
     found = []
     for row in islice(read_rows(table), 1):

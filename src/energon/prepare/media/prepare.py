@@ -22,7 +22,7 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.metadataset.kind import refuse_metadata
-from energon.prepare.crash_isolation import Death, IsolatedCall, run_surviving
+from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import dataset_lock, file_state, list_files, reporting
 from energon.prepare.index.name_index import sqlite_path
@@ -36,7 +36,7 @@ from energon.prepare.media.probe import (
     probe_shards,
     probe_some_files,
 )
-from energon.prepare.remote import standing_in
+from energon.prepare.remote import mirrored
 
 SAMPLES_PER_JOB = 4096
 """How much is checked again if a process dies."""
@@ -45,7 +45,7 @@ DIED = "the process that read it died: a codec has crashed, or memory ran out"
 _PRELOAD = "energon.prepare.media.probe"
 
 
-def surviving_files(
+def probe_files_isolated(
     folder: Path, names: Sequence[str], chosen: MediaFilter, num_processes: int
 ) -> Iterator[list[Probed]]:
     """Yield the metadata of some files in a folder, as it becomes ready.
@@ -61,7 +61,7 @@ def surviving_files(
         IsolatedCall(number, (str(folder), batch, chosen), range(len(batch)))
         for number, batch in enumerate(batches)
     ]
-    for number, result in run_surviving(probe_some_files, jobs, num_processes, _PRELOAD):
+    for number, result in run_isolated(probe_some_files, jobs, num_processes, _PRELOAD):
         if isinstance(result, Death):
             name = batches[number][result.ordinal]
             state = file_state(folder / name)
@@ -70,7 +70,7 @@ def surviving_files(
             yield result
 
 
-def surviving_shards(
+def probe_shards_isolated(
     folder: Path,
     shards: Sequence[str],
     chosen: MediaFilter,
@@ -96,7 +96,7 @@ def surviving_shards(
             arguments = (str(folder), shard.name, shard.left, chosen, contents)
             jobs.append(IsolatedCall(len(jobs), arguments, range(start, stop)))
             owners.append(shard)
-    for number, result in run_surviving(probe_samples, jobs, num_processes, _PRELOAD):
+    for number, result in run_isolated(probe_samples, jobs, num_processes, _PRELOAD):
         shard = owners[number]
         if isinstance(result, Death):
             shard.deadly.append(result.ordinal)
@@ -148,7 +148,7 @@ def _look_again(
         names.append([name for name, _, _ in parts])
         arguments = (str(folder), shard.name, chosen, contents, sample)
         jobs.append(IsolatedCall(len(jobs), arguments, range(len(parts))))
-    for number, result in run_surviving(probe_parts, jobs, 1, _PRELOAD):
+    for number, result in run_isolated(probe_parts, jobs, 1, _PRELOAD):
         if isinstance(result, Death):
             shard.failed.append((names[number][result.ordinal], DIED))
         else:
@@ -242,7 +242,7 @@ def prepare_remote_media(
         DatasetNotFoundError: If there are no shards.
         StorageError: If the store cannot be read or written.
     """
-    with standing_in(address) as folder:
+    with mirrored(address) as folder:
         return prepare_media(
             folder,
             chosen,
@@ -270,9 +270,9 @@ def _probe(
         for _, probed in run_batches(engine, look, batches):
             yield probed
     elif is_dataset:
-        yield from surviving_shards(folder, todo, chosen, contents, engine.num_local)
+        yield from probe_shards_isolated(folder, todo, chosen, contents, engine.num_local)
     else:
-        yield from surviving_files(folder, todo, chosen, engine.num_local)
+        yield from probe_files_isolated(folder, todo, chosen, engine.num_local)
 
 
 def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:

@@ -24,7 +24,7 @@ from energon.prepare.remote import (
     Mirror,
     Progress,
     check_writable,
-    together,
+    run_in_threads,
 )
 from energon.prepare.upkeep import Repair, Report, upkeep_of
 from energon.prepare.verify.repair import repair_at
@@ -140,7 +140,9 @@ class RemoteCheck:
             done += 1
             self._progress(done, len(shards))
 
-        together(compare_one, [name for name in shards if name not in self._reports], self._count)
+        run_in_threads(
+            compare_one, [name for name in shards if name not in self._reports], self._count
+        )
         return (self._reports[name] for name in shards)
 
     def _verify(self, name: str) -> ShardReport:
@@ -239,12 +241,12 @@ def repair_remote(
     workers = indexing.engine.num_workers
     with RemoteCheck.opened(address, depth, workers, indexing.progress) as check:
         load_info(check.mirror.folder)
-        place = _InStore(check, indexing)
+        place = _RemoteRepair(check, indexing)
         with check.mirror.changing():
             return repair_at(place, drop=drop, quarantine=quarantine, indexing=indexing)
 
 
-class _InStore:
+class _RemoteRepair:
     """A dataset in a store.
 
     Args:

@@ -55,7 +55,7 @@ def repair_dataset(
     load_info(dataset)
     with locked(dataset, indexing) as held:
         clear_leftovers(dataset, load_info(dataset).shard_counts)
-        place = _Here(dataset, depth, held)
+        place = _LocalRepair(dataset, depth, held)
         return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
 
 
@@ -104,7 +104,7 @@ def repair_at(
     return Repair(before, place.verify() if changed else before, stale, dropped)
 
 
-class _Here:
+class _LocalRepair:
     """A dataset on this machine."""
 
     def __init__(self, dataset: Path, depth: Depth, indexing: Indexing) -> None:

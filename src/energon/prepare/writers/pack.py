@@ -245,19 +245,19 @@ def _write(
         before = 0
         for part in parts:
             with _writer(place, part, options) as writer:
-                deal = _Deal({part: writer}, _always(part), options, before)
+                deal = _SplitRouter({part: writer}, _always(part), options, before)
                 deal.write(source, [part], place.folder, progress)
                 before += writer.num_samples
         return parts != [""]
     if not options.is_drawn:
         with _writer(place, "", options) as writer:
-            deal = _Deal({"": writer}, _always(""), options)
+            deal = _SplitRouter({"": writer}, _always(""), options)
             deal.write(source, parts, place.folder, progress)
         return False
     draw = open_draw(source, options.split_ratio, options.stratify)
     with ExitStack() as stack:
         writers = {name: stack.enter_context(_writer(place, name, options)) for name in draw.names}
-        _Deal(writers, draw, options).write(source, parts, place.folder, progress)
+        _SplitRouter(writers, draw, options).write(source, parts, place.folder, progress)
     for name, writer in writers.items():
         if not writer.num_samples:
             log.warning("split %r has no samples: too few for a ratio this small", name)
@@ -279,7 +279,7 @@ def _always(split: str) -> Callable[[str, Row], str]:
     return lambda key, row: split
 
 
-class _Deal:
+class _SplitRouter:
     """Distributes samples to the writers of splits, after those that they already have.
 
     Args:

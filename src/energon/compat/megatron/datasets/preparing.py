@@ -27,7 +27,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards
 from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 from energon.prepare.media.probe import MediaFilter, probe_stream
-from energon.prepare.remote import standing_in
+from energon.prepare.remote import mirrored
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
 ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
@@ -88,7 +88,7 @@ class PreparesShards:
                     f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
                     "as they are; prepare a local copy with it"
                 )
-            with standing_in(folder.url, progress=_Shown(progress_fn)) as local:
+            with mirrored(folder.url, progress=_Shown(progress_fn)) as local:
                 names = cls.prepare_dataset(
                     local,
                     paths,

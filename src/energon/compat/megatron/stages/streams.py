@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey
-from energon.stages.apply import again
+from energon.stages.apply import replay
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
@@ -101,7 +101,7 @@ class _IterMapIterator(DatasetIterator[Any]):
             self.outputs = iter(self.stage.function(self._inputs()))
             # Called only now: a restore may have moved the stream before.
             given, self.given = self.given, 0
-            for _ in again(self.outputs, given):
+            for _ in replay(self.outputs, given):
                 self.given += 1
         self.last = self.state_dict()
         output = next(self.outputs)

@@ -17,7 +17,7 @@ from energon.compat.megatron.savable import FlexState
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey
-from energon.stages.apply import again
+from energon.stages.apply import replay
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core
@@ -131,7 +131,7 @@ class _OwnIterator(DatasetIterator[Any]):
     def __next__(self) -> Any:
         if self.outputs is None:
             self.outputs = iter(type(self.mine).__iter__(self.mine))
-            for _ in again(self.outputs, self.given):
+            for _ in replay(self.outputs, self.given):
                 pass
         output = next(self.outputs)
         self.given += 1

@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import WorkerError
 from energon.prepare import crash_isolation as surviving
-from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_surviving
+from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_isolated
 
 
 def look(deadly, noting, ordinals):
@@ -27,7 +27,7 @@ def fail(ordinals):
 def run(jobs, function=look, num_processes=2):
     """Return by job what was looked at, and what was deadly."""
     found = {job.number: ([], []) for job in jobs}
-    for number, result in run_surviving(function, jobs, num_processes, __name__):
+    for number, result in run_isolated(function, jobs, num_processes, __name__):
         looked, died = found[number]
         if isinstance(result, Death):
             died.append(result.ordinal)

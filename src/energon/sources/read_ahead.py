@@ -44,10 +44,10 @@ MAX_SPANS_AHEAD = 1024
 
 Bools = NDArray[np.bool_]
 
-_open_lanes: weakref.WeakSet[LookAhead] = weakref.WeakSet()
+_open_lanes: weakref.WeakSet[PlannedReadAhead] = weakref.WeakSet()
 
 
-class LookAhead:
+class PlannedReadAhead:
     """The read-ahead of lanes that are read together. Used by one thread.
 
     Args:
