@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from energon.compat.megatron.datasets.leaf import ReadPass
 from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
-from energon.compat.megatron.stages.streams import IterMap, LimitStage, ShuffleBuffer
+from energon.compat.megatron.stages.limit import LimitStage
+from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset
 from energon.stages.hook import Hook

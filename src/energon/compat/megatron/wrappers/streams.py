@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
-from energon.compat.megatron.stages.streams import IterMap, LimitStage, ShuffleBuffer
+from energon.compat.megatron.stages.limit import LimitStage
+from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.errors import ConfigError, SkipSample, WorkerTimeoutError
 from energon.loader.local_workers import Watchdog
