@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.io.backends.local import OpenFile
-from energon.sources.extents import LOCAL_SPAN_BYTES, MAX_GAP_BYTES, late_spans, read_spans
+from energon.sources.extents import LOCAL_SPAN_BYTES, MAX_GAP_BYTES, lazy_spans, read_spans
 
 PATTERN = np.random.default_rng(0).bytes(4 * LOCAL_SPAN_BYTES)
 
@@ -75,7 +75,7 @@ def test_no_read_is_much_longer_than_a_span(tmp_path):
 def test_a_local_file_is_read_as_its_buffers_are_taken(tmp_path):
     file = open_pattern(tmp_path)
     low = np.array([0, 1_000, 500_000])
-    buffers, _ = late_spans(file, low, low + 900)
+    buffers, _ = lazy_spans(file, low, low + 900)
     assert file.sizes == []
     assert next(buffers) is next(buffers)
     assert file.sizes == [1_900]

@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import re
+import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -28,6 +29,7 @@ from energon.sources.extents import MAX_SPAN_BYTES
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.webdataset import WebdatasetSource
+from energon.stages.blocks import ReleasedRows
 from tests.datasets import make_crude, write_shard
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
@@ -200,6 +202,19 @@ def test_samples_of_more_than_one_span_are_cut_where_spans_are(tmp_path):
     ]
     check_late(source, random_order(count))
     check_late(source, [0, 1])  # few enough bytes to cut each sample when its turn comes
+
+
+def test_large_samples_of_a_block_are_released_as_they_are_taken(tmp_path):
+    size, count = LARGE_PART_BYTES - 600, 3 * MIB // LARGE_PART_BYTES
+    root = make(tmp_path, [[(f"s{n}", {"bin": content(n, size)}) for n in range(count)]])
+    chosen = np.arange(count)
+    restore_keys = LazyKeys(0, np.zeros_like(chosen), chosen)
+    samples = WebdatasetSource(root).read_lazily(chosen, restore_keys=restore_keys)
+    assert isinstance(samples, ReleasedRows)
+    samples = samples.between(0, count)
+    first, _ = next(samples), next(samples)
+    references = sys.getrefcount(first["bin"])
+    assert references == 2  # the sample's, and that of the call
 
 
 def test_parts_that_are_filtered_out_are_not_read(tmp_path):

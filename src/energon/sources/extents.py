@@ -70,11 +70,11 @@ def read_spans(
     Returns:
         The buffer that each sample is in, and the position in the file where the buffer begins.
     """
-    buffers, begin = late_spans(file, low, high)
+    buffers, begin = lazy_spans(file, low, high)
     return list(buffers), begin
 
 
-def late_spans(
+def lazy_spans(
     file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> tuple[Iterator[bytes], NDArray[np.int64]]:
     """Do the same, but read from a local file only when the turn of a buffer comes.

@@ -16,9 +16,9 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
-from energon.sources.extents import PartFilter, PartNames, late_spans
+from energon.sources.extents import PartFilter, PartNames, lazy_spans
 from energon.sources.shards import OpenShard
-from energon.stages.blocks import LazyLeafRows
+from energon.stages.blocks import LazyLeafRows, ReleasedRows, released
 
 META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 
@@ -95,10 +95,12 @@ class WholeRows:
         return list(zip(*self.columns, strict=True))
 
 
-def late_rows(
+def lazy_rows(
     parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[tuple[bytes, ...]]
 ) -> LazyLeafRows:
     """Return samples of parts that already exist as dicts that are made when their turn comes.
+
+    Their parts are released as they are passed on.
 
     Args:
         parts: The names of the parts that each sample has.
@@ -106,7 +108,7 @@ def late_rows(
         contents: The parts of each sample.
     """
     values = tuple(f"c{index}" for index in range(len(parts)))
-    return _LazyRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
+    return _ReleasedRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,24 @@ class _LazyRows:
         """Yield the samples from `start` to `stop`."""
         noted = self.dataset_path is not None
         build = _row_builder(self.parts, self.values, self.names, "()", noted=noted)
-        columns = [column[start:stop] for column in self.columns]
-        rows: Iterator[CrudeSample] = build(*columns, self.dataset_path)
+        rows: Iterator[CrudeSample] = build(*self._columns(start, stop), self.dataset_path)
         return rows
+
+    def _columns(self, start: int, stop: int) -> list[Iterable[Any]]:
+        return [column[start:stop] for column in self.columns]
 
     def with_sources(self, dataset_path: str) -> _LazyRows:
         """Return the same samples, with the origin of each."""
         return replace(self, dataset_path=dataset_path)
+
+
+@dataclass(frozen=True)
+class _ReleasedRows(_LazyRows, ReleasedRows):
+    """The same, of which the last column is released as they are made."""
+
+    def _columns(self, start: int, stop: int) -> list[Iterable[Any]]:
+        *columns, contents = super()._columns(start, stop)
+        return [*columns, released(list(contents))]
 
 
 def slice_rows(
@@ -311,7 +324,7 @@ def _read_parts(
         columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
         return WholeRows(names, meta, [list(map(file.pread, *column)) for column in columns])
     stops = starts + sizes
-    buffers, base = late_spans(file, starts.min(axis=1), stops.max(axis=1))
+    buffers, base = lazy_spans(file, starts.min(axis=1), stops.max(axis=1))
     edges = np.stack((starts - base[:, None], stops - base[:, None]))
     return SlicedRows(names, meta, buffers, edges)
 

@@ -35,7 +35,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
 from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LazyKeys
-from energon.sources.shard_samples import ReadRows, SlicedRows, late_rows, read_shard
+from energon.sources.shard_samples import ReadRows, SlicedRows, lazy_rows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.blocks import LazyLeafRows, RowsAtOnce
 
@@ -207,7 +207,7 @@ class WebdatasetSource:
         sliced = [piece for piece in alike if isinstance(piece, SlicedRows)]
         is_large = sum(piece.num_bytes for piece in sliced) > MAX_LAZY_BYTES
         if is_large or len(sliced) < len(alike):
-            return late_rows(parts, meta, in_order(piece.contents() for piece in alike))
+            return lazy_rows(parts, meta, in_order(piece.contents() for piece in alike))
         buffers = in_order(piece.buffers for piece in sliced)
         edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
         return SlicedRows(parts, meta, buffers, edges).lazy()

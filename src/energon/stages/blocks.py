@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -33,6 +34,7 @@ MAX_BLOCK_BYTES = 8 << 20
 """Bytes read at once for a lane: enough for full spans, small enough for hundreds of lanes."""
 
 
+T = TypeVar("T")
 LaneShare = tuple[int, int]
 """The position of a lane in a list of lanes, and how many of its next rows to read."""
 
@@ -84,22 +86,33 @@ class LazyLeafRows(LazyRows, Protocol):
         """Return the same samples with their origin in `__sources__`."""
 
 
+class ReleasedRows:
+    """Base of samples that iterators release as they pass them on.
+
+    The next batch then reuses the memory of the last. Nothing else may keep them until then.
+    """
+
+
 @dataclass(frozen=True)
-class RowsAtOnce:
+class RowsAtOnce(ReleasedRows):
     """Samples that are already built."""
 
     samples: list[Any]
 
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`."""
-        # Each is released as it is passed on, so the next batch reuses the memory of the last.
-        samples = self.samples[start:stop][::-1]
-        return (samples.pop() for _ in range(len(samples)))
+        return released(self.samples[start:stop])
 
     def with_sources(self, dataset_path: str) -> RowsAtOnce:
         """Store the origin of each sample in it."""
         note_sources(dataset_path, self.samples)
         return self
+
+
+def released(items: list[T]) -> Iterator[T]:
+    """Yield items, each of which is taken out of the list first."""
+    items.reverse()
+    return map(list.pop, repeat(items, len(items)))
 
 
 class SharedBlock:
@@ -329,7 +342,7 @@ class BlocksOfLanes:
             first.lane.counts.update(self._ahead.take_counts())
         # Keeping samples that are already built until the block ends would evict them from the
         # CPU cache.
-        shared = in_step and not isinstance(lazy, RowsAtOnce)
+        shared = in_step and not isinstance(lazy, ReleasedRows)
         block = SharedBlock(lazy, len(together.leaf)) if shared else None
         start = 0
         for place, number in pieces:
