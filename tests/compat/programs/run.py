@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MODULES = ["reading", "pipelines", "epochs", "stages", "decoding", "sources", "openers", "writing"]
+MODULES = [
+    "reading",
+    "pipelines",
+    "epochs",
+    "projects",
+    "stages",
+    "decoding",
+    "sources",
+    "openers",
+    "writing",
+]
 ENERGON = [
     "datasets",
     "documents",
