@@ -39,6 +39,7 @@ ENERGON = [
     "running",
     "parts",
     "trainers",
+    "projects",
 ]
 
 
