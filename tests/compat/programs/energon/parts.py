@@ -117,6 +117,8 @@ def check_filters_of_media(energon, folder):
         parsed.strategy.name,
         parsed.patterns,
         raised(extractor.MediaFilterConfig.parse, None, True, True),
+        raised(extractor.MediaFilterConfig.parse, "", False, False),
+        extractor.MediaFilterConfig.parse("", True, False).patterns == [],
         isinstance(extractor.MediaFilterStrategy.GLOB, str),
     )
 

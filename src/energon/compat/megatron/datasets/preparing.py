@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import IO, Any, Self
@@ -249,14 +249,14 @@ class MediaFilterConfig:
     """
 
     strategy: MediaFilterStrategy
-    patterns: Sequence[str] = ()
+    patterns: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
         """Return the configuration for options of a command, one of which must be set."""
-        if (glob is not None) + header + extension != 1:
+        if sum(map(bool, (glob, header, extension))) != 1:
             raise ValueError("exactly one of glob, header and extension has to be set")
-        if glob is not None:
+        if glob:
             return cls(MediaFilterStrategy.GLOB, [each.strip() for each in glob.split(",")])
         return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
 
