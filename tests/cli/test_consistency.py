@@ -296,6 +296,26 @@ def test_a_table_is_said_to_be_packed(tmp_path):
         assert f"energon pack {tmp_path}/t.csv {tmp_path}/t_packed" in done.output
 
 
+def path_parameters(command):
+    context = click.Context(command, info_name="energon")
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from path_parameters(command.get_command(context, name))
+    for param in command.params:
+        if isinstance(param, click.Argument) or param.metavar in ("FILE", "FOLDER", "OUTPUT"):
+            yield command, context, param
+
+
+def test_shells_complete_paths():
+    every = list(path_parameters(main))
+    kinds = {
+        f"{command.name} {param.name}": [e.type for e in param.shell_complete(context, "demo/sh")]
+        for command, context, param in every
+    }
+    assert {name: kind for name, kind in kinds.items() if kind not in (["file"], ["dir"])} == {}
+    assert len(every) > 30
+
+
 @pytest.mark.parametrize(
     ("words", "expected"), [("energon pa", "pack"), ("energon tar sp", "split")]
 )

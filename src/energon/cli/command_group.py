@@ -7,12 +7,15 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from energon.errors import ConfigError, EnergonError
 from energon.messages import escape_line, escape_text, nearest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 def echo(line: str, *, err: bool = False) -> None:
@@ -58,6 +61,38 @@ def add_verbosity(command: click.Command) -> click.Command:
             help="Show all log messages.",
         ),
     ]
+    return command
+
+
+class CompletedByShell:
+    """A type of parameters whose values shells complete as paths."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave the completion to the shell, which knows the files."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
+
+
+class PathText(CompletedByShell, click.types.StringParamType):
+    """A path, a URL or a pattern, as text."""
+
+
+_PATH_TEXT = PathText()
+_METAVARS_OF_PATHS = frozenset({"FILE", "FOLDER", "OUTPUT", "PLACE"})
+
+
+def complete_paths(command: click.Command) -> click.Command:
+    """Let shells complete paths in arguments and options of a command, as without completion."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            complete_paths(each)
+    for param in command.params:
+        is_path = isinstance(param, click.Argument) or param.metavar in _METAVARS_OF_PATHS
+        if is_path and param.type is click.STRING:
+            param.type = _PATH_TEXT
     return command
 
 
@@ -179,7 +214,7 @@ class LazyGroup(click.Group):
             return None
         home, _, attribute = self._homes[cmd_name].partition(":")
         command: click.Command = getattr(import_module(home), attribute)
-        return add_verbosity(command)
+        return complete_paths(add_verbosity(command))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -53,8 +53,7 @@ def command(
 
     PATH is a dataset or metadataset, whose samples are decoded. MODULE:FUNCTION is a function that
     takes a WorkerConfig and returns the result of get_train_dataset, with your own task encoder.
-    The exit code is 1 if a problem of the machine would break runs, or if --at-least is not
-    reached.
+    Exits with 1 if a problem with the machine would break runs, or if --at-least is not reached.
 
     \b
     Example:

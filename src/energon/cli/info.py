@@ -20,7 +20,7 @@ from energon.cli.options import allow_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
-    """Show what the dataset or metadataset at PATH holds.
+    """Show what the dataset or metadataset at PATH contains.
 
     Exits with 2 if a metadataset names datasets that cannot be opened, or a description is
     invalid, after describing the rest.

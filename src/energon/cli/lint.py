@@ -56,7 +56,7 @@ class LintOptions:
         "dataset.",
     )
     quarantine: str | None = option(
-        metavar="FILE", help="List what fails in FILE, for `energon prepare --exclude-from`."
+        metavar="FILE", help="Write what fails to FILE, for `energon prepare --exclude-from`."
     )
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 

@@ -18,9 +18,9 @@ from energon.errors import EnergonError
 from energon.version import __version__
 
 COMMANDS = {
-    "analyze-debug": "Count the samples in the logs of runs.",
+    "analyze-debug": "Count how often debug logs contain each sample.",
     "checkpoint": "Inspect saved loader states, and redistribute them to other ranks.",
-    "doctor": "Measure what limits loading here, and what to change.",
+    "doctor": "Measure what limits loading on this machine.",
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset contains.",
     "lint": "Decode samples, and report those that fail.",
@@ -59,7 +59,7 @@ class _Main(LazyGroup):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="energon")
 def main() -> None:
-    """Prepare, inspect and maintain datasets of tar shards.
+    """Prepare, inspect and maintain training datasets.
 
     \b
     Example:

@@ -17,7 +17,14 @@ import click
 from click.core import ParameterSource
 
 from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
-from energon.cli.command_group import echo, echo_json, is_quiet, is_verbose, logging_at
+from energon.cli.command_group import (
+    CompletedByShell,
+    echo,
+    echo_json,
+    is_quiet,
+    is_verbose,
+    logging_at,
+)
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath, any_path
@@ -170,7 +177,7 @@ def explaining(path: AnyPath) -> Iterator[None]:
         ) from error
 
 
-class AddressType(click.ParamType):  # type: ignore[type-arg]
+class AddressType(CompletedByShell, click.ParamType):  # type: ignore[type-arg]
     """A path of the standard library, or an `EPath` for a URL."""
 
     name = "path"

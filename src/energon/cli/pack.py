@@ -77,7 +77,8 @@ class PackChoices:
     root: AnyPath | None = option(
         type=ADDRESS,
         metavar="FOLDER",
-        help="Base of relative paths in columns; else the folder of the table, or one beside it.",
+        help="Folder that paths in columns are relative to. By default, that of the table, or one "
+        "next to it.",
     )
     skip_missing: bool = option(is_flag=True, help="Skip rows whose files are missing.")
     prefix_keys: bool = option(
@@ -97,9 +98,8 @@ class PackChoices:
     )
     split_ratio: str | None = option(
         metavar="RATIO",
-        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. Without it, the splits of "
-        "SOURCE, "
-        "or all train.",
+        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. By default, the splits of "
+        "SOURCE, or only train.",
     )
     stratify: str | None = option(
         metavar="COLUMN",
@@ -114,7 +114,7 @@ class PackChoices:
     )
     sample_type: str = option(metavar="CLASS", default="CrudeWebdataset", show_default=True)
     field_map: str | None = option(
-        metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'
+        metavar="JSON", help='The parts of each field: {"image": "jpg,png"}.'
     )
     overwrite: bool = option(is_flag=True, help="Delete existing shards in TARGET.")
     no_checksum: bool = option(is_flag=True, help="Do not store checksums of contents.")

@@ -79,7 +79,7 @@ def command(
 
     If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
     plain, .gz or .zst, its lines are indexed, divided into splits if --split-ratio is given, and
-    excluded if --exclude-from lists them. Of token files, the whole index is checked; of Parquet
+    excluded if --exclude-from lists them. For token files, the whole index is checked; for Parquet
     files, the footers are recorded. Options that do not apply are refused.
 
     \b

@@ -53,10 +53,10 @@ class PrepareOptions:
         "the file for this dataset in a folder.",
     )
     sample_type: str | None = option(
-        metavar="CLASS", help="E.g. CaptioningSample, or CrudeWebdataset."
+        metavar="CLASS", help="Type of the samples, such as CaptioningSample or CrudeWebdataset."
     )
     field_map: str | None = option(
-        metavar="JSON", help='From fields to parts: {"image": "jpg,png"}.'
+        metavar="JSON", help='The parts of each field: {"image": "jpg,png"}.'
     )
     sample_loader: bool = option(
         is_flag=True,

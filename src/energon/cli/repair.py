@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--quarantine",
     metavar="FILE",
-    help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
+    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @indexing_options
@@ -49,10 +49,10 @@ def command(
 ) -> None:
     """Rewrite what is missing, damaged or out of date in the index of the dataset at PATH.
 
-    Checks the dataset like `energon verify`. Indexes the shards again that have changed or
-    whose index is wrong, and brings the list of shards and index.sqlite up to date. Shards and
-    descriptions are not changed, splits only with --drop. What is lost in shards cannot be
-    repaired. PATH may be a URL: what is new is uploaded.
+    Checks the dataset like `energon verify`. Reindexes shards that have changed or whose index is
+    wrong, and brings the list of shards and index.sqlite up to date. Shards and
+    descriptions are not changed, splits only with --drop. Lost contents of shards cannot be
+    repaired. PATH may be a URL: new files are uploaded.
 
     Exits with 0 if everything is repaired, 1 if something is still wrong, 2 if the dataset cannot
     be checked or repaired.

@@ -7,14 +7,14 @@ import click
 from energon.cli.command_group import LazyGroup
 
 COMMANDS = {
-    "cat": "Join shards: shuffled, sliced, with other fields or keys.",
+    "cat": "Join shards, and select, shuffle or rename their samples.",
     "create": "Create a tar file from a recipe or a folder.",
-    "index": "Write the index of shards: how many samples, and where.",
+    "index": "Write an index next to each shard.",
     "ls": "List the samples of shards.",
     "proc": "Transform every sample with a command or a function.",
     "sort": "Sort samples by key, by a field, or at random.",
     "split": "Split shards by number of samples or bytes.",
-    "stat": "Count samples, fields and bytes.",
+    "stat": "Count the samples, fields and bytes of shards.",
     "verify": "Check shards for damage and other problems.",
 }
 
@@ -36,11 +36,11 @@ _FILES = {
     },
 )
 def command() -> None:
-    """Work with plain tar files of samples, on this machine or in object stores.
+    """Work with plain tar files of samples, local or in object stores.
 
-    Inputs are paths, addresses, patterns with {000..127} or *, folders, @LIST for a file with
-    one of these to a line, and - for standard input. Outputs are paths, addresses, and - for
-    standard output; with a number in them, like x-%06d.tar, as many shards as are needed.
+    Inputs are paths, addresses, patterns with {000..127} or *, folders, @LIST for a file with one
+    of these per line, and - for standard input. Outputs are paths, addresses, and - for standard
+    output; an output with a number, like x-%06d.tar, is split into as many shards as needed.
 
     \b
     Example:

@@ -38,7 +38,7 @@ MAX_SHOWN = 50
 @click.option(
     "--quarantine",
     metavar="FILE",
-    help="List lost shards and samples in FILE, for `energon prepare --exclude-from`.",
+    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`.",
 )
 @reading_options
 @allow_option

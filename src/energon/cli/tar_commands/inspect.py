@@ -62,13 +62,13 @@ def ls_command(
 
 @click.command("stat")
 @options.inputs
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @options.allow
 @options.progress
 def stat_command(
     inputs: tuple[str, ...], as_json: bool, allow: tuple[str, ...], progress: bool
 ) -> None:
-    """Count what shards hold: samples, fields, bytes, and which fields samples have together.
+    """Count samples, fields and bytes of shards, and which fields occur together.
 
     \b
     Example:
@@ -102,7 +102,7 @@ def stat_command(
 @click.command("verify")
 @options.inputs
 @click.option("--decode", is_flag=True, help="Also decode images, arrays, JSON, ...")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @options.allow
 @options.progress
 def verify_command(
@@ -112,11 +112,11 @@ def verify_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Read whole shards, and report what is wrong with them.
+    """Read whole shards, and report problems.
 
-    Finds what is truncated or damaged, samples whose files are scattered, keys that exist
-    twice, names that readers cannot or should not use. The exit code is 1 if there is anything,
-    and 2 if no shard can be read.
+    Finds truncated or damaged shards, samples whose files are not adjacent, duplicate keys, and
+    names that readers cannot or should not use. Exits with 1 if there are problems, 2 if no shard
+    can be read.
 
     \b
     Example:
@@ -156,8 +156,8 @@ class ListingOptions:
     )
     name: str | None = option(help="Name of the dataset in that list.")
     base: str | None = option(help="Base of relative addresses in that list.")
-    info: str | None = option(metavar="FILE", help="JSON to store in that list.")
-    checksum: bool = option(is_flag=True, help="Read all of the shards, for checksums.")
+    info: str | None = option(metavar="FILE", help="JSON file to store in that list.")
+    checksum: bool = option(is_flag=True, help="Read the contents too, and store checksums.")
 
 
 @click.command("index")
@@ -168,11 +168,11 @@ class ListingOptions:
 def index_command(
     inputs: tuple[str, ...], how: ListingOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
-    """Write an index beside each shard: how many samples it has, and where.
+    """Write an index next to each shard: how many samples it contains, and where.
 
-    With an index, lengths are known, samples are read by number, and distant shards in parts.
-    Shards in a store are not fetched for that: only their headers are, by ranges. Those of web
-    servers can be listed with --wids; their indexes would have no place to go.
+    With an index, the number of samples is known, and samples can be read by number, also from
+    remote shards. Of shards in a store, only the headers are fetched. Web servers cannot store an
+    index; use --wids to list their shards.
 
     \b
     Example:

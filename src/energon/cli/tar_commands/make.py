@@ -98,7 +98,7 @@ class ProcOptions:
         help="Function that takes a sample (dict of bytes), and returns one, several, or None.",
     )
     fields: str | None = option(
-        "-f", "--fields", help="Fields to keep before: words of NAME, or NEW:OLD,OTHER."
+        "-f", "--fields", help="Fields to pass on: see --fields of `energon tar cat`."
     )
     output: str = option(
         "-o",
@@ -133,12 +133,12 @@ class ProcOptions:
         default="local",
         show_default=True,
         type=click.Choice(["local", "dask", "ray"]),
-        help="Where to run.",
+        help="Where to process shards: on this machine, or on a cluster.",
     )
     address: str | None = option(help="Address of the scheduler of Dask, or of the head of Ray.")
     overwrite: bool = option(is_flag=True, help="Rewrite shards that exist.")
     index: bool = option(
-        "--index/--no-index", default=False, help="Write indexes beside local shards."
+        "--index/--no-index", default=False, help="Write indexes next to local shards."
     )
 
 

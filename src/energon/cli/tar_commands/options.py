@@ -48,7 +48,9 @@ def output(function: Callable[..., Any]) -> Callable[..., Any]:
 
     command: Callable[..., Any] = run
     for option in (
-        click.option("--index/--no-index", default=False, help="Write indexes beside local files."),
+        click.option(
+            "--index/--no-index", default=False, help="Write indexes next to local files."
+        ),
         click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
         click.option(
             "--maxcount", type=POSITIVE, help="Maximum number of samples in an output shard."

@@ -22,7 +22,10 @@ class RenamingOptions:
     """Options that rename fields and keys of samples."""
 
     fields: str | None = option(
-        "-f", "--fields", help="Fields to keep: words of NAME, or NEW:OLD,OTHER."
+        "-f",
+        "--fields",
+        help="Fields to keep, separated by spaces: NAME, or NEW:OLD,OTHER to rename the first that "
+        "exists.",
     )
     rekey: str | None = option(
         "-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one."
@@ -73,9 +76,9 @@ def cat_command(
     allow: tuple[str, ...],
     progress: bool,
 ) -> None:
-    """Join the samples of shards; select, shuffle and rename them on the way.
+    """Join shards, and select, shuffle or rename their samples.
 
-    The order of steps: slices of shards, mixing, the slice of all, fields, shuffling, keys.
+    Steps run in this order: --shard-slice, --mix, --slice, --fields, --shuffle, --rekey.
 
     \b
     Example:
@@ -145,16 +148,16 @@ class SplitOptions:
     start: int = option(
         default=0, type=options.COUNT, show_default=True, help="Number of the first shard."
     )
-    sample_slice: str | None = option("--slice", metavar="A:B:C", help="Which samples.")
+    sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to keep.")
     post: str | None = option(
         "-p",
         "--post",
         metavar="COMMAND",
-        help="Run for each complete shard, with its name for %s (or {}).",
+        help="Command to run for each complete shard; {} or %s stands for its name.",
     )
-    delete: bool = option(is_flag=True, help="Delete each shard after the command.")
+    delete: bool = option(is_flag=True, help="Delete each shard after the command has run.")
     index: bool = option(
-        "--index/--no-index", default=False, help="Write indexes beside local shards."
+        "--index/--no-index", default=False, help="Write indexes next to local shards."
     )
 
 
@@ -254,7 +257,7 @@ def sort_command(
 ) -> None:
     """Sort the samples of shards, however many there are.
 
-    Samples with equal values keep their order; none is lost.
+    The sort is stable and keeps all samples.
 
     \b
     Example:
