@@ -72,8 +72,8 @@ class Limit:
             value = -1
         if value < 0:
             raise ConfigError(
-                f"{self.variable}={text!r} is not a whole number from 0 up; expected something "
-                f"like {self.default}, or nothing at all"
+                f"{self.variable}={text!r} is not a whole number of 0 or more; expected a "
+                f"number such as {self.default}, or an empty value"
             )
         return value
 
@@ -146,8 +146,7 @@ def check_document(size: int, origin: str) -> None:
     """Raise FormatError if a document has more bytes than `DOCUMENT_BYTES`."""
     if size > DOCUMENT_BYTES.value:
         raise FormatError(
-            f"{origin}: a document of {size:,} bytes or more is larger than any should be; "
-            f"{DOCUMENT_BYTES.hint}"
+            f"{origin}: a document of {size:,} bytes or more is too large; {DOCUMENT_BYTES.hint}"
         )
 
 

@@ -68,7 +68,7 @@ def test_tensors_come_back_as_they_were(dtype):
     [object(), {1, 2}, np.array([object()]), [np.zeros(2, "i4,f4")], torch.eye(2).to_sparse(), 1j],
 )
 def test_what_is_no_plain_data_is_refused(value):
-    with pytest.raises(TypeError, match="cannot be kept"):
+    with pytest.raises(TypeError, match="cannot be cached"):
         encode(value)
 
 

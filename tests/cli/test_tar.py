@@ -341,7 +341,7 @@ def test_verify_finds_what_is_wrong(tmp_path):
     found = json.loads(result.stdout)
     text = "\n".join(found["problems"])
     for words in (
-        "leads out",
+        "is outside the folder",
         "'1' was in",
         "'noext' belongs to no sample",
         "readers use for themselves",

@@ -126,7 +126,7 @@ def test_a_state_of_other_data_is_refused(tmp_path):
     (tmp_path / "state.json").write_text("{}")
     done = run("view", root, "--state", tmp_path / "state.json", "--world-size", 1)
     assert done.exit_code == 1
-    assert "holds no state of a loader of energon" in done.output
+    assert "contains no state of an energon loader" in done.output
 
 
 def test_answers_do_not_wait_for_acknowledgements():

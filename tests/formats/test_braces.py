@@ -45,7 +45,7 @@ def test_runs_become_one_pattern():
     [
         ("a{1..2", "'{' at 1 is never closed"),
         ("{a,{b,c}", "'{' at 0 is never closed"),
-        ("{a}b}", "'}' at 4 closes nothing"),
+        ("{a}b}", "'}' at 4 is unmatched"),
         ("{" * 10_000 + "a,b" + "}" * 10_000, "too deeply"),
     ],
 )

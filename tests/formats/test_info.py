@@ -105,7 +105,7 @@ def test_names_within_the_dataset_may_be_strange(tmp_path, shard):
 
 def test_a_name_that_no_file_can_have_is_damage(tmp_path):
     write(tmp_path, ".info.json", DatasetInfo({"a\0.tar": 2}).to_json())
-    with pytest.raises(FormatError, match="not a name of a file"):
+    with pytest.raises(FormatError, match="not a file name"):
         load_info(tmp_path)
 
 

@@ -103,7 +103,7 @@ def test_a_quoted_merge_key_is_a_key():
         ("a: !x [1]", "f.yaml:1:4: tag '!x'"),
         ("a: ! 1", "f.yaml:1:4: tag '!'"),
         ("a: *b", "f.yaml:1:4: alias *b has no anchor &b before it"),
-        ("a: &a [1, *a]", "f.yaml:1:11: alias *a lies inside of what it refers to"),
+        ("a: &a [1, *a]", "f.yaml:1:11: alias *a is inside the value that it refers to"),
         ("? [1]\n: 2", "f.yaml:1:3: a key must be a scalar"),
         ("a: &a [1]\n*a : 2", "f.yaml:2:1: a key must be a scalar"),
         ("<<: 1", "f.yaml:1:5: '<<' merges mappings"),

@@ -156,7 +156,7 @@ def test_takes_pipelines_only():
 
 def test_takes_no_other_worker_config():
     other = WorkerConfig(rank=0, world_size=1, num_workers=3)
-    with pytest.raises(ConfigError, match="leave worker_config out"):
+    with pytest.raises(ConfigError, match="omit worker_config"):
         get_loader(fake(), worker_config=other)
     get_loader(fake(), worker_config=fake().worker_config)
 

@@ -170,7 +170,7 @@ def test_lanes_that_cannot_be_dealt_are_refused(states):
     ("content", "message"),
     [
         (b'{"a": ', "the JSON is damaged"),
-        (b'{"a": 1}', r"x\.pt: holds no state of a loader"),
+        (b'{"a": 1}', r"x\.pt: contains no state of an energon loader"),
         (b"something", "neither JSON nor plain data of torch.save"),
     ],
 )

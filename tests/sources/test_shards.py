@@ -79,7 +79,7 @@ def test_a_file_that_is_replaced_while_the_pool_has_closed_it_is_not_read_by_the
     open_shard(pool, root, 1)
     write_shard(root / "new.tar", [("x", {"txt": b""}), ("y", {"txt": b"1" * 600})])
     os.replace(root / "new.tar", root / "000.tar")
-    with pytest.raises(ShardChangedError, match=r"000\.tar: sample 's0' does not lie at byte 0"):
+    with pytest.raises(ShardChangedError, match=r"000\.tar: sample 's0' is no longer at byte 0"):
         open_shard(pool, root, 0)
 
 

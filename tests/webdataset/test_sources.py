@@ -75,7 +75,7 @@ def test_patterns_folders_and_lists(tmp_path, urls, monkeypatch):
 def test_what_names_no_shards_is_an_error(tmp_path, monkeypatch):
     monkeypatch.delenv("WDS_NOTSET", raising=False)
     for source, error, message in (
-        (f"{tmp_path}/*.tar", DatasetNotFoundError, "no file fits"),
+        (f"{tmp_path}/*.tar", DatasetNotFoundError, "no file matches"),
         (str(tmp_path), DatasetNotFoundError, "no archives"),
         ([], ConfigError, "no shards"),
         (3, ConfigError, "3 names no shards"),
@@ -682,7 +682,7 @@ def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
             write_bytes("s3://wds/train/about.txt", b"x")
             for source in ("s3://wds/train/*.tar", "s3://wds/train/", "s3://wds/train/{0..1}.tar"):
                 assert samples(source) == [*range(7)]
-            with pytest.raises(DatasetNotFoundError, match="no object fits"):
+            with pytest.raises(DatasetNotFoundError, match="no object matches"):
                 samples("s3://wds/none/*.tar")
             with wds.ShardWriter("s3://wds/out/x-%d.tar", maxcount=2) as sink:
                 for number in range(5):

@@ -81,14 +81,14 @@ def _encode(value: Any, blocks: Blocks) -> Any:
         return ["array", [*about, _add(_bytes_of(value), blocks)]]
     if kind.__module__ == "torch" and kind.__name__ == "Tensor":
         return _encode_tensor(value, blocks)
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be kept in a cache as bytes")
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be cached as bytes")
 
 
 def _encode_tensor(value: Any, blocks: Blocks) -> Any:
     import torch
 
     if value.layout is not torch.strided or value.is_quantized or value.is_complex():
-        raise TypeError(f"a tensor of layout {value.layout} and {value.dtype} cannot be kept")
+        raise TypeError(f"a tensor of layout {value.layout} and {value.dtype} cannot be cached")
     plain = value.detach().cpu().contiguous()
     about = [str(value.dtype).removeprefix("torch."), list(value.shape)]
     flat = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else _NOTHING

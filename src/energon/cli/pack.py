@@ -77,7 +77,7 @@ class PackChoices:
     root: AnyPath | None = option(
         type=ADDRESS,
         metavar="FOLDER",
-        help="Folder that paths in columns are relative to. By default, that of the table, or one "
+        help="Folder that paths in columns are relative to. Otherwise, that of the table, or one "
         "next to it.",
     )
     skip_missing: bool = option(is_flag=True, help="Skip rows whose files are missing.")
@@ -98,7 +98,7 @@ class PackChoices:
     )
     split_ratio: str | None = option(
         metavar="RATIO",
-        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. By default, the splits of "
+        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. Otherwise, the splits of "
         "SOURCE, or only train.",
     )
     stratify: str | None = option(

@@ -44,7 +44,7 @@ def decode_npy(data: bytes) -> Any:
     content = memoryview(data)[stream.tell() :]
     expected = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or len(content) < expected:
-        raise DecodeError(f"the array needs {expected} bytes, {len(content)} are there")
+        raise DecodeError(f"the array needs {expected} bytes, found {len(content)}")
     array = np.frombuffer(content[:expected], dtype)
     return array.reshape(shape, order="F" if fortran else "C").copy()
 

@@ -374,7 +374,7 @@ def _checked(value: str, known: tuple[str, ...], name: str) -> str:
 
 def _check_range(low: float, high: float) -> None:
     if not 0 <= low <= high:
-        raise DecodeError(f"a clip from {low} to {high}: expected a range that ascends from 0 on")
+        raise DecodeError(f"a clip from {low} to {high}: expected 0 <= start <= end")
 
 
 @decoding()

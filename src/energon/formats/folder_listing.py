@@ -66,7 +66,7 @@ def _parsed(lines: Iterable[bytes], origin: str) -> Iterable[tuple[str, ListedFo
         files = tuple(ListedFile(str(name), int(size), v) for name, size, v in about["files"])
         names = [file.name for file in files]
         if any("/" in name or name in ("", ".", "..") for name in (*names, *about["folders"])):
-            raise ValueError("it has paths where names belong")
+            raise ValueError("it contains paths where names are expected")
         yield (
             str(about["folder"]),
             ListedFolder(int(about["mtime_ns"]), tuple(about["folders"]), files),

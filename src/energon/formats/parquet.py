@@ -84,7 +84,7 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
             "truncated, or not a Parquet file"
         )
     if tail[-4:] != MAGIC:
-        raise FormatError(f"{origin}: is encrypted, which is not supported; write it in plain")
+        raise FormatError(f"{origin}: is encrypted, which is not supported; write it unencrypted")
     found = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
     if found > size - len(MAGIC):
         raise FormatError(f"{origin}: its footer has {found} bytes, but all of it only {size}")

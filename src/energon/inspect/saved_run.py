@@ -205,6 +205,6 @@ def _saved_leaves(
             if about.get(name, now) != now:
                 raise StateError(
                     f"{uid} has changed since the run read it: {name} was {about[name]!r}, now "
-                    f"{now!r}; its rows have other content than they had"
+                    f"{now!r}; its rows no longer have the same content"
                 )
     return [known[uid] for uid in saved]

@@ -128,9 +128,7 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
     rest, query = _cut_query(key, scheme)
     joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
     if f"{posixpath.normpath(posixpath.join(rest, path))}/".startswith("../"):
-        raise ConfigError(
-            f"{path!r} leads out of {redact(root)}; expected a path below it, or a URL"
-        )
+        raise ConfigError(f"{path!r} is outside {redact(root)}; expected a path below it, or a URL")
     return f"{root}/{joined}".rstrip("/") + query
 
 

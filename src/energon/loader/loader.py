@@ -67,7 +67,7 @@ class BasicDataLoader:
         if worker_config not in (None, dataset.worker_config):
             raise ConfigError(
                 f"the loader got {worker_config}, its dataset was built with "
-                f"{dataset.worker_config}; leave worker_config out here"
+                f"{dataset.worker_config}; omit worker_config here"
             )
         self.dataset = dataset
         self.worker_config = dataset.worker_config
@@ -233,7 +233,7 @@ class BasicDataLoader:
             ConfigError: If the pipeline does not know.
         """
         if not isinstance(self.dataset, Reports):
-            raise ConfigError(f"{type(self.dataset).__name__} does not know what it has drawn")
+            raise ConfigError(f"{type(self.dataset).__name__} does not record what it has read")
         return self.dataset.report(
             lanes=self._lanes,
             states={lane: position.saved_state() for lane, position in self._positions.items()},

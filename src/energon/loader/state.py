@@ -210,8 +210,8 @@ def check_steps(
     )
     if not may_differ("steps", strict):
         raise StateError(
-            f"{text}. Pass the states of one checkpoint; or, if the ranks were really apart, let "
-            'each lane continue from where it was: strict=["steps"]'
+            f"{text}. Pass the states of one checkpoint; or, if the ranks really were at different "
+            'steps, let each lane continue from where it was: strict=["steps"]'
         )
     return text
 

@@ -44,7 +44,7 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
         states = list(_states_in(content))
         if not states:
             raise StateError(
-                f"{file}: holds no state of a loader of energon, as save_state_global(), "
+                f"{file}: contains no state of an energon loader, as save_state_global(), "
                 "save_state_rank() and state_dict() return them"
             )
         found += states

@@ -69,11 +69,11 @@ def _temperature(value: float) -> float:
 def _schedule(raw: Mapping[Any, Any]) -> tuple[Point, ...]:
     points = sorted(_point(position, value) for position, value in raw.items())
     if not points or points[0].position != 0:
-        raise ValueError("expected what holds at the beginning, like {0: 5, 100_000: 2}")
+        raise ValueError("expected the weight at the beginning, as in {0: 5, 100_000: 2}")
     if points[0].ramp:
-        raise ValueError("nothing comes before 0 that could be ramped from; give 0 a number")
+        raise ValueError("there is no weight before 0 to ramp from; give 0 a number")
     if not points[-1].value and not any(point.value for point in points):
-        raise ValueError("is 0 all the time; leave the entry out, or set `weight: 0`")
+        raise ValueError("is always 0; remove the entry, or set `weight: 0`")
     return tuple(points)
 
 

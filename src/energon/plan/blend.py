@@ -125,7 +125,7 @@ class BlendPlan:
                 raise StateError(
                     f"lane {lane}: samples of {self.gone[-1 - int(source.min())]} wait in a window "
                     "that the run should read again, but it is no longer in the blend; give it "
-                    "weight 0 instead of taking it out"
+                    "weight 0 instead of removing it"
                 )
             found, there = self.at(lane, rows[~gone]), np.flatnonzero(~gone)
             columns = [np.full(len(rows), -1, column.dtype) for column in found]

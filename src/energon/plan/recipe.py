@@ -194,7 +194,7 @@ class PlanRecipe:
             saved: What `to_json` returned, and the `batch_size`.
 
         Raises:
-            StateError: If the rows that were read cannot be told any more, or it is damaged.
+            StateError: If the rows that were read is no longer known, or it is damaged.
         """
         known = _Continued.from_json(saved)
         # The lanes of a stream share its rows in the same stripes as before, whatever makes a
@@ -221,14 +221,14 @@ class PlanRecipe:
         if batch_size != self.batch_size and any("batches" in each.units for each in recipe._mixes):
             raise StateError(
                 f"weights are scheduled in batches, of which the run had {batch_size} samples "
-                f"each, and now {self.batch_size}; what was drawn by then cannot be told any more. "
+                f"each, and now {self.batch_size}; what was drawn by then is no longer known. "
                 "Keep batch_size, or schedule weights in samples (schedule_unit: samples)"
             )
         for number, name in enumerate(recipe._gone):
             if any(-1 - number in each.limits for each in recipe._mixes):
                 raise StateError(
                     f"{name} is no longer in the blend, but had max_epochs; when its share went "
-                    "to the others cannot be told any more. Give it weight 0 instead of taking "
+                    "to the others is no longer known. Give it weight 0 instead of taking "
                     "it out"
                 )
         return recipe

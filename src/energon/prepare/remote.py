@@ -62,8 +62,7 @@ def check_writable(address: str, instead: str) -> None:
     store, _ = open_store(address)
     if not store.backend.can_list:
         raise ConfigError(
-            f"{redact(address)}: web servers are read only, and cannot say what they have; "
-            f"{instead}"
+            f"{redact(address)}: web servers are read only, and cannot list their files; {instead}"
         )
 
 

@@ -132,7 +132,7 @@ def _unusable(module: str, name: str, expected: str) -> EnergonError:
         near = nearest(name, _loaded(module))
         hint = f", did you mean {near!r}?" if near else f"; expected a subclass of {expected}."
         return ConfigError(
-            f"module {module} has no {name!r}{hint} What it makes only when it is asked for is "
+            f"module {module} has no {name!r}{hint} Names that it creates on access are "
             'found with allow=("code",) or ENERGON_ALLOW=code'
         )
     return refusal("code", f"{module}.{name} is named by a document: {problem}")

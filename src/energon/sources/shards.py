@@ -260,7 +260,7 @@ def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
     index = find_misplaced(table, file.pread, count=count)
     if index is not None:
         raise ShardChangedError(
-            f"{file.path}: sample {table.key_of(index)!r} does not lie at byte "
+            f"{file.path}: sample {table.key_of(index)!r} is no longer at byte "
             f"{table.sample_extent(index)[0]}, as it did when the shard was indexed; the shard "
             f"was rewritten; {_again(dataset)}"
         )

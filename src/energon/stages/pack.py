@@ -119,8 +119,8 @@ def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEn
     for sample in samples:
         if not known.get(id(sample)):
             raise FatalSampleError(
-                "a sample that is to be carried over to the next window is not one of this window, "
-                "or is named twice; carry the objects that the hook was given"
+                "a sample that should be carried over to the next window is not one of this "
+                "window, or is named twice; carry the objects that the hook was given"
             )
         found.append(known[id(sample)].pop())
     return found

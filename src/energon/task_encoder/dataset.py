@@ -152,7 +152,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         register_with_notebook()
         if self.virtual_epoch_length < 0:
             raise ConfigError(
-                f"a virtual epoch has 0 (no end) or more batches, not {self.virtual_epoch_length}"
+                f"virtual_epoch_length must be 0 (no end) or more, got {self.virtual_epoch_length}"
             )
 
     def _repr_html_(self) -> str:
@@ -388,8 +388,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         changed = replace(self, plan=self.plan.continuing(fingerprint))
         if inexact := changed._breaks_epochs(fingerprint):
             log.warning(
-                "samples of the epochs in progress may come twice or not at all, since %s differ "
-                "from what the state was saved with",
+                "samples of the epochs in progress may be repeated or missed, because %s "
+                "differ from the saved state",
                 ", ".join(inexact),
             )
         return changed

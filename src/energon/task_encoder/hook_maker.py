@@ -139,7 +139,7 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
     """Raise ConfigError if `encoder` is not a task encoder, or its hooks exclude each other."""
     if isinstance(encoder, type):
         raise ConfigError(
-            f"task_encoder: {encoder.__name__} is a class; pass one of its kind, like "
+            f"task_encoder: {encoder.__name__} is a class; pass an instance, such as "
             f"{encoder.__name__}()"
         )
     name = type(encoder).__name__

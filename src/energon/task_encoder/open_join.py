@@ -105,8 +105,8 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
         except OSError as error:
             problems.append(f"{folder}: {error.strerror or error}")
     raise ConfigError(
-        f"{leaf.origin}: the index of the join can be written nowhere ({'; '.join(problems)}); set "
-        "ENERGON_STORAGE_CACHE_DIR to a folder that can be written"
+        f"{leaf.origin}: the index of the join cannot be written anywhere ({'; '.join(problems)}); "
+        "set ENERGON_STORAGE_CACHE_DIR to a writable folder"
     )
 
 

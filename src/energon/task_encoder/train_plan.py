@@ -132,8 +132,8 @@ def train_plan(
     plan = replace(plan, leaves=_weighted(plan))
     if plan.counts_batches and settings.packing_buffer_size:
         raise ConfigError(
-            "weights are scheduled in batches, but with packing nobody knows beforehand how many "
-            "samples a batch takes; schedule them in samples (schedule_unit: samples)"
+            "weights are scheduled in batches, but with packing, the number of samples in a batch "
+            "is not known in advance; schedule them in samples (schedule_unit: samples)"
         )
     return plan
 

@@ -180,15 +180,13 @@ class FileCache:
                 pass
             written_to = getattr(opened.stream, "written_to", None)
             if self.validator is not None and written_to and not self.validator(written_to):
-                raise FormatError(
-                    f"{url}: the validator of the cache says that this is not a shard"
-                )
+                raise FormatError(f"{url}: the validator of the cache rejects this shard")
             opened.completed()
         finally:
             opened.stream.close()
         found = self.cache.find(url)
         if found is None:
-            raise FormatError(f"{url}: the cache in {self.cache_dir} could not keep it")
+            raise FormatError(f"{url}: the cache in {self.cache_dir} could not store it")
         return str(found)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -177,7 +177,7 @@ def test_validation_datasets_come_with_factories(root):
     [
         ({"field_map": None}, "pass a field_map or a sample_loader"),
         ({"sample_loader": dict}, "not both"),
-        ({"part_filter": "txt"}, "list the names"),
+        ({"part_filter": "txt"}, "expected a list of part names"),
         ({"field_map": {"image": "jpg"}}, "caption"),
     ],
 )

@@ -140,7 +140,7 @@ class LitDataFormat:
 
 def _name(file: Any) -> str:
     if not isinstance(file, str) or file in ("", ".", "..") or "/" in file:
-        raise ValueError(f"{file!r} is not a name of a file in the folder")
+        raise ValueError(f"{file!r} is not the name of a file in the folder")
     return file
 
 

@@ -83,10 +83,10 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
     columns = tuple(about["column_names"]), tuple(about["column_sizes"])
     encodings = tuple(about["column_encodings"])
     if len({len(encodings), *map(len, columns)}) > 1:
-        raise ValueError("not as many names of columns as sizes and encodings")
+        raise ValueError("the numbers of column names, sizes and encodings differ")
     name = str(file["basename"])
     if name in ("", ".", "..") or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r} leads out of the folder")
+        raise ValueError(f"{name!r} is outside the folder")
     hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(
         name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings, hashes

@@ -105,7 +105,7 @@ class _Expansion:
         if pattern[at] == "\\":
             return [pattern[at + 1 : at + 2] or "\\"], at + 2
         if pattern[at] == "}":
-            raise ConfigError(f"pattern {_shown(pattern)}: the '}}' at {at} closes nothing")
+            raise ConfigError(f"pattern {_shown(pattern)}: the '}}' at {at} is unmatched")
         if pattern[at] != "{":
             return [pattern[at]], at + 1
         if found := _RANGE.match(pattern, at):

@@ -102,7 +102,7 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
     """
     for name in names:
         if "\0" in name:
-            raise FormatError(f"{origin}: {name!r} is not a name of a file")
+            raise FormatError(f"{origin}: {name!r} is not a file name")
         # Most names have none of these, and there may be a million of them.
         if (name[:1] == "/" or ":" in name or ".." in name) and _leads_out(name):
             if is_allowed("outside", allow):

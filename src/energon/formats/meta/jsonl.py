@@ -188,7 +188,7 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     document = yaml.load(text, origin=origin)
     known = {"split_parts", "exclude"}
     if not isinstance(document, dict) or not document or set(document) - known:
-        raise ConfigError(f"{origin}: expected `split_parts`, and `exclude` if need be")
+        raise ConfigError(f"{origin}: expected `split_parts`, and optionally `exclude`")
     parts = document.get("split_parts", {})
     if not isinstance(parts, dict):
         raise ConfigError(f"{origin}: split_parts: expected bounds by split, found {parts!r}")

@@ -358,7 +358,7 @@ class _Composer:
     def merge_sources(self, value: Any, event: Any) -> list[MarkedMap]:
         sources = value if isinstance(value, Seq) else [value]
         if not all(isinstance(source, MarkedMap) for source in sources):
-            self.refuse(event, "'<<' merges mappings: an alias of one, or a list of such")
+            self.refuse(event, "'<<' merges mappings: expected an alias, or a list of aliases")
         return list(sources)
 
     def anchored(self, event: Any, depth: int) -> Any:
@@ -374,7 +374,7 @@ class _Composer:
 
     def alias(self, event: Any, depth: int) -> Any:
         if event.anchor in self.open_anchors:
-            self.refuse(event, f"alias *{event.anchor} lies inside of what it refers to")
+            self.refuse(event, f"alias *{event.anchor} is inside the value that it refers to")
         if event.anchor not in self.anchors:
             self.refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it")
         value, nodes, height = self.anchors[event.anchor]

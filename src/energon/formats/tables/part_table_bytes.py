@@ -124,7 +124,7 @@ def decode_part_table(
             f"{origin}: has {len(data)} bytes, expected {_HEADER.size + length}; {AGAIN}"
         )
     if verify and zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
-        raise FormatError(f"{origin}: checksum does not fit; {AGAIN}")
+        raise FormatError(f"{origin}: checksum does not match; {AGAIN}")
     position = _HEADER.size + text_length
     columns: dict[str, Column] = {}
     try:

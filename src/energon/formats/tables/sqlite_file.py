@@ -199,8 +199,9 @@ class SqliteReader:
         except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
             if self._steps and self._steps > self._most_steps:
                 raise FormatError(
-                    f"{self.name}: a query takes more than {self._most_steps} steps, as in no "
-                    f"index of its size; run `energon prepare` again; {SQLITE_STEPS.hint}"
+                    f"{self.name}: a query takes more than {self._most_steps} steps, more "
+                    "than an index of its size needs; run `energon prepare` again; "
+                    f"{SQLITE_STEPS.hint}"
                 ) from error
             raise FormatError(f"{self.name}: {error}; run `energon prepare` again") from error
 

@@ -76,7 +76,7 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
         or stated != (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
     ):
         raise FormatError(
-            f"{origin}: no tar header at byte {pos} (its checksum does not fit); the file is "
+            f"{origin}: no tar header at byte {pos} (its checksum does not match); the file is "
             "damaged or not a plain tar archive"
         )
 

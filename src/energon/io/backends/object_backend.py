@@ -377,7 +377,7 @@ def _open(request: urllib.request.Request, place: str, access: str) -> Any:
             return error
         error.close()
         if error.code == 404:
-            raise DatasetNotFoundError(f"{place}: there is nothing of that name") from None
+            raise DatasetNotFoundError(f"{place}: there is no such object") from None
         if error.code in (401, 403):
             raise StorageAccessError(f"{place}: access denied, {error.code}; {access}") from None
         raise StorageError(

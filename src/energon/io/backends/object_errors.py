@@ -224,7 +224,7 @@ _MEANINGS: tuple[tuple[Callable[[_Fault], Any], Callable[[_Fault], EnergonError 
     (
         lambda seen: isinstance(seen.error, ValueError),
         lambda seen: ConfigError(
-            f"{seen.place}: not a name that object stores have; {seen.text.partition(chr(10))[0]}"
+            f"{seen.place}: not a valid name of an object; {seen.text.partition(chr(10))[0]}"
         ),
     ),
     (

@@ -235,7 +235,7 @@ def _check_unique(column: KeyColumn, entries: Entries) -> None:
         one, other = (int(number) for number in ordered[twice[0] : twice[0] + 2, 2])
         raise DuplicateSampleKeyError(
             f"{column.name}: samples {one} and {other} have the same key "
-            f"{column.key_of(one)!r}, so it is not clear which of them is to be joined"
+            f"{column.key_of(one)!r}, so it is not clear which of them to join"
         )
 
 

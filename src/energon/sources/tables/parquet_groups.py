@@ -137,9 +137,7 @@ class ParquetGroups:
                 found.append((start, start + chunk.total_compressed_size))
         size = self.footers[number].size
         if any(not 4 <= start <= stop <= size for start, stop in found):
-            raise FormatError(
-                f"{self.origin(number)}: a column lies outside of the file; it is damaged"
-            )
+            raise FormatError(f"{self.origin(number)}: a column is outside the file; it is damaged")
         return sorted(found)
 
     def range_file(self, number: int) -> RangeFile:

@@ -72,7 +72,7 @@ def check_variables(
     if from_afar:
         raise SecurityError(
             f"{origin}: {found[0]} reads the environment, which a remote document may not; write "
-            "what it stands for, or copy the document to a local folder"
+            "its value, or copy the document to a local folder"
         )
     if not is_allowed("env", allow):
         raise refusal(
@@ -131,7 +131,7 @@ def _with_variables(pattern: str) -> str:
         if expanded == pattern:
             return expanded
         pattern = expanded
-    raise ConfigError(f"{pattern!r}: variables that name each other")
+    raise ConfigError(f"{pattern!r}: variables that refer to each other")
 
 
 def _listed(url: str) -> list[str]:
@@ -143,7 +143,7 @@ def _listed(url: str) -> list[str]:
     if glob.has_magic(path) and not os.path.exists(path):
         found = sorted(glob.glob(path, recursive=True))
         if not found:
-            raise DatasetNotFoundError(f"{url}: no file fits this pattern")
+            raise DatasetNotFoundError(f"{url}: no file matches this pattern")
         return found
     return [url]
 
@@ -166,7 +166,7 @@ def _remote_archives(pattern: str) -> list[str]:
     else:
         urls = [url for url in urls if fnmatchcase(url, pattern)]
     if not urls:
-        raise DatasetNotFoundError(f"{redact(pattern)}: no object fits this")
+        raise DatasetNotFoundError(f"{redact(pattern)}: no object matches this")
     return urls
 
 

@@ -161,7 +161,7 @@ class Verifier:
 
     def _problems(self, url: str, name: str, content: Any) -> Iterator[tuple[str, str]]:
         if name.startswith("/") or ".." in name.split("/"):
-            yield "unsafe name", f"{name!r} leads out of the folder it is unpacked to"
+            yield "unsafe name", f"{name!r} is outside the folder it is unpacked to"
         parts = split_name(name)
         if parts is None:
             if not name.startswith("__"):

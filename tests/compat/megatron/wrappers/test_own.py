@@ -142,7 +142,7 @@ def test_own_datasets_are_wrapped_and_looped_over(root):
     alternating = Alternating(counting, Counting(config(), 3), worker_config=config())
     found = list(get_loader(alternating))
     assert sorted(found) == sorted(2 * [0, 0, 1, 1, 2, 2])
-    with pytest.raises(ConfigError, match="around 2 datasets"):
+    with pytest.raises(ConfigError, match="wraps 2 datasets"):
         alternating.dataset.len_rank()
 
 

@@ -133,7 +133,7 @@ def _joining(joiner: Any) -> Callable[..., Any]:
     if isinstance(joiner, type):
         joiner = getattr(joiner, "from_joined", None)
     if not callable(joiner):
-        raise ConfigError("joiner: give a function, or a sample type that has from_joined")
+        raise ConfigError("joiner: expected a function, or a sample type with from_joined")
     return joiner  # type: ignore[no-any-return]
 
 

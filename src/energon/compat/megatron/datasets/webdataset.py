@@ -85,7 +85,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         part_filter: Collection[str] | Callable[[str], bool] | None = None,
     ) -> None:
         if isinstance(part_filter, str):
-            raise ConfigError("part_filter: list the names of the parts to read")
+            raise ConfigError("part_filter: expected a list of part names")
         opening = _opening.get()
         self.source = WebdatasetSource(
             path,
@@ -425,9 +425,7 @@ def _code(path: str | os.PathLike[str], key: str, given: Any) -> Any:
     if not isinstance(given, str):
         return given
     if not (".py" in given or ":" in given):
-        raise ConfigError(
-            f"{key} {given!r}: list the names of the parts to read, or give FILE.py:FUNCTION"
-        )
+        raise ConfigError(f"{key} {given!r}: expected a list of part names, or FILE.py:FUNCTION")
     opening = _opening.get()
     config = DatasetConfig(origin=f"{os.fspath(path)}/.nv-meta/dataset.yaml")
     allow = () if opening is None else opening.allow
@@ -446,7 +444,7 @@ def _fields(
         return CodeFields(sample_loader, sample_type, ())
     if field_map is None:
         raise ConfigError(
-            f"{sample_type.__name__}: it does not say which parts its fields are made of; pass a "
+            f"{sample_type.__name__}: it does not say which parts its fields come from; pass a "
             "field_map or a sample_loader"
         )
     fields = FieldMap.parse(dict(field_map))

@@ -28,7 +28,7 @@ class LimitStage(ThroughDataset):
 
     def __post_init__(self) -> None:
         if self.length < 0:
-            raise ConfigError(f"a limit is 0 or more items, not {self.length}")
+            raise ConfigError(f"limit must be 0 or more, got {self.length}")
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _LimitIterator(self, lane)

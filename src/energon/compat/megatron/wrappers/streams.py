@@ -122,7 +122,7 @@ class EpochizeDataset(WrapperDataset):
 
     def __init__(self, dataset: Dataset[Any], length: int, worker_config: WorkerConfig) -> None:
         if length < 1:
-            raise ConfigError(f"an epoch has 1 or more items, not {length}")
+            raise ConfigError(f"an epoch must have 1 or more items, got {length}")
         super().__init__(dataset, [dataset], worker_config=worker_config, length=length)
         self.virtual_epoch_length = length
 
