@@ -64,29 +64,34 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     described = yaml.load((root / ".nv-meta/dataset.yaml").read_text(), origin="")
     assert "Captioning" in str(described)
     assert described["field_map"] == {"image": "jpg", "caption": "json[about]"}
-    again = piped(root, "n\n")
-    assert again.returncode == 2
-    assert "is already prepared" in again.stderr
-    # Crude samples are the last of the list.
-    assert piped(root, "y\n1,0,0\ny\n11\n").returncode == 0
-    assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
     short = piped(root, "y\n1,0,0\ny\n")
     assert "standard input ends before the number of a sample type" in short.stderr
-    (root / ".nv-meta/dataset.yaml").unlink()
-    # Options ask nothing, so what is piped is left to others.
-    assert piped(root, "x\n", "--split-ratio", "1,0,0", "--force-overwrite").returncode == 0
+
+
+def handed(root, answers=None, *options):
+    return CliRunner().invoke(
+        main, ["prepare", str(root), "--num-workers", "1", *options], input=answers
+    )
 
 
 def test_takes_answers_that_a_program_hands_over_in_memory(tmp_path):
     root = tmp_path / "ds"
     write_captions(root)
-    command = ["prepare", str(root), "--num-workers", "1"]
-    first = CliRunner().invoke(main, command, input="1,0,0\ny\n0\ny\njpg\njson[about]\n")
+    first = handed(root, "1,0,0\ny\n0\ny\njpg\njson[about]\n")
     assert first.exit_code == 0, first.output
     assert first.stdout.endswith("Done\n")
     assert document(root)["field_map"] == {"image": "jpg", "caption": "json[about]"}
-    assert CliRunner().invoke(main, command, input="y\n1,0,0\nn\n").exit_code == 0
-    refused = CliRunner().invoke(main, command)
+    again = handed(root, "n\n")
+    assert again.exit_code == 2
+    assert "is already prepared" in again.output
+    # Crude samples are the last of the list.
+    assert handed(root, "y\n1,0,0\ny\n11\n").exit_code == 0
+    assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
+    assert handed(root, "y\n1,0,0\nn\n").exit_code == 0
+    (root / ".nv-meta/dataset.yaml").unlink()
+    # Options ask nothing, so what is piped is left to others.
+    assert handed(root, "x\n", "--split-ratio", "1,0,0", "--force-overwrite").exit_code == 0
+    refused = handed(root)
     assert refused.exit_code != 0
     assert "is already prepared" in f"{refused.output}{refused.exception}"
 
@@ -238,15 +243,14 @@ def test_asks_nothing_if_options_say_it_all(tmp_path):
     root = write_captions(tmp_path / "ds")
     field_map = '{"image": "jpg", "caption": "json[about]"}'
     options = ("--split-ratio", "1", "--sample-type", "CaptioningSample")
-    terminal = Terminal(root, *options, "--field-map", field_map)
-    assert terminal.end()[1] == 0
+    assert handed(root, "", *options, "--field-map", field_map).exit_code == 0
 
 
 def test_asks_nothing_if_told_so(tmp_path):
     root = write_captions(tmp_path / "ds")
-    shown, code = Terminal(root, "--non-interactive").end()
-    assert code == 2
-    assert "--split-ratio" in shown
+    done = handed(root, "", "--non-interactive")
+    assert done.exit_code == 2
+    assert "--split-ratio" in done.output
 
 
 def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):

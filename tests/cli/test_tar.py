@@ -434,7 +434,14 @@ def start(*arguments, **options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
 
 
-@pytest.mark.parametrize("output", ["x.tar", "x-%d.tar", "x.tar.gz"])
+@pytest.mark.parametrize(
+    "output",
+    [
+        "x-%d.tar",
+        pytest.param("x.tar", marks=pytest.mark.slow),
+        pytest.param("x.tar.gz", marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_command_leaves_no_part_of_a_shard(tmp_path, output):
     # More than a buffer holds, so that some of it is in the file.
     source = tmp_path / "in.tar"

@@ -342,6 +342,7 @@ def test_more_workers_than_lanes_start_no_idle_ones(loader_of):
     assert len(pids(loader)) == 2
 
 
+@pytest.mark.slow  # the fork server is started twice
 def test_works_with_more_descriptors_than_select_can_take(loader_of):
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

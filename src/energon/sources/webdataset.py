@@ -28,7 +28,7 @@ from energon.formats.meta.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
-from energon.messages import warn_once
+from energon.messages import counted, warn_once
 from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
@@ -95,6 +95,12 @@ class WebdatasetSource:
         for line in split.unmatched(counts):
             warn_once(logger, f"{self.path}: {line}", "%s: %s", self.path, line)
         self.shards = split.shards(split_part)
+        if not self.shards and (listed := replace(split, exclude=()).shards(split_part)):
+            raise EmptyDatasetError(
+                f"{self.path}: split {split_part!r} has no samples: "
+                f"{counted(len(listed), 'shard')}, all excluded; correct `exclude` in "
+                f".nv-meta/{split_config}, or what exclude_from lists"
+            )
         unknown = [shard for shard in self.shards if shard not in counts]
         if unknown:
             raise DatasetNotFoundError(
