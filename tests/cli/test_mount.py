@@ -60,7 +60,7 @@ def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
         unmount(mnt)
 
 
-@pytest.mark.parametrize("options", [[], ["--detach"]])
+@pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
 def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path, options):
     root = make_crude(tmp_path / "ds", [1, 1])
     for shard in root.glob("*.tar"):
@@ -89,7 +89,7 @@ def test_what_cannot_be_shown_is_said_in_the_background_too(tmp_path):
         unmount(tmp_path / "mnt")
 
 
-@pytest.mark.parametrize("options", [[], ["--detach"]])
+@pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
 def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path, options):
     (tmp_path / "empty").mkdir()
     (tmp_path / "mnt").mkdir()
@@ -157,7 +157,7 @@ def test_says_what_is_wrong_with_the_folder_to_mount_on(tmp_path, kind):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--detach"]])
+@pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
 def test_says_that_there_is_no_dataset(tmp_path, options):
     (tmp_path / "mnt").mkdir()
     if options:

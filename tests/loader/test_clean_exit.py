@@ -144,7 +144,7 @@ def test_kill_9_while_a_worker_holds_the_interpreter_lock():
             ("os._exit(4)", 4),
             ("sys.stderr.close(); raise RuntimeError", 1),
         ],
-        2,
+        5,
     ),
 )
 def test_ways_to_end_a_program(program, expected):

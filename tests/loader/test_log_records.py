@@ -10,6 +10,7 @@ from energon import SampleError, WorkerConfig, get_savable_loader, get_train_dat
 from energon.loader.transport.reports import LogReceiver, LogSender, explicit_levels
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_crude
+from tests.effort import some
 
 METHODS = ["forkserver", "spawn", "fork"]
 
@@ -97,7 +98,7 @@ class Talks(DefaultTaskEncoder):
         return [sample["__key__"] for sample in samples]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some(METHODS))
 def test_what_hooks_log_in_workers_appears_as_the_program_has_configured(tmp_path, hooks, method):
     config = WorkerConfig(rank=0, world_size=1, num_workers=2, lanes=4)
     dataset = get_train_dataset(

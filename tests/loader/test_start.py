@@ -34,6 +34,7 @@ def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp
     assert len(servers) == 1
 
 
+@pytest.mark.slow  # another server, which imports torch again
 def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
     with get_loader(fake(where, workers=1)) as loader:
         batches = iter(loader)

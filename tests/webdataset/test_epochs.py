@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, EmptyDatasetError, StateError
+from tests.effort import some
 from tests.webdataset.shards import make_shards, tar_bytes
 
 
@@ -65,7 +66,7 @@ def test_persistent_or_not_the_order_is_the_same(urls):
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize(("scope", "items"), [("worker", 9), ("rank", 18), ("job", 18)])
+@pytest.mark.parametrize(("scope", "items"), some([("worker", 9), ("rank", 18), ("job", 18)]))
 def test_shuffled_epochs_of_a_length_continue_in_workers(urls, persistent, scope, items):
     dataset = wds.WebDataset(urls, shardshuffle=True).map(number).with_epoch(items, scope=scope)
     loader = load(dataset, workers=2, persistent=persistent, method="fork")
@@ -120,7 +121,7 @@ def reading(sample):
     return number(sample)
 
 
-@pytest.mark.parametrize("savable", [True, False])
+@pytest.mark.parametrize("savable", some([True, False], 2))
 def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     urls, tmp_path, monkeypatch, savable
 ):

@@ -110,7 +110,7 @@ def test_no_handler_tolerates_what_the_lock_refuses(pickled, monkeypatch):
             ("None", ("pickle",), "['list']"),
             ("False", (), "['list']"),
         ],
-        2,
+        4,
     ),
 )
 def test_worker_processes_know_the_switch(pickled, switch, allow, printed):

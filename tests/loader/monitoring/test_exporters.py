@@ -182,7 +182,7 @@ def test_figures_may_be_asked_for_while_the_trainer_goes_on(root):
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        for _ in range(10):
+        for _ in range(4):
             for _ in zip(range(5), loader, strict=False):
                 pass
             loader.close()
