@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from itertools import chain
 
 import numpy as np
@@ -10,13 +11,15 @@ from energon import (
     ConfigError,
     Cooker,
     DefaultTaskEncoder,
+    FatalSampleError,
     Sample,
     SampleDecoder,
     basic_sample_keys,
     edataclass,
     get_savable_loader,
 )
-from tests.datasets import jpeg, make_captions, make_crude
+from energon.prepare.dataset import prepare_dataset
+from tests.datasets import jpeg, make_captions, make_crude, write_shard
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
 TENSORS = SampleDecoder(image_decode="torchrgb8")
@@ -89,6 +92,37 @@ def test_a_decoder_that_makes_no_sense_or_asks_for_code_is_refused(tmp_path, tex
     with pytest.raises(ConfigError, match=message) as caught:
         val(root)
     assert "dataset.yaml" in str(caught.value)
+
+
+def pickled(path, name):
+    shards = path / "0.tar", path / "1.tar"
+    for number, shard in enumerate(shards):
+        write_shard(shard, [(str(number), {"pkl": pickle.dumps({name: number})})])
+    prepare_dataset(path, split_parts=["train:0.*", "val:1.*"], sample_type="CrudeWebdataset")
+    return path
+
+
+@edataclass
+class Both(Sample):
+    found: object
+
+    @classmethod
+    def from_joined(cls, one, other):
+        return cls(**basic_sample_keys(one), found=[one["pkl"], other["pkl"]])
+
+
+def test_a_getter_allows_the_decoder_to_unpickle(tmp_path):
+    pickled(tmp_path / "a", "a")
+    pickled(tmp_path / "b", "b")
+    joiner = f"{{__module__: {__name__}, __class__: Both}}"
+    (tmp_path / "m.yaml").write_text(
+        f"splits: {{val: {{join: [{{path: a}}, {{path: b}}], joiner: {joiner}}}}}"
+    )
+    for path, count in ((tmp_path / "a", 1), (tmp_path / "m.yaml", 2)):
+        with pytest.raises(FatalSampleError, match=r'allow=\("pickle",\)'):
+            flat(val(path, Listing(), batch_size=1))
+        found = str(flat(val(path, Listing(), batch_size=1, allow=("pickle",))))
+        assert [found.count(each) for each in ("{'a': 1}", "{'b': 1}")] == [1, count - 1]
 
 
 def test_a_dataset_may_want_images_of_one_size(tmp_path):

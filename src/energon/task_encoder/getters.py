@@ -68,8 +68,8 @@ def get_train_dataset(
         subflavors: Labels of the samples, which override those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`, or the file of a single dataset,
             whose samples are excluded. None excludes nothing.
-        allow: What to allow the data that is refused by default: "code", "env", "outside", see
-            docs/security.md. ENERGON_ALLOW in the environment has the same effect.
+        allow: What to allow the data that is refused by default: "code", "pickle", "env",
+            "outside", see docs/security.md. ENERGON_ALLOW in the environment does the same.
 
     Raises:
         ConfigError: If an argument or a document is invalid.
@@ -149,8 +149,8 @@ def get_val_dataset(
         subflavors: Labels of the samples, which override those of the datasets.
         exclude_from: Folder of quarantine files, see `Quarantine`, or the file of a single dataset,
             whose samples are excluded. None excludes nothing.
-        allow: What to allow the data that is refused by default: "code", "env", "outside", see
-            docs/security.md. ENERGON_ALLOW in the environment has the same effect.
+        allow: What to allow the data that is refused by default: "code", "pickle", "env",
+            "outside", see docs/security.md. ENERGON_ALLOW in the environment does the same.
 
     Raises:
         ConfigError: If an argument or a document is invalid.

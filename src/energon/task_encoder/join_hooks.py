@@ -21,6 +21,7 @@ from energon.task_encoder.load import (
     OpenLeaf,
     decoder_for,
     load_hooks,
+    permitted,
 )
 from energon.task_encoder.open_join import find_joiner
 
@@ -30,9 +31,7 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     if leaf.join is None:
         return load_hooks(hooks, leaf)
     encoder = hooks.encoder
-    loaders = tuple(
-        _loader(member, decoder_for(member.decoder, encoder)) for member in leaf.join.members
-    )
+    loaders = tuple(_loader(member, decoder_for(member, encoder)) for member in leaf.join.members)
     join = JoinSample(loaders, leaf.join.names, _joining(leaf.join))
     cook = _cook_joined(leaf, encoder)
     if cook is None:
@@ -115,6 +114,10 @@ def _cook_joined(leaf: OpenLeaf, encoder: AnyTaskEncoder) -> CookJoined | None:
     except ConfigError:
         return None
     arguments = cooker_arguments(
-        cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
+        cooker,
+        aux=leaf.aux,
+        primary=leaf.primary,
+        decoder=permitted(encoder.decoder, leaf.allow),
+        dataset=leaf.name,
     )
     return CookJoined(encoder, cooker, arguments)

@@ -134,7 +134,7 @@ def _open_leaf(
         exclude = _quarantined(leaf.path, exclude_from)
         single = _open_dataset(DatasetOpening(leaf, exclude, pool, allow, call))
         source, config, dataset = single.source, single.config, single.dataset
-        opened = _single(leaf, uid, single, subflavors)
+        opened = _single(leaf, uid, single, subflavors, allow)
     return OpenedLeaf(
         source=source,
         leaf=opened,
@@ -185,7 +185,13 @@ class _Dataset:
     dataset: DatasetClass | None = None
 
 
-def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, Any]) -> OpenLeaf:
+def _single(
+    leaf: Leaf,
+    name: str,
+    dataset: _Dataset,
+    subflavors: Mapping[str, Any],
+    allow: Collection[str],
+) -> OpenLeaf:
     return OpenLeaf(
         name=name,
         dataset_path=leaf.path,
@@ -196,6 +202,7 @@ def _single(leaf: Leaf, name: str, dataset: _Dataset, subflavors: Mapping[str, A
         primary=dataset.primary,
         decoder=dataset.loading.decoder,
         load=dataset.loading.load,
+        allow=allow,
     )
 
 
@@ -209,7 +216,7 @@ def _joined(
 ) -> OpenLeaf:
     outer = {**leaf.subflavors, **subflavors}
     members = [
-        _single(member.leaf, f"{name}[{number}]", dataset, outer)
+        _single(member.leaf, f"{name}[{number}]", dataset, outer, allow)
         for number, (member, dataset) in enumerate(zip(leaf.join, datasets, strict=True))
     ]
     aux: dict[str, FileStore[Any]] = {}
@@ -233,6 +240,7 @@ def _joined(
             joiner,
             tuple(allow),
         ),
+        allow=allow,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -77,10 +77,18 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
         raise ConfigError(f"{config.origin}: decoder: {error}") from error
 
 
-def decoder_for(own: LeafDecoder, encoder: Any) -> LoadFunction | None:
-    """Return the decoder for a dataset; `own` is the one from its `dataset.yaml`."""
+def decoder_for(leaf: OpenLeaf, encoder: Any) -> LoadFunction | None:
+    """Return the decoder for the samples of a dataset."""
+    own = leaf.decoder
     decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
-    return seeded_if_random(decoder)
+    return seeded_if_random(permitted(decoder, leaf.allow))
+
+
+def permitted(decoder: Any, allow: Collection[str]) -> Any:
+    """Return a decoder that may unpickle if the call allows it."""
+    if "pickle" in allow and isinstance(decoder, SampleDecoder):
+        return replace(decoder, allow=("pickle",))
+    return decoder
 
 
 def seeded_if_random(decoder: LoadFunction | None) -> LoadFunction | None:
@@ -115,6 +123,7 @@ class OpenLeaf:
         join: The datasets that it joins; None for a single dataset.
         decoder: Decodes the parts of its samples.
         load: Makes its samples, instead of `sample_type`, `field_map` and `decoder`.
+        allow: What the user allows its samples.
     """
 
     name: str
@@ -127,6 +136,7 @@ class OpenLeaf:
     join: OpenJoin | None = None
     decoder: LeafDecoder = Inherited.DECODER
     load: LoadFunction | None = None
+    allow: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     encoder = hooks.encoder
     if leaf.load is not None:
         return (hooks.make("load_sample", leaf.load),)
-    decoder = decoder_for(leaf.decoder, encoder)
+    decoder = decoder_for(leaf, encoder)
     if leaf.sample_type is not None and leaf.field_map is not None:
         load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder, noted=True)
         return (hooks.make("load_sample", load),)
@@ -160,7 +170,11 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return (hooks.make("decode", decoder),) if decoder is not None else ()
     cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
     arguments = cooker_arguments(
-        cooker, aux=leaf.aux, primary=leaf.primary, decoder=encoder.decoder, dataset=leaf.name
+        cooker,
+        aux=leaf.aux,
+        primary=leaf.primary,
+        decoder=permitted(encoder.decoder, leaf.allow),
+        dataset=leaf.name,
     )
     crude = LoadCrude(leaf.dataset_path, decoder, noted=True)
     cook = CookSample(crude, encoder, cooker, arguments)

@@ -125,7 +125,7 @@ def check_pairs_as_diffusers_has_them(wds, folder):
 
 
 def check_shards_as_img2dataset_writes_them(wds, folder):
-    out = Path(folder) / "written"
+    out = Path(folder) / "img2dataset"
     out.mkdir()
     done = []
     with wds.ShardWriter(str(out / "%05d.tar"), maxcount=4, start_shard=7, verbose=0) as sink:

@@ -18,7 +18,7 @@ def number(sample):
     return int(sample.text.split()[1])
 
 
-def images(energon, folder, name="pictures", kind="PNG", description=None):
+def images(energon, folder, name="questions", kind="PNG", description=None):
     """Return a dataset of images with questions, as visual question answering has them."""
     path = Path(folder) / name
     if path.exists():
