@@ -46,7 +46,7 @@ def test_epochs_show_through_watchers():
 
 
 def test_an_epoch_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="not 0"):
+    with pytest.raises(ConfigError, match="got 0"):
         EpochizeDataset(numbers(None), 0, CONFIG)
 
 
