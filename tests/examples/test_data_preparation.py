@@ -25,9 +25,18 @@ from megatron.energon import (
     get_val_dataset,
 )
 from tests.cli.test_prepare_assistant import Terminal
+from tests.commands import run
 from tests.datasets import jpeg, write_shard
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+def prepare_crude(path, *split_parts):
+    """Prepare crude samples with options instead of answers."""
+    parts = [word for part in split_parts for word in ("--split-parts", part)]
+    words = ("--sample-type", "CrudeWebdataset", "--non-interactive", "--num-workers", "1")
+    done = run("prepare", path, *parts, *words)
+    assert done.exit_code == 0, done.output
 
 
 def captions(numbers):
@@ -125,10 +134,7 @@ def test_splits_are_told_by_prefix_or_folder(tmp_path, monkeypatch, names, patte
         path = tmp_path / "shards" / names.format(part, number)
         write_shard(path, captions([2 * number, 2 * number + 1]))
     monkeypatch.chdir(tmp_path)
-    terminal = Terminal("--split-parts", patterns[0], "--split-parts", patterns[1], "./")
-    terminal.answer("Sample type", "Crude sample")
-    terminal.answer("write this to", "y")
-    assert terminal.end()[1] == 0
+    prepare_crude("./", *patterns)
     assert [len(load(tmp_path, part)) for part in ("train", "val")] == [4, 2]
     assert isinstance(load(tmp_path)[0], CrudeSample)
 
@@ -206,10 +212,7 @@ def pages(tmp_path):
         }
         samples.append((key, parts))
     write_shard(tmp_path / "parts/segs-000000.tar", samples)
-    terminal = Terminal(tmp_path, "--split-parts", "train:.*")
-    terminal.answer("Sample type", "Crude sample")
-    terminal.answer("write this to", "y")
-    assert terminal.end()[1] == 0
+    prepare_crude(tmp_path, "train:.*")
     meta = tmp_path / ".nv-meta"
     (meta / "sample_loader.py").write_text(SAMPLE_LOADER)
     (meta / "dataset.yaml").write_text(
@@ -297,10 +300,7 @@ def files(tmp_path):
         ]
         write_shard(tmp_path / shard, samples)
         number += count
-    terminal = Terminal(tmp_path, "--split-parts", "train:.*")
-    terminal.answer("Sample type", "Crude sample")
-    terminal.answer("write this to", "y")
-    assert terminal.end()[1] == 0
+    prepare_crude(tmp_path, "train:.*")
     meta = tmp_path / ".nv-meta"
     (meta / "dataset.yaml").write_text(DATASET_YAML)
     (meta / "split.yaml").write_text(SPLIT_YAML)
@@ -348,10 +348,7 @@ def test_the_index_says_at_which_byte_everything_is(tmp_path):
                 member = tarfile.TarInfo(f"{key}.{part}")
                 member.size, member.mtime = size, 0.5
                 tar.addfile(member, io.BytesIO(bytes(size)))
-    terminal = Terminal(tmp_path, "--split-parts", "train:.*")
-    terminal.answer("Sample type", "Crude sample")
-    terminal.answer("write this to", "y")
-    assert terminal.end()[1] == 0
+    prepare_crude(tmp_path, "train:.*")
     with contextlib.closing(sqlite3.connect(tmp_path / ".nv-meta" / "index.sqlite")) as index:
         columns = "tar_file_id, sample_key, sample_index, byte_offset, byte_size"
         samples = index.execute(f"SELECT {columns} FROM samples ORDER BY 3").fetchall()

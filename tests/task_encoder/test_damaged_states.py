@@ -118,7 +118,7 @@ def go_on(root, state):
 def test_any_single_edit_is_refused_or_harmless(root, saved):
     for state in saved:
         for *path, last in places(state):
-            for odd in some((*ODD, ...), 4):
+            for odd in some((*ODD, ...), 8):
                 changed = copy.deepcopy(state)
                 holder = changed
                 for name in path:

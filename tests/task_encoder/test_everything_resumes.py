@@ -344,7 +344,7 @@ def test_a_run_goes_on_from_topology_to_topology(folder, pipeline, legs):
     travel(folder, pipeline, [(topology, LANES * steps) for topology, steps in legs])
 
 
-@pytest.mark.parametrize("kind", ["packs in groups", "samples in batches"])
+@pytest.mark.parametrize("kind", some(["packs in groups", "samples in batches"], 2))
 def test_a_run_goes_on_from_processes_to_processes(folder, kind):
     processes = Topology(num_workers=2, workers="process")
     legs = [(processes, 3), (Topology(), 1), (Topology(2, 1, "process"), 4), (Topology(), 3)]
