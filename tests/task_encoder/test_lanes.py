@@ -296,7 +296,7 @@ def host(lanes, streams, *, reader, leaf, batch_size=32, window=0):
     return LaneHost(pipeline, {lane: LanePosition() for lane in range(lanes)}, lanes=lanes)
 
 
-@pytest.mark.parametrize("sample_bytes", [300, 70_000, 8_000_000])
+@pytest.mark.parametrize("sample_bytes", some([300, 70_000, 8_000_000]))
 def test_lanes_of_a_worker_are_read_in_blocks_as_large_and_as_few_as_those_of_one(sample_bytes):
     leaf = PlanLeaf("a", 200_000, slice_samples=100)
     # Blocks of large samples are small: fewer batches fill as many of them.
