@@ -250,6 +250,9 @@ REASONS = {
     "energon/viewer/batches.py": {
         "getattr(batch, each.name)": FIELDS,
     },
+    "energon/viewer/parts.py": {
+        "getattr(value, each.name)": FIELDS,
+    },
     "energon/webdataset/__init__.py": {
         "getattr(import_module(f'{__name__}.{_HOME[name]}'), name)": TABLE,
         "globals()[name]": TABLE,

@@ -223,7 +223,7 @@ def test_what_claims_to_be_huge_fails_before_memory_is_taken():
 def test_messages_say_what_is_there_and_which_limit_to_raise():
     for part, said in {
         "jpg": "65500 x 65500 pixels; expected at most 178956970 .*ENERGON_LIMIT_IMAGE_PIXELS",
-        "npy": "needs 1099511627776 bytes, 0 are there",
+        "npy": "needs 1099511627776 bytes, found 0",
         "1.npz": "unpacks to 4294967280 bytes; expected at most .*ENERGON_LIMIT_UNPACKED_BYTES",
         "json": "more than 400 levels deep; .*ENERGON_LIMIT_PART_DEPTH",
         "msg": "more than 400 levels deep",
