@@ -1,14 +1,14 @@
-"""Augment shards offline: read images, change them, write new shards, many at a time.
+"""Augment shards offline, many in parallel: read images, crop them, write new shards.
 
     python examples/augment.py FOLDER TARGET [--engine local|dask|ray] [--address ADDRESS]
 
 FOLDER and TARGET are folders or addresses like s3://bucket/train. Each shard of FOLDER (keys with
 jpg or png, and json) becomes a shard of the same name in TARGET, with a random crop as png and the
-class as cls. Samples stream through: a worker holds one at a time. Crops are a function of the
-key, so a shard that is made again is the same.
+class as cls. Samples stream through: a worker holds one at a time. Crops depend only on the key, so
+writing a shard again produces the same shard.
 
-Interrupted, by kill -9 too, the same command continues: a shard is there only when it is complete.
-Without FOLDER, eight small shards are made in a folder of this name to try it on.
+If the command is interrupted, even by kill -9, run it again to continue: shards appear only when
+they are complete. If FOLDER does not exist, the program creates it with eight small shards.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engine=Engine(options.engine, options.address, options.num_workers),
         progress=lambda done, total: click.echo(f"{done} of {total} shards"),
     )
-    click.echo(f"made {len(made)}, {len(inputs) - len(made)} were there")
+    click.echo(f"wrote {len(made)} shards, {len(inputs) - len(made)} already existed")
 
 
 def augment(source: str, target: str) -> None:

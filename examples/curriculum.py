@@ -1,10 +1,11 @@
-"""Change the mix of datasets during a run: a schedule of weights, and another blend on the way.
+"""Change the mix of datasets during a run: a schedule of weights, then another blend.
 
     python examples/curriculum.py DATA
 
-DATA is a folder with the prepared datasets web, books and code; without it, small ones are made
-there to try it on. The share of code grows along a schedule. Half way, books are added: the run
-continues from its state with another document, and every dataset keeps its place in its epoch.
+DATA is a folder with the prepared datasets web, books and code; if it does not exist, small ones
+are created there. The share of code grows along a schedule. Halfway through, books are added: the
+run continues from its state with another document, and every dataset keeps its position in its
+epoch.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python examples/demo.py [FOLDER]
 
-Makes two small captioning datasets of JPEGs below FOLDER (default: demo), prepares them with
-the command line, writes a metadataset that blends them, and trains a small torch model with
-two workers. Half-way it saves the state of the loader and continues with other numbers of ranks
-and workers: the sequence of samples is the one that the first run would have seen. In the end
-it measures how fast photos are decoded, in this process and in workers.
+Makes two small captioning datasets of JPEGs below FOLDER (default: demo), prepares them with the
+command line, writes a metadataset that blends them, and trains a small torch model with two
+workers. Halfway through, it saves the state of the loader and continues with different numbers of
+ranks and workers, in the order that the first run would have had. Finally, it measures how fast
+photos are decoded, in this process and in workers.
 """
 
 from __future__ import annotations

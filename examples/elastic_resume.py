@@ -1,10 +1,10 @@
-"""Save on four ranks, and resume on two, three and one: the same global batches come.
+"""Save on four ranks, and resume on two, three and one with the same global batches.
 
     python examples/elastic_resume.py DATA
 
-DATA is a prepared dataset; without it, a small one is made there to try it on. The ranks of a job
-are loops of this one process here, which is enough to see what each would read. In a real job each
-rank opens its own loader, and `save_state_global` brings the state to one of them.
+DATA is a prepared dataset; if it does not exist, a small one is created there. Here, the ranks of a
+job are loops in a single process, which is enough to see what each would read. In a real job, each
+rank opens its own loader, and `save_state_global` collects the state on one of them.
 """
 
 from __future__ import annotations

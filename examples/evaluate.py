@@ -3,9 +3,9 @@
     python examples/evaluate.py DATA
     torchrun --nproc-per-node 2 examples/evaluate.py DATA
 
-DATA is a folder with the prepared datasets easy and hard; without it, small ones are made there to
-try it on. Ranks may have one batch more or fewer than others, so nothing is reduced in the loop:
-sums are added up at the end. The figures are the same on any number of ranks.
+DATA is a folder with the prepared datasets easy and hard; if it does not exist, small ones are
+created there. Ranks may differ by one batch, so the loop contains no collective operation: sums are
+reduced at the end. The results are the same on any number of ranks.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python examples/finetune_chat.py DATA CHECKPOINT [--steps N] [--workers N]
     torchrun --nproc-per-node 2 examples/finetune_chat.py DATA CHECKPOINT [--steps N]
 
-DATA is a folder with chats.jsonl.gz and the images that it names, in images/; without it, a small
-one is made there to try it on. A line is a conversation: `{"images": ["7.png"], "messages":
-[{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "…"}]}`.
-Conversations are packed into sequences of CONTEXT tokens, in which they attend to themselves only,
-and images are read when their pack is made. Only what the assistant says is learned, and each of
-its tokens counts the same, on whichever rank it is. If CHECKPOINT is there, the run continues where
-it was saved: a step has the same packs with any number of workers, and on any number of ranks that
-divides MICRO_BATCHES.
+DATA is a folder with chats.jsonl.gz and the images that it names, in images/; if it does not exist,
+a small one is created there. A line is a conversation: `{"images": ["7.png"], "messages": [{"role":
+"user", "content": "<image>What is it?"}, {"role": "assistant", "content": "…"}]}`. Conversations
+are packed into sequences of CONTEXT tokens, in which each attends only to itself, and images are
+read when their pack is made. The loss covers only the answers of the assistant, and weighs all of
+their tokens equally across ranks. If CHECKPOINT exists, the run continues where it was saved: a
+step has the same packs with any number of workers, and on any number of ranks that divides
+MICRO_BATCHES.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python examples/pretrain_gpt.py CORPORA CHECKPOINT [--steps N]
     torchrun --nproc-per-node 2 examples/pretrain_gpt.py CORPORA CHECKPOINT [--steps N]
 
-CORPORA is a folder with the token files web.bin, web.idx, code.bin and code.idx, as
-`energon pack --to tokens` writes them; without it, small ones are made there to try it on.
-Documents are laid end to end and cut into sequences, and attend to themselves only. The share of
-code grows during the run. If CHECKPOINT is there, the run continues where it was saved: a step has
-the same sequences on any number of ranks that divides MICRO_BATCHES.
+CORPORA is a folder with the token files web.bin, web.idx, code.bin and code.idx, as `energon pack
+--to tokens` writes them; if it does not exist, small ones are created there. Documents are
+concatenated and cut into sequences, and each attends only to itself. The share of code grows during
+the run. If CHECKPOINT exists, the run continues where it was saved: a step has the same sequences
+on any number of ranks that divides MICRO_BATCHES.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/train_asr.py DATA CHECKPOINT [--steps N] [--workers N]
 
-DATA is a prepared dataset of parts wav and txt; without it, a small one is made there to try it on,
-in which each letter is a tone. Batches hold about the same number of frames: short recordings come
-many at a time, long ones few. If CHECKPOINT is there, the run continues where it was saved.
+DATA is a prepared dataset of parts wav and txt; if it does not exist, a small one is created there,
+in which each letter is a tone. All batches have about the same number of frames: many short
+recordings, or a few long ones. If CHECKPOINT exists, the run continues where it was saved.
 """
 
 from __future__ import annotations

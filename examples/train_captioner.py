@@ -1,10 +1,10 @@
-"""Train a model that captions images: crops at random, captions padded, checkpoints.
+"""Train a model that captions images, with random crops, padded captions and checkpoints.
 
     python examples/train_captioner.py DATA CHECKPOINT [--steps N] [--workers N]
 
-DATA is a prepared dataset of images and captions; without it, a small one of colored shapes is made
-there to try it on. If CHECKPOINT is there, the run continues where it was saved, with any number of
-workers: crops are those that the run would have had without a break.
+DATA is a prepared dataset of images and captions; if it does not exist, a small one of colored
+shapes is created there. If CHECKPOINT exists, the run continues where it was saved, with any number
+of workers and the same crops as an uninterrupted run.
 """
 
 from __future__ import annotations

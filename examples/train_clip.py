@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 2 examples/train_clip.py DATA CHECKPOINT [--steps N]
 
 DATA is a folder with the Parquet files web/*.parquet, of columns image and caption, and a prepared
-dataset of tar shards, photos; without it, small ones are made there to try it on. Two of three
-pairs are of the web. Each pair is contrasted with all others of the step, on whichever rank these
-are. If CHECKPOINT is there, the run continues where it was saved: a step has the same pairs, and
-images are cut out in the same way, on any number of ranks that divides MICRO_BATCHES.
+dataset of tar shards, photos; if it does not exist, small ones are created there. Two thirds of the
+pairs come from web. Each pair is contrasted with all others of the step, across ranks. If
+CHECKPOINT exists, the run continues where it was saved: a step has the same pairs, with the same
+crops, on any number of ranks that divides MICRO_BATCHES.
 """
 
 from __future__ import annotations

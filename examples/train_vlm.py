@@ -3,9 +3,9 @@
     python examples/train_vlm.py DATA CHECKPOINT [--steps N] [--workers N]
 
 DATA is a folder with the prepared dataset questions and the folder videos, whose files the
-questions name; without it, small ones are made there to try it on. Packing only needs the lengths
-of texts, so a window of 64 questions holds no frames: they are decoded when their pack is made. If
-CHECKPOINT is there, the run continues where it was saved, with any number of workers.
+questions name; if it does not exist, small ones are created there. Packing needs only the lengths
+of texts, so a window of 64 questions contains no frames: they are decoded when their pack is made.
+If CHECKPOINT exists, the run continues where it was saved, with any number of workers.
 """
 
 from __future__ import annotations

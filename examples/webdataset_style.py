@@ -2,8 +2,8 @@
 
     python examples/webdataset_style.py SHARDS
 
-SHARDS is a folder with tar files; without it, small ones are made there to try it on. Nothing is
-prepared: shards are read as streams. A program for webdataset becomes this one by its import.
+SHARDS is a folder with tar files; if it does not exist, small ones are created there. Nothing is
+prepared: shards are read as streams. A program for webdataset needs only another import.
 """
 
 from __future__ import annotations

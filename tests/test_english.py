@@ -46,7 +46,7 @@ BANNED = {
     r"\b(anyhow|of one's own)\b": "anyway, of your own",
     r"\b(has|have|having) (a|no) say\b": "affects, does not affect",
     r"\b(thereby|thereof|thereupon|therewith|likewise|hereby)\b": "so, of it, also",
-    r"\blies? (in|beside|behind|between|beyond)\b": "is in, is next to, comes after",
+    r"\blies? (in|inside|outside|beside|behind|between|beyond)\b": "is in, is next to, …",
     r"\bhand(s|ed|ing)? on\b": "passes on",
     r"\bgiven out\b": "yielded",
     r"\b(is|are|was|were) not there\b": "is missing, does not exist",
@@ -62,6 +62,14 @@ BANNED = {
     r"\bneighbour": "neighbor",
     r"\bwhat (is|are|was) there\b": "existing, the content",
     r"\bsay(s)? with --": "pass --",
+    r"\bbe told any ?more\b": "is no longer known",
+    r"\bkeeps? (their|its) books\b": "works differently, records",
+    r"\bnobody knows (before|how|what|which)": "is not known",
+    r"\bcomes? twice\b": "occurs twice, is repeated",
+    r"\bfrom (0|one|it|`\w+`|\{\w+\}) on\b": "of … or more, from … onward",
+    r"\b(checksum|state) does not fit\b|\bfits this\b": "does not match, matches",
+    r"\btr(y|ies|ied) (it|them) out on\b|\bto try it on\b": "as an example",
+    r"\b(word|words|names) it otherwise\b|\bkeep\w* \w+ otherwise\b": "differently",
 }
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changes/*.md", "docs/*.md"]
 PROGRAMS = ["src/**/*.py", "examples/**/*.py"]

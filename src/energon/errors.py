@@ -17,7 +17,7 @@ EnergonError
 │   └── ObjectChangedError              … because the object was replaced in the meantime
 ├── DatasetBusyError (BlockingIOError)  another process is writing the dataset
 ├── SecurityError (PermissionError, ValueError)  refused unless the user allows it by name
-├── StateError (ValueError)             a saved state does not fit
+├── StateError (ValueError)             a saved state does not match
 ├── SampleError (ValueError)            a hook or decoder failed on a sample
 │   ├── DecodeError                     … the bytes of a part cannot be decoded
 │   ├── FieldAccessError (LookupError)  … a field map does not resolve

@@ -118,7 +118,7 @@ def test_apportioned_counts_add_up_and_starve_nobody(w):
         ([(0, [1, 1]), (9, [1, 1]), (9, [1, 2])], "ascends"),
         ([(0, [1])], "1 weights for 2 leaves"),
         ([(0, [0, 0])], "not all 0"),
-        ([(0, [1, -1])], "a number from 0 on"),
+        ([(0, [1, -1])], "a number of 0 or more"),
     ],
 )
 def test_refuses_schedules_that_make_no_sense(schedule, message):

@@ -70,8 +70,8 @@ def test_json_gives_the_curve_again(steps, unit):
         ([Point(5, 1)], "starts at 0"),
         ([Point(0, 1), Point(7, 1), Point(7, 2)], "ascends"),
         ([Point(0, 1, ramp=True)], "cannot start with a ramp"),
-        ([Point(0, -1)], "a number from 0 on"),
-        ([Point(0, float("nan"))], "a number from 0 on"),
+        ([Point(0, -1)], "a number of 0 or more"),
+        ([Point(0, float("nan"))], "a number of 0 or more"),
     ],
 )
 def test_refuses_what_is_no_schedule(points, message):

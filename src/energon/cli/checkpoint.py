@@ -134,7 +134,7 @@ class _Named(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             parsed = -1
         if not name or not equals or parsed < 0:
-            self.fail(f"{value!r} is not {self.name} with a number from 0 on", param, ctx)
+            self.fail(f"{value!r} is not {self.name} with a number of 0 or more", param, ctx)
         return name, parsed
 
 

@@ -101,7 +101,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return number
 
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[Any]:
-        """Yield the names in a folder from one on, as long as there is room for them."""
+        """Yield the names in a folder, starting at one, as long as there is room for them."""
         try:
             for name, is_folder, following in self._listings[fh].since(offset):
                 yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, following
@@ -153,7 +153,7 @@ class OpenedFile:
         self._lock = Lock()
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return the bytes from `offset` on, fewer at the end."""
+        """Return the bytes that start at `offset`, fewer at the end."""
         with self._lock:
             self._stream.seek(offset)
             return self._stream.read(size)

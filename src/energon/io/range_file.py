@@ -98,7 +98,7 @@ class SkippingReader:
         self._bytes_per_second = ASSUMED_BYTES_PER_SECOND
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` with the bytes from `offset` on; return how many were read."""
+        """Fill `buffer` with the bytes that start at `offset`; return how many were read."""
         stop = min(offset + len(buffer), self.object.info.size)
         self._gap_bytes = _mixed(self._gap_bytes, max(0, offset - self._stop))
         at = offset
@@ -243,7 +243,7 @@ REMOTE_BUFFER_BYTES = 1 << 20
 
 
 def open_range(file: RangeFile, offset: int, size: int) -> io.BufferedReader:
-    """Return the bytes from `offset` on as a seekable file of `size` bytes."""
+    """Return the bytes that start at `offset` as a seekable file of `size` bytes."""
     buffer_bytes = REMOTE_BUFFER_BYTES if file.is_remote else LOCAL_BUFFER_BYTES
 
     def read(start: int, stop: int) -> bytes:

@@ -301,7 +301,7 @@ class BlendStages:
         return next((row for row in places if row is not None), None)
 
     def _row_from(self, lane: int, source: int, draw: int, start: int) -> int | None:
-        """Return the first row from `start` on in which a lane draws from a source."""
+        """Return the first row, at least `start`, in which a lane draws from a source."""
         found, more = self._of(lane)
         number = 0
         while True:

@@ -44,11 +44,11 @@ _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%")
 def resolve_range(num_samples: int, subsets: Sequence[tuple[Bound, Bound]]) -> tuple[int, int]:
     """Return [start, stop) of `num_samples` after all `subsets`, the innermost first.
 
-    Absolute bounds count samples of the dataset and must lie inside of it. Percentages are of
+    Absolute bounds count samples of the dataset and must be within it. Percentages are of
     what the absolute range leaves, those of outer levels of what the inner ones leave.
 
     Raises:
-        ConfigError: If a bound is malformed or lies outside, or there are two absolute ranges.
+        ConfigError: If a bound is malformed or out of range, or there are two absolute ranges.
 
     Example:
         >>> resolve_range(1000, [(100, 500), ("50%", "100%")])

@@ -290,7 +290,7 @@ class PartTable:
             yield self.index_at(place)
 
     def first_from(self, key: bytes, low: int = 0) -> int:
-        """Return the rank, from `low` on, of the first key that does not sort before `key`."""
+        """Return the rank, at least `low`, of the first key that does not sort before `key`."""
         high = self.num_samples
         while low < high:
             middle = (low + high) // 2

@@ -85,7 +85,7 @@ def verify_checksums(window: bytes, headers: list[int], origin: str, pos: int) -
     """Check headers that begin at multiples of 512 in a window, itself at byte `pos`.
 
     Raises:
-        FormatError: If the checksum of one does not fit.
+        FormatError: If the checksum of one does not match.
     """
     if len(headers) < MIN_TOGETHER:
         for at in headers:

@@ -42,7 +42,7 @@ class RangeSums:
         self._buffer = bytearray(PIECE_BYTES)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` from `offset` on, like `SkippingReader.read_into`."""
+        """Fill `buffer` with the bytes that start at `offset`, like `SkippingReader.read_into`."""
         self._advance(offset)
         count = self._reader.read_into(offset, buffer)
         known = self._position - offset

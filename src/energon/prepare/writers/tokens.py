@@ -43,7 +43,7 @@ class TokenizeOptions:
     """How texts become tokens.
 
     Args:
-        tokenizer: `module:function`; the function takes a text and returns numbers from 0 on.
+        tokenizer: `module:function`; the function takes a text and returns numbers of 0 or more.
         text_column: The column or field with the texts.
         end_token: Ends each document, if given.
         vocabulary_size: Exclusive upper limit of tokens; below 65,500 they take two bytes, else

@@ -232,7 +232,7 @@ class LanePipeline:
         return LaneItems(self, lane, self.first_state(0) if state is None else state)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return None: nobody knows how many samples there are."""
+        """Return None: the number of samples is not known."""
         return None
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
