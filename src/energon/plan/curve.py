@@ -78,7 +78,9 @@ class Curve:
             raise ConfigError("a schedule cannot start with a ramp: nothing comes before it")
         for point in self.points:
             if not 0 <= point.value < float("inf"):
-                raise ConfigError(f"{point.value} at {point.position}: expected a number of 0 or more")
+                raise ConfigError(
+                    f"{point.value} at {point.position}: expected a number of 0 or more"
+                )
 
     @classmethod
     def constant(cls, value: float) -> Curve:
