@@ -222,7 +222,7 @@ class RowsOfLane:
         return self._planned_start + len(self._planned.leaf) - self.stop
 
     def set_planned(self, rows: Rows, *, requested: int) -> None:
-        """Set the planned rows that start at `stop`; fewer than `requested` are the end of the lane."""
+        """Set the planned rows that start at `stop`; fewer than `requested` end the lane."""
         self._planned, self._planned_start = rows, self.stop
         self._ended = len(rows.leaf) < requested
 

@@ -272,7 +272,7 @@ class Lane:
     host: Host = field(default_factory=Host)
 
     def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
-        """Record that user code is about to receive the sample of a row, or several that start with it.
+        """Record that user code is about to receive the sample of a row, or several from there.
 
         Args:
             row: The row.
