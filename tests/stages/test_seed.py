@@ -25,6 +25,7 @@ DRAWS = {
     "numpy": np.random.rand,
     "numpy, a normal number": np.random.randn,
     "torch": lambda: float(torch.rand(1)),
+    "torch, a normal number": lambda: float(torch.randn(1, dtype=torch.float64)),
 }
 LATE = 23
 """The first sample for which something is drawn: long after it seemed that nothing ever is."""
@@ -220,3 +221,12 @@ list(dataset.open(Lane(0, 1)))
 assert calls == list(range(8)), calls
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("draw", ["torch", "torch, a normal number"])
+def test_draws_from_torch_are_noticed_where_its_memory_is_not_found(draw, monkeypatch):
+    monkeypatch.setattr(random_state, "_torch_memory", None)
+    dataset = drawing(DRAWS[draw], start=LATE)
+    before = states()
+    assert made(dataset) == made(dataset, draws=True)
+    assert states() == before
