@@ -1,19 +1,18 @@
 """Measure what it costs that a loader is watched: its figures, and the profiler behind them.
 
-    python benchmarks/monitoring.py [--blocks N]
+    python benchmarks/monitoring.py [--blocks N] [--kind inline thread process]
 
-The same raw samples are read in-line in chunks of equally many batches, which are watched or not;
-times are CPU seconds of this process. Others may use the machine, so four chunks of a tenth of a
-second make a block (off, on, on, off, or the other way round), in which slow drifts cancel, and
-the mean of all blocks but the outer fifths is given with its standard error. 300 blocks resolve
-0.2 % or so. Samples are small and nothing is done with them, so what watching takes is as large a
-share as it can be.
+The same raw samples are read in the training process, by two threads, or by a worker process, in
+chunks during which the loader is watched or not; times are CPU seconds of the process that reads.
+Others may use the machine, so four chunks of a tenth of a second make a block (off, on, on, off,
+or the other way round), in which slow drifts cancel, and the mean of all blocks but the outer
+fifths is given with its standard error. 300 blocks resolve 0.2 % or so. Samples are small and
+nothing is done with them, so what watching takes is as large a share as it can be.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import math
 import sys
@@ -31,83 +30,70 @@ from energon.prepare.dataset import prepare_dataset
 
 BATCH_SIZE = 32
 CHUNK_SECONDS = 0.1
+WARM_UP_SECONDS = 2.0
 TRIMMED = 0.2
 """Of the blocks, this share is left out at either end: something else has disturbed them."""
+WORKERS = {"inline": 0, "thread": 2, "process": 1}
+
+
+class Chunks:
+    """The chunks of a process: how many batches each had, and the CPU seconds they took."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, float]] = []
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._began = self._warm_at = 0.0
+
+    def count(self) -> list[tuple[int, float]]:
+        """Count a batch; return the chunks that are complete."""
+        with self._lock:
+            now = time.process_time()
+            self._warm_at = self._warm_at or now + WARM_UP_SECONDS
+            if now < self._warm_at:
+                return []
+            self._batches += 1
+            if not self._began or now - self._began >= CHUNK_SECONDS:
+                if self._began:
+                    self.found.append((self._batches, now - self._began))
+                self._watch(is_watched(len(self.found)))
+                self._began, self._batches = time.process_time(), 0
+            return list(self.found)
+
+    def _watch(self, watched: bool) -> None:
+        """Let the profiler of this process look, or only wake up."""
+        if watched:
+            vars(profiler()).pop("look_if_due", None)
+        else:
+            vars(profiler())["look_if_due"] = lambda: PERIOD_SECONDS
+
+
+_chunks: Chunks | None = None
+"""Those of this process, which may be a worker."""
+
+
+def chunks() -> Chunks:
+    """Return the chunks of this process."""
+    global _chunks
+    _chunks = _chunks or Chunks()
+    return _chunks
+
+
+def is_watched(chunk: int) -> bool:
+    """Return whether the loader is watched in a chunk: off, on, on, off, and then vice versa."""
+    return (chunk % 4 in (1, 2)) != (chunk // 4 % 2 == 1)
 
 
 class Raw(DefaultTaskEncoder):
-    """Hands samples on as they are in the shards."""
+    """Yields how many CPU seconds chunks of samples took that are left as they are."""
 
     decoder = None
 
     def encode_sample(self, sample: object) -> object:
         return sample
 
-    def batch(self, samples: list[object]) -> list[object]:
-        return samples
-
-
-class Watch:
-    """Drives the profiler while it is wanted, and knows what that has taken."""
-
-    def __init__(self) -> None:
-        self.wanted = threading.Event()
-        self.looks, self.seconds = 0, 0.0
-        profiler().drive()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while self.wanted.wait():
-            time.sleep(PERIOD_SECONDS)
-            start = time.thread_time()
-            profiler().look()
-            self.seconds += time.thread_time() - start
-            self.looks += 1
-
-
-class Comparison:
-    """Takes chunks of batches, watched or not.
-
-    Args:
-        loader: Whose batches.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self.watch = Watch()
-        self.loader = loader
-        self.batches = iter(loader)
-        self.chunk = 1
-        self.next_look = 0.0
-        self.chunk = self._calibrated()
-
-    def seconds(self, *, watched: bool) -> float:
-        """Return the CPU seconds that a chunk takes."""
-        monitor = self.loader._monitor
-        monitor.next_look = self.next_look if watched else math.inf
-        self.watch.wanted.set() if watched else self.watch.wanted.clear()
-        start = time.process_time()
-        for _ in range(self.chunk):
-            next(self.batches)
-        taken = time.process_time() - start
-        self.next_look = monitor.next_look if watched else self.next_look
-        return taken
-
-    def block(self, first: bool) -> tuple[float, float]:
-        """Return the CPU seconds of two chunks that are not watched, and of two that are."""
-        found = {False: 0.0, True: 0.0}
-        for watched in (first, not first, not first, first):
-            found[watched] += self.seconds(watched=watched)
-        return found[False], found[True]
-
-    def _calibrated(self) -> int:
-        """Return how many batches take as long as a chunk."""
-        for _ in range(500):
-            next(self.batches)
-        number, start = 0, time.process_time()
-        while time.process_time() - start < 1:
-            next(self.batches)
-            number += 1
-        return max(1, int(number * CHUNK_SECONDS))
+    def batch(self, samples: list[object]) -> list[tuple[int, float]]:
+        return chunks().count()
 
 
 def trimmed_mean(numbers: list[float]) -> tuple[float, float]:
@@ -118,31 +104,50 @@ def trimmed_mean(numbers: list[float]) -> tuple[float, float]:
     return mean(inner), stdev(pulled) / ((1 - 2 * TRIMMED) * math.sqrt(len(numbers)))
 
 
+def measure(folder: str, kind: str, blocks: int) -> None:
+    """Print what watching costs one kind of workers."""
+    global _chunks
+    _chunks = None
+    config = WorkerConfig(rank=0, world_size=1, num_workers=WORKERS[kind], lanes=2)
+    dataset = get_train_dataset(
+        folder, worker_config=config, batch_size=BATCH_SIZE, task_encoder=Raw()
+    )
+    found: list[tuple[int, float]] = []
+    with get_loader(dataset, workers="thread" if kind == "thread" else "process") as loader:
+        monitor: Any = loader._monitor
+        due = monitor.next_look
+        for found in loader:
+            due = due if monitor.next_look == math.inf else monitor.next_look
+            monitor.next_look = due if is_watched(len(found)) else math.inf
+            if len(found) >= 4 * blocks:
+                break
+    vars(profiler()).pop("look_if_due", None)
+    ratios, alone = [], []
+    for block in range(blocks):
+        taken = {False: 0.0, True: 0.0}
+        for chunk in range(4 * block, 4 * block + 4):
+            batches, seconds = found[chunk]
+            taken[is_watched(chunk)] += seconds / (batches * BATCH_SIZE) / 2
+        ratios.append(taken[True] / taken[False])
+        alone.append(taken[False])
+    ratio, error = trimmed_mean(ratios)
+    sys.stdout.write(
+        f"{kind}: {1e6 * median(alone):.3f} us of CPU a sample, "
+        f"watched {100 * (ratio - 1):+.2f} % +- {100 * error:.2f} %\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=300)
+    parser.add_argument("--kind", nargs="+", choices=WORKERS, default=list(WORKERS))
     arguments = parser.parse_args()
     logging.getLogger("energon").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         data.write(Path(folder), "text", num_samples=20_000, num_shards=4)
         prepare_dataset(folder, split_parts=["train:.*"], sample_type="CrudeWebdataset")
-        config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
-        dataset = get_train_dataset(
-            folder, worker_config=config, batch_size=BATCH_SIZE, task_encoder=Raw()
-        )
-        comparison = Comparison(get_loader(dataset))
-        gc.freeze()
-        blocks = [comparison.block(number % 2 == 0) for number in range(arguments.blocks)]
-    samples = 2 * comparison.chunk * BATCH_SIZE
-    for name, taken in zip(("not watched", "watched"), zip(*blocks, strict=True), strict=True):
-        sys.stdout.write(f"{name}: {1e6 * median(taken) / samples:.3f} us of CPU a sample\n")
-    ratio, error = trimmed_mean([watched / alone for alone, watched in blocks])
-    look = comparison.watch.seconds / comparison.watch.looks
-    share = 100 * look / PERIOD_SECONDS
-    sys.stdout.write(
-        f"difference: {100 * (ratio - 1):.2f} % +- {100 * error:.2f} %\n"
-        f"a look takes {1e6 * look:.0f} us, every {1e3 * PERIOD_SECONDS:.0f} ms: {share:.2f} %\n"
-    )
+        for kind in arguments.kind:
+            measure(folder, kind, arguments.blocks)
 
 
 if __name__ == "__main__":

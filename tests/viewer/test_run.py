@@ -189,6 +189,16 @@ def test_without_an_encoder_there_are_no_batches(blend):
     assert browse(blend).get("/run/batch").status_code == 404
 
 
+def test_of_large_steps_the_first_samples_are_shown(blend):
+    client = browse(blend)
+    text = client.get("/run?batch_size=1000&world_size=64&step=41200&last=41210").text
+    assert len(keys(text)) == 11 * 90
+    assert text.count("The first 90 of 64,000 samples") == 11
+    text = client.get("/run?batch_size=4&world_size=2&step=7").text
+    assert len(keys(text)) == 8
+    assert "The first" not in text
+
+
 class Labels(DefaultTaskEncoder):
     def batch(self, samples):
         lengths = [np.arange(3 + n) for n, _ in enumerate(samples)]

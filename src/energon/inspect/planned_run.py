@@ -54,15 +54,24 @@ def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
     return sorted(found)
 
 
-def list_step(run: PlannedRun, step: int) -> list[Sighting]:
+def list_step(
+    run: PlannedRun, step: int, *, rank: int | None = None, most: int | None = None
+) -> list[Sighting]:
     """Return the samples of a step: of one batch for each rank.
+
+    Args:
+        run: The run.
+        step: Number of the step.
+        rank: Only the batch of this rank; None for all.
+        most: Maximum number of samples; None for all.
 
     Raises:
         ConfigError: If the run ends before it.
     """
     world_size = run.workers.world_size
     found: list[Sighting] = []
-    for batch in range(step * world_size, (step + 1) * world_size):
+    batches = range(step * world_size, (step + 1) * world_size)
+    for batch in batches if rank is None else batches[rank : rank + 1]:
         turn, lane = divmod(batch, run.lanes)
         turn -= run.first_turn
         if turn < 0:
@@ -71,7 +80,10 @@ def list_step(run: PlannedRun, step: int) -> list[Sighting]:
                 f"{run.first_turn * run.lanes // world_size}; "
                 "pass a state that was saved before that change"
             )
-        rows = run.plan.rows(lane, turn * run.batch_size, run.batch_size)
+        left = run.batch_size if most is None else min(run.batch_size, most - len(found))
+        if left <= 0:
+            break
+        rows = run.plan.rows(lane, turn * run.batch_size, left)
         triples = zip(*(column.tolist() for column in rows), strict=True)
         for position, (leaf, epoch, ordinal) in enumerate(triples):
             found.append(

@@ -88,21 +88,30 @@ class ShownRun:
     read_from: ReadFrom | None = None
     all_samples: Mapping[str, Source] = field(default_factory=dict)
 
-    def samples(self, first: int, count: int) -> list[tuple[int, list[tuple[Sighting, int]]]]:
+    def samples(
+        self, first: int, count: int, *, rank: int | None = None, most: int | None = None
+    ) -> list[tuple[int, list[tuple[Sighting, int]]]]:
         """Return the samples of some steps, with the numbers of their datasets in the split.
+
+        Args:
+            first: The first step.
+            count: How many steps.
+            rank: Only the batches of this rank; None for all.
+            most: Maximum number of samples of a step; None for all.
 
         Raises:
             ConfigError: If the run ends before.
         """
         numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [
-            (step, [(self._among_all(each), numbers[each.leaf]) for each in self._step(step)])
+            (step, [(self._among_all(each), numbers[each.leaf]) for each in found])
             for step in range(first, first + count)
+            for found in [self._step(step, rank, most)]
         ]
 
-    def _step(self, step: int) -> list[Sighting]:
+    def _step(self, step: int, rank: int | None, most: int | None) -> list[Sighting]:
         """Return the samples of a step; none if the run packs, as only its batches have them."""
-        return [] if self.packing_buffer_size else list_step(self.run, step)
+        return [] if self.packing_buffer_size else list_step(self.run, step, rank=rank, most=most)
 
     def _among_all(self, seen: Sighting) -> Sighting:
         """Return a sample with its number among all samples, where the run excludes some."""

@@ -64,6 +64,7 @@ class RunPages:
             "first": first,
             "steps": steps,
             "is_cut": asked > steps,
+            "most": MAX_SAMPLES // steps,
             "saved": self.saved,
             "encoder": self.encoder is not None,
             "fields": self._fields(request),
@@ -82,7 +83,8 @@ class RunPages:
                 "run": run,
                 "position": run.position,
                 "found": [
-                    (step, self._seen(run, seen)) for step, seen in run.samples(first, steps)
+                    (step, self._seen(run, seen))
+                    for step, seen in run.samples(first, steps, most=MAX_SAMPLES // steps)
                 ],
                 "plot": _shares(run.about),
             }
@@ -101,8 +103,8 @@ class RunPages:
         try:
             run = self._run(request)
             shown = self.encoded_run(run).batch(step, rank)
-            ((_, seen),) = run.samples(step, 1)
-            before = self._seen(run, [each for each in seen if each[0].moment.rank == rank])
+            ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_SAMPLES)
+            before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
         except Exception as error:  # hooks are programs of the user
             problem = f"{type(error).__name__}: {error}"
@@ -150,11 +152,11 @@ class RunPages:
         return EncodedRun(split.path, split.name, run, self.encoder, site.allow, site.tokenizer)
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:
-        """Return the cards of samples of a step, up to as many as a page can show."""
+        """Return the cards of samples of a step."""
         cards = []
         shown = self.site.shown
         notes = {leaf: self.site.said(shown.leaf(run.split, leaf)) for _, leaf in seen}
-        for each, number in seen[:MAX_SAMPLES]:
+        for each, number in seen:
             leaf = shown.leaf(run.split, number)
             sample = leaf.sample(each.ordinal)
             said = notes[number].get((sample.where.shard, sample.where.key))
