@@ -111,7 +111,7 @@ def test_joined_samples_resume_and_are_made_again(folder):
     ("settings", "kind", "message"),
     [
         ({"nonmatch": "error"}, ConfigError, "s6"),
-        ({"joiner": TextSample.text}, ConfigError, "give a function"),
+        ({"joiner": TextSample.text}, ConfigError, "expected a function"),
         ({"joiner": int}, ConfigError, "from_joined"),
         ({"subset": (20, 30)}, (ConfigError, EmptyDatasetError), "9"),
     ],
