@@ -105,6 +105,21 @@ def test_no_name_of_a_class_means_two_things():
     assert set(twice) == set(FORCED), twice
 
 
+MANY = {"command", "main"}
+"""Functions of many modules: those of commands, and those that programs begin with."""
+
+
+def test_no_name_of_a_function_means_two_things():
+    found = defaultdict(set)
+    for path, text in modules():
+        if not path.startswith(("compat/", "webdataset/")):
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    found[node.name].add(path)
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert set(twice) == MANY, twice
+
+
 def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them():
     core, everything = definitions(("compat/",)), definitions()
     twice = {

@@ -150,7 +150,7 @@ def check_document(size: int, origin: str) -> None:
         )
 
 
-def read_document(path: str | os.PathLike[str]) -> bytes:
+def read_local_document(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a local file, of which no more is read than a document may have.
 
     Raises:

@@ -12,7 +12,7 @@ from rich.console import Console
 from energon.errors import ConfigError
 from energon.prepare.assistant.fields import (
     check_field,
-    describe,
+    describe_value,
     first_samples,
     known_ways,
     loader_template,
@@ -66,8 +66,8 @@ def test_nothing_printable_moves_the_cursor(text):
 
 @pytest.mark.parametrize("value", ["x" * 999, b"\x00" * 999, list(range(999)), np.zeros((2, 3))])
 def test_a_description_is_one_short_line(value):
-    assert len(describe(value)) <= 200
-    assert "\n" not in describe(value)
+    assert len(describe_value(value)) <= 200
+    assert "\n" not in describe_value(value)
 
 
 @pytest.mark.parametrize("shape", [(1, 900, 3), (900, 1, 3), (2, 2, 3), (500, 400, 3)])

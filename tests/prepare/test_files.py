@@ -10,7 +10,7 @@ from energon.formats.tar.writer import END, encode_header
 from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.files import clear_leftovers, list_files, stage_files, write_files
+from energon.prepare.files import clear_leftovers, list_dataset_files, stage_files, write_files
 from energon.prepare.verify.verify import verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
@@ -71,7 +71,7 @@ def test_files_are_listed_through_links_and_without_indexes(tmp_path):
     (tmp_path / "other/d.tar").touch()
     (tmp_path / "ds/link").symlink_to(tmp_path / "other")
     (tmp_path / "ds/b/loop").symlink_to(tmp_path / "ds")
-    assert list_files(tmp_path / "ds") == ["a.tar", "b/c.tar", "link/d.tar"]
+    assert list_dataset_files(tmp_path / "ds") == ["a.tar", "b/c.tar", "link/d.tar"]
 
 
 def test_what_killed_runs_have_left_is_cleared_away(tmp_path):

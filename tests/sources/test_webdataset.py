@@ -24,7 +24,7 @@ from energon.errors import (
 )
 from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.crude import note_sources
+from energon.samples.crude import record_sources
 from energon.sources.extents import MAX_SPAN_BYTES
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
@@ -69,7 +69,7 @@ def check_late(source, ordinals):
     late = read_lazily(source, ordinals)
     restore_keys = [(0, 0, ordinal) for ordinal in ordinals]
     samples = read(source, ordinals, restore_keys=restore_keys)
-    note_sources("ds", samples)
+    record_sources("ds", samples)
     assert late == samples
 
 

@@ -13,8 +13,8 @@ from energon.cli.options import (
     ADDRESS,
     allow_option,
     explaining,
-    folder_of,
     indexing_options,
+    local_folder,
     open_indexing,
     refuse_options,
     show_size,
@@ -89,7 +89,7 @@ def command(
     if upkeep is not None:
         prepare_file(context, path, upkeep, as_json=as_json)
         return
-    with explaining(path), folder_of(path, **indexing) as folder:
+    with explaining(path), local_folder(path, **indexing) as folder:
         if folder != path:
             indexing["reindex"] = False  # everything has been read again, to fill the folder
         with open_indexing(sqlite=not no_sqlite, **indexing) as how:

@@ -206,7 +206,7 @@ def check_engine(path: EPath, engine: Engine) -> None:
 
 
 @contextmanager
-def folder_of(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) -> Iterator[Path]:
+def local_folder(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) -> Iterator[Path]:
     """Yield the folder of a dataset: its own, or a local one that stands for a remote one.
 
     Changes in the latter are uploaded at the end, unless there was an error. Its shards are

@@ -15,8 +15,8 @@ from energon.cli.index import prepare_file
 from energon.cli.options import (
     ADDRESS,
     allow_option,
-    folder_of,
     indexing_options,
+    local_folder,
     open_indexing,
     options_object,
     refuse_options,
@@ -28,7 +28,7 @@ from energon.cli.prepare_choices import (
     decide,
     says_yes,
 )
-from energon.cli.prepare_media import MediaOptions, report_json, show_report
+from energon.cli.prepare_media import MediaOptions, report_json, show_media_report
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
@@ -115,7 +115,7 @@ def command(
     if isinstance(path, Path):
         info, report = preparation.run(path, **indexing)
     else:
-        with folder_of(path, exclude=options.exclude, **indexing) as folder:
+        with local_folder(path, exclude=options.exclude, **indexing) as folder:
             # All shards have been read, to fill the folder.
             info, _ = preparation.run(folder, **{**indexing, "reindex": False})
         report = None if chosen is None else _prepare_remote_media(path, chosen, **indexing)
@@ -190,7 +190,7 @@ def _warn_of_datasets_in(source: AnyPath) -> None:
 def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:
     media = {} if report is None else {"media": report_json(report)}
     if report is not None and not as_json:
-        show_report(report)
+        show_media_report(report)
     show_size(info, path, as_json=as_json, **media)
     if not as_json and not is_quiet():
         echo("Done")  # scripts wait for it

@@ -80,7 +80,7 @@ def report_json(report: MediaReport) -> dict[str, Any]:
     }
 
 
-def show_report(report: MediaReport) -> None:
+def show_media_report(report: MediaReport) -> None:
     """Print how many files have metadata now, and which failed."""
     echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
     show_failures(report)

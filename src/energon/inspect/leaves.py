@@ -61,7 +61,7 @@ def find_leaves(
     if not is_remote(address):
         address = os.path.abspath(local_path(address))
     found = FoundLeaves(dataset_kind(address))
-    names = split_names(address, found.kind, split_config, allow)
+    names = splits_at(address, found.kind, split_config, allow)
     for requested in splits or names:
         name = find_split(requested, names)
         if name is None:
@@ -88,7 +88,7 @@ def find_leaves(
     return found
 
 
-def split_names(
+def splits_at(
     address: str, kind: str, split_config: str | None = None, allow: Collection[str] = ()
 ) -> list[str]:
     """Return the splits of a dataset or metadataset."""

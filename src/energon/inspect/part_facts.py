@@ -50,7 +50,7 @@ def part_kind(extension: str) -> PartKind:
     return "arrays" if extension in ARRAYS else "bytes"
 
 
-def extension_of(name: str, file: BrowsedFile | None = None) -> str:
+def part_extension(name: str, file: BrowsedFile | None = None) -> str:
     """Return the extension of a part; if it is unknown, the type that its first bytes suggest."""
     extension = name.lower().removesuffix(".gz").rpartition(".")[2]
     if part_kind(extension) == "bytes" and file is not None and file.size:
@@ -68,7 +68,7 @@ def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
         DecodeError: If the part is damaged.
         MissingExtraError: If it is audio or video, and PyAV is not installed.
     """
-    kind = part_kind(extension_of(name, file))
+    kind = part_kind(part_extension(name, file))
     if name.lower().endswith(".gz"):
         return {}
     if kind == "image":
@@ -79,12 +79,12 @@ def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
     if kind == "text" and file.size <= MAX_MEASURED_TEXT:
         return {"length": len(file.read().decode("utf-8", "replace"))}
     if name.lower().endswith("npy"):
-        shape, _ = array_header(file)
+        shape, _ = npy_header(file)
         return {"length": shape[0]} if shape else {}
     return {}
 
 
-def array_header(file: BrowsedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def npy_header(file: BrowsedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the array in an `npy` file, without reading its values.
 
     Raises:

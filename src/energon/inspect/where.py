@@ -19,7 +19,7 @@ from typing import Any
 
 from energon.decode.documents import decode_json
 from energon.errors import ConfigError, DecodeError, EnergonError
-from energon.inspect.part_facts import FACTS, PartKind, extension_of, part_facts, part_kind
+from energon.inspect.part_facts import FACTS, PartKind, part_extension, part_facts, part_kind
 from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
@@ -108,7 +108,7 @@ def _fulfils(
             continue
         if size is not None and end == len(steps) - 1:
             return compare(files[name].size, size)
-        if part_kind(extension_of(name, files[name])) in FACTS:
+        if part_kind(part_extension(name, files[name])) in FACTS:
             return _compare_fact(name, files[name], steps[end:], compare, expected)
         return _compare_field(files[name], steps[end:], compare, expected)
     return False
@@ -121,7 +121,7 @@ def _compare_fact(
     compare: Callable[[Any, Any], bool],
     expected: str,
 ) -> bool:
-    kind, fact = part_kind(extension_of(name, file)), ".".join(path)
+    kind, fact = part_kind(part_extension(name, file)), ".".join(path)
     if kind == "text" and fact == "text":
         said = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
         return _compare(said, compare, expected)

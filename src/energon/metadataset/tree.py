@@ -169,7 +169,7 @@ def map_leaves(tree: Tree, change: Callable[[Leaf], Leaf]) -> Tree:
             return replace(tree, entries=tuple(changed))
 
 
-def sources_of(tree: Tree) -> tuple[tuple[int, ...], ...]:
+def source_leaves(tree: Tree) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of the leaves of each source."""
     sizes = [sum(1 for _ in leaves_of(source)) for source in _sources(tree)]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
@@ -218,7 +218,7 @@ def leaf_list(tree: Tree, *, training: bool) -> LeafList:
     elif isinstance(tree, LineTree):
         mode = BlendMode.SAMPLE_REPETITIONS
     unit = tree.unit if isinstance(tree, BlendTree) else None
-    return LeafList(leaves, mode, sources_of(tree), mix_of(tree), unit)
+    return LeafList(leaves, mode, source_leaves(tree), mix_of(tree), unit)
 
 
 def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
@@ -227,7 +227,7 @@ def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
     shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
     if shares is None and not mix.is_derived:
         raise ConfigError(f"{tree.place}: all weights of the blend are 0 at the beginning")
-    for number, source in enumerate(sources_of(tree)):
+    for number, source in enumerate(source_leaves(tree)):
         for leaf in source:
             share = None if shares is None else shares[number]
             yield replace(leaves[leaf], weight=share)

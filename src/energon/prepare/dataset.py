@@ -201,7 +201,7 @@ def prepare_dataset(
     check_excluded(dataset, request, present_split(dataset), found)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
-    with locked(dataset, indexing) as held:
+    with dataset_locked(dataset, indexing) as held:
 
         def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
             yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
@@ -227,7 +227,7 @@ def _check_yaml_name(name: str) -> None:
 
 
 @contextmanager
-def locked(dataset: Path, indexing: Indexing) -> Iterator[Indexing]:
+def dataset_locked(dataset: Path, indexing: Indexing) -> Iterator[Indexing]:
     """Hold the lock of a dataset, and yield the settings for its holder."""
     if indexing.is_locked:
         yield indexing
@@ -367,5 +367,5 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
     """
     dataset = Path(local_path(path))
     load_info(dataset)  # raises before a lock is left in a folder that is not a dataset
-    with locked(dataset, indexing) as held:
+    with dataset_locked(dataset, indexing) as held:
         return index_dataset(dataset, list(load_info(dataset).shard_counts), held)

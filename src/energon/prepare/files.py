@@ -43,7 +43,7 @@ class FileState(NamedTuple):
     mtime_ns: int
 
 
-def list_files(dataset: Path) -> list[str]:
+def list_dataset_files(dataset: Path) -> list[str]:
     """Return the paths of all files below a folder, relative to it, sorted.
 
     Links are followed; `.nv-meta` folders are skipped. A folder that can be reached in several

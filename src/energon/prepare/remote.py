@@ -39,7 +39,7 @@ from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
-from energon.limits import read_document
+from energon.limits import read_local_document
 from energon.metadataset.kind import advice, explain_missing
 from energon.prepare.dataset import without_shards
 from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
@@ -277,7 +277,7 @@ class Mirror:
 
     def _known_versions(self) -> dict[str, str]:
         try:
-            known = parse_json(read_document(self._notes), origin=str(self._notes))
+            known = parse_json(read_local_document(self._notes), origin=str(self._notes))
         except (FileNotFoundError, FormatError):
             return {}
         if not isinstance(known, dict):

@@ -77,7 +77,7 @@ class Repair(NamedTuple):
     """Shards that are no longer part of the dataset."""
 
 
-def check_depth(depth: str) -> None:
+def check_verify_depth(depth: str) -> None:
     """Raise ConfigError if there is no such depth."""
     if depth not in DEPTHS:
         raise ConfigError(f"depth {depth!r}: expected one of {', '.join(DEPTHS)}")

@@ -229,7 +229,7 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
     return (known_source(dataset_path, key, restore_key, shard, tuple(raw)),)
 
 
-def note_sources(dataset_path: str, samples: Sequence[dict[str, Any]]) -> None:
+def record_sources(dataset_path: str, samples: Sequence[dict[str, Any]]) -> None:
     """Attach its source to each of some samples that were just read."""
     known = map(itemgetter("__key__", "__restore_key__", "__shard__"), samples)
     for sample, (key, restore_key, shard) in zip(samples, known, strict=True):

@@ -15,7 +15,7 @@ from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.permutation import shared
 from energon.plan.rows import Rows
-from energon.samples.crude import SourceInfo, note_sources
+from energon.samples.crude import SourceInfo, record_sources
 from energon.sources.kinds import Source
 from energon.sources.read_ahead import PlannedReadAhead
 from energon.stages.blocks import LazyLeafRows, LazyRows, RowsAtOnce
@@ -54,14 +54,14 @@ class LeafReader:
         subflavors: The `__subflavors__` of each leaf's samples.
         window_rows: Within how many rows of a stream all samples of a slice occur, for read-ahead
             from remote stores.
-        noted: For each leaf, the dataset that `__sources__` names; None to record none. Empty if
-            none is recorded for any leaf.
+        source_paths: For each leaf, the dataset that `__sources__` names; None to record none.
+            Empty to record none for any leaf.
     """
 
     sources: tuple[Source, ...]
     subflavors: tuple[Mapping[str, Any], ...]
     window_rows: int = 0
-    noted: tuple[str | None, ...] = ()
+    source_paths: tuple[str | None, ...] = ()
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -124,9 +124,9 @@ class LeafReader:
         samples = self.sources[leaf].read(
             rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
         )
-        dataset_path = self._noted(leaf)
+        dataset_path = self._source_path(leaf)
         if dataset_path is not None:
-            note_sources(dataset_path, samples)
+            record_sources(dataset_path, samples)
         return samples
 
     def _read_leaf_lazily(self, leaf: int, rows: Rows) -> LazyRows:
@@ -135,11 +135,11 @@ class LeafReader:
             return RowsAtOnce(self._read_leaf(leaf, rows))
         keys = LazyKeys(leaf, rows.epoch, rows.ordinal)
         lazy = source.read_lazily(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
-        dataset_path = self._noted(leaf)
+        dataset_path = self._source_path(leaf)
         return lazy if dataset_path is None else lazy.with_sources(dataset_path)
 
-    def _noted(self, leaf: int) -> str | None:
-        return self.noted[leaf] if self.noted else None
+    def _source_path(self, leaf: int) -> str | None:
+        return self.source_paths[leaf] if self.source_paths else None
 
 
 def _leaves_of(rows: Rows) -> list[int]:

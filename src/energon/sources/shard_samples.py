@@ -124,8 +124,8 @@ class _LazyRows:
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
-        noted = self.dataset_path is not None
-        build = _row_builder(self.parts, self.values, self.names, "()", noted=noted)
+        with_sources = self.dataset_path is not None
+        build = _row_builder(self.parts, self.values, self.names, "()", with_sources=with_sources)
         rows: Iterator[CrudeSample] = build(*self._columns(start, stop), self.dataset_path)
         return rows
 
@@ -196,13 +196,13 @@ def _row_builder(
     names: tuple[str, ...],
     brackets: str = "[]",
     *,
-    noted: bool = False,
+    with_sources: bool = False,
 ) -> Callable[..., Any]:
     """Compile a function of columns that returns a dict per row, in a list or a generator.
 
     Names of parts come from data, so they appear in the source as string literals only. With
-    `noted`, each row records its origin: the function then takes the dataset, too. Doing it here
-    takes a third of the time of doing it later, one sample after the other.
+    `with_sources`, each row records its origin: the function then takes the dataset, too. Doing it
+    here takes a third of the time of doing it later, one sample after the other.
 
     Args:
         parts: The names of the parts that each sample has.
@@ -210,12 +210,12 @@ def _row_builder(
         names: What that calls the columns behind those in `META`. A name may be a tuple of names,
             for a column of tuples.
         brackets: Of a list or of a generator.
-        noted: Whether each row records its origin.
+        with_sources: Whether each row records its origin.
     """
     meta = tuple(f"m{index}" for index in range(len(META)))
     keys, given = (*META, *parts), (*meta, *values)
     more = ""
-    if noted:
+    if with_sources:
         keys, given = (*keys, "__sources__"), (*given, "(source,)")
         key, shard, restore_key, _ = meta
         known = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"

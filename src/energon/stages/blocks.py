@@ -25,7 +25,7 @@ import numpy as np
 
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import note_sources
+from energon.samples.crude import record_sources
 from energon.stages.lane import Lane
 
 MAX_PLANNED_ROWS = 4096
@@ -105,7 +105,7 @@ class RowsAtOnce(ReleasedRows):
 
     def with_sources(self, dataset_path: str) -> RowsAtOnce:
         """Store the origin of each sample in it."""
-        note_sources(dataset_path, self.samples)
+        record_sources(dataset_path, self.samples)
         return self
 
 

@@ -279,15 +279,15 @@ def _check_signature(cooker: Cooker[Any], names: list[str], dataset: str) -> Non
         ) from error
 
 
-def note_sources(cooked: Any, crude: Any) -> Any:
+def add_sources(cooked: Any, crude: Any) -> Any:
     """Return a cooked sample, with all files read from stores among its sources.
 
     Cookers copy the sources of the crude sample before or after reading from stores, depending on
     the order of a constructor's arguments.
     """
     if type(cooked) is GeneratorType:
-        return (note_sources(each, crude) for each in cooked)
-    noted, all_of_them = get_source_info(cooked), get_source_info(crude)
-    if noted and all_of_them and all_of_them[: len(noted)] == tuple(noted):
-        add_source_info(cooked, *all_of_them[len(noted) :])
+        return (add_sources(each, crude) for each in cooked)
+    own, all_of_them = get_source_info(cooked), get_source_info(crude)
+    if own and all_of_them and all_of_them[: len(own)] == tuple(own):
+        add_source_info(cooked, *all_of_them[len(own) :])
     return cooked

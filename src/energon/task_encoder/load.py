@@ -21,9 +21,9 @@ from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
     Cooker,
     CookerArguments,
+    add_sources,
     cooker_arguments,
     find_cooker,
-    note_sources,
 )
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.user_dataset import CodeFields
@@ -164,7 +164,9 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         return (hooks.make("load_sample", leaf.load),)
     decoder = decoder_for(leaf, encoder)
     if leaf.sample_type is not None and leaf.field_map is not None:
-        load = LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder, noted=True)
+        load = LoadSample(
+            leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder, has_sources=True
+        )
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
         return (hooks.make("decode", decoder),) if decoder is not None else ()
@@ -176,7 +178,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
         decoder=permitted(encoder.decoder, leaf.allow),
         dataset=leaf.name,
     )
-    crude = LoadCrude(leaf.dataset_path, decoder, noted=True)
+    crude = LoadCrude(leaf.dataset_path, decoder, has_sources=True)
     cook = CookSample(crude, encoder, cooker, arguments)
     marked = encoder._hook_method("cook_crude_sample").marked
     if hasattr(cooker.cook, "__stateless__"):
@@ -184,7 +186,7 @@ def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
     return (hooks.make("cook_crude_sample", cook, settings=marked),)
 
 
-def notes_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
+def needs_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
     """Return whether `load_hooks` relies on samples to carry their sources."""
     if leaf.join is not None or leaf.load is not None:
         return False
@@ -205,22 +207,22 @@ class LoadSample(Compiled):
         sample_type: Its type.
         field_map: Maps parts to its fields.
         decoder: Decodes the parts.
-        noted: Whether the reader has already recorded the source.
+        has_sources: Whether the reader has already recorded the source.
     """
 
     dataset_path: str
     sample_type: type
     field_map: FieldMap | CodeFields
     decoder: LoadFunction | None
-    noted: bool = False
+    has_sources: bool = False
 
     def compile(self) -> Callable[[CrudeSample], Any]:
         """Return a function that makes a sample from undecoded parts."""
-        path, decoder, noted = self.dataset_path, _with_limits(self.decoder), self.noted
+        path, decoder, has_sources = self.dataset_path, _with_limits(self.decoder), self.has_sources
         fields, kind = self.field_map, self.sample_type
         make = fields.maker(kind, decoder)
         if isinstance(fields, FieldMap) and isinstance(decoder, SampleDecoder):
-            entries = len(META) + noted
+            entries = len(META) + has_sources
             make = fields.decoding_maker(kind, decoder.of_part, entries=entries, make=make)
 
         def load(raw: CrudeSample) -> Any:
@@ -229,7 +231,7 @@ class LoadSample(Compiled):
                 raw["__key__"],
                 raw["__restore_key__"],
                 raw["__subflavors__"],
-                raw["__sources__"] if noted else sources_of(path, raw),
+                raw["__sources__"] if has_sources else sources_of(path, raw),
             )
 
         return load
@@ -269,12 +271,12 @@ class LoadCrude(Compiled):
     Args:
         dataset_path: The dataset.
         decoder: Decodes the parts.
-        noted: Whether the reader has already recorded the source.
+        has_sources: Whether the reader has already recorded the source.
     """
 
     dataset_path: str
     decoder: LoadFunction | None
-    noted: bool = False
+    has_sources: bool = False
 
     def compile(self, then: Callable[[Any], Any] | None = None) -> Callable[[CrudeSample], Any]:
         """Return a function that loads a sample.
@@ -282,12 +284,12 @@ class LoadCrude(Compiled):
         Args:
             then: Called with the sample, and its result returned; None returns the sample.
         """
-        path, decoder, noted = self.dataset_path, _with_limits(self.decoder), self.noted
-        if decoder is None and noted and then is not None:
+        path, decoder, has_sources = self.dataset_path, _with_limits(self.decoder), self.has_sources
+        if decoder is None and has_sources and then is not None:
             return then
 
         def load(raw: CrudeSample) -> Any:
-            sources = raw["__sources__"] if noted else sources_of(path, raw)
+            sources = raw["__sources__"] if has_sources else sources_of(path, raw)
             sample: CrudeSample = raw if decoder is None else decoder(raw)
             sample["__sources__"] = sources
             return sample if then is None else then(sample)
@@ -313,6 +315,6 @@ class CookSample(Compiled):
         def cook(sample: CrudeSample) -> Any:
             arguments = arguments_of(sample["__key__"])
             cooked = encoder.cook_crude_sample(sample, cooker, arguments)
-            return note_sources(cooked, sample) if arguments else cooked
+            return add_sources(cooked, sample) if arguments else cooked
 
         return self.load.compile(cook)

@@ -233,7 +233,7 @@ def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] 
         >>> [path.suffix for path in prepare_metadataset("joined.yaml")]
         ['.bin']
     """
-    paths = build_join_indexes(path, split_names(path, allow), allow=allow)
+    paths = build_join_indexes(path, metadataset_splits(path, allow), allow=allow)
     folder = Path(f"{os.path.abspath(path)}.cache")
     for stale in set(folder.glob(index_name("*"))) - set(paths):
         stale.unlink(missing_ok=True)
@@ -285,7 +285,7 @@ def build_join_indexes(
     return paths
 
 
-def split_names(path: DatasetPath, allow: Collection[str] = ()) -> list[str]:
+def metadataset_splits(path: DatasetPath, allow: Collection[str] = ()) -> list[str]:
     """Return the names of the splits of a metadataset, without those that are empty.
 
     Raises:

@@ -32,7 +32,7 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, load_hooks, notes_sources
+from energon.task_encoder.load import OpenLeaf, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -338,7 +338,9 @@ def make_reader(
         sources=tuple(leaf.source for leaf in opened),
         subflavors=tuple(leaf.subflavors for leaf in leaves),
         window_rows=window_rows,
-        noted=tuple(leaf.dataset_path if notes_sources(encoder, leaf) else None for leaf in leaves),
+        source_paths=tuple(
+            leaf.dataset_path if needs_sources(encoder, leaf) else None for leaf in leaves
+        ),
     )
 
 

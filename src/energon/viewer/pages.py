@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from energon.errors import EnergonError
-from energon.inspect.part_facts import PartKind, extension_of, part_kind
+from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.io.address import address_name
 from energon.messages import escape_text
 from energon.viewer.notes import Notes, SampleNote
@@ -163,7 +163,7 @@ _THUMBNAILS: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio":
 
 def _kind_of(part: ShownPart) -> PartKind:
     """Return how a part is shown; gzipped media are not unpacked, see `view_part`."""
-    kind = part_kind(extension_of(part.name, part.file))
+    kind = part_kind(part_extension(part.name, part.file))
     return "bytes" if kind in _THUMBNAILS and part.name.lower().endswith(".gz") else kind
 
 

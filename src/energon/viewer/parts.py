@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
-from energon.inspect.part_facts import PartKind, array_header, extension_of, part_kind
+from energon.inspect.part_facts import PartKind, npy_header, part_extension, part_kind
 from energon.messages import counted, escape_text
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
@@ -105,7 +105,7 @@ def view_part(
     """
     view = PartView("bytes", "")
     try:
-        view.extension = extension_of(name, file)
+        view.extension = part_extension(name, file)
         view.kind = part_kind(view.extension)
         packed = name.lower().endswith(".gz")
         if packed and view.kind not in ("text", "value", "arrays"):
@@ -139,14 +139,14 @@ def snippet(
 
     That is the first turn after the system prompt of a conversation, and the text of tokens.
     """
-    kind = part_kind(extension_of(name))
+    kind = part_kind(part_extension(name))
     if kind == "text" and not name.lower().endswith(".gz"):
         return _head(file, 4 * length).decode("utf-8", "replace")[:length]
     try:
         if file.size > MAX_TEXT_BYTES:
             if not name.lower().endswith("npy"):
                 return ""
-            shape, dtype = array_header(file)
+            shape, dtype = npy_header(file)
             return f"{' x '.join(map(str, shape))} {dtype}"
         value = SampleDecoder().decode(name, file.read())
     except (EnergonError, ValueError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from energon.inspect.part_facts import extension_of, part_kind
+from energon.inspect.part_facts import part_extension, part_kind
 
 MAX_PIECES = 200
 PLACEHOLDERS = ("<image>", "<|image|>", "<img>")
@@ -31,7 +31,7 @@ def image_parts(names: Sequence[str]) -> dict[str, int]:
     return {
         name: number
         for number, name in enumerate(names)
-        if part_kind(extension_of(name)) == "image"
+        if part_kind(part_extension(name)) == "image"
     }
 
 

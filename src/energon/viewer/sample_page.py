@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from energon.errors import EnergonError
-from energon.inspect.part_facts import extension_of, part_kind
+from energon.inspect.part_facts import part_extension, part_kind
 from energon.messages import counted
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer import images
@@ -142,7 +142,7 @@ class SamplePage:
             request,
             part.file,
             name=f"{sample.where.key.rpartition('/')[2]}.{part.name}",
-            extension=extension_of(part.name, part.file),
+            extension=part_extension(part.name, part.file),
             save="save" in request.query_params,
         )
 
@@ -154,7 +154,7 @@ class SamplePage:
         headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
         if is_fresh(request, tag):
             return Response(status_code=304, headers=headers)
-        kind = part_kind(extension_of(part.name, part.file))
+        kind = part_kind(part_extension(part.name, part.file))
         maker = _MAKERS.get((name, kind))
         if maker is None:
             raise HTTPException(404, f"parts of the kind {kind!r} have no such image")

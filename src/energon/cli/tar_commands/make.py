@@ -72,7 +72,7 @@ def create_command(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
     with progress_bar(progress, "packing", "samples") as advance:
-        count = write_all(options.counted(samples, advance), target)
+        count = write_all(options.reporting_progress(samples, advance), target)
     options.report(counted(count, "sample"))
 
 

@@ -74,7 +74,9 @@ def progress(function: F) -> F:
     )(function)
 
 
-def counted(items: Iterable[T], advance: Callable[[int, int | None], None]) -> Iterator[T]:
+def reporting_progress(
+    items: Iterable[T], advance: Callable[[int, int | None], None]
+) -> Iterator[T]:
     """Yield items, reporting progress now and then."""
     number = 0
     for number, item in enumerate(items, 1):

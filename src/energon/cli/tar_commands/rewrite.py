@@ -111,7 +111,7 @@ def cat_command(
     if how.rekey is not None:
         samples = streams.with_keys(samples, how.rekey)
     with progress_bar(progress, "joining", "samples") as advance:
-        count = write_all(options.counted(samples, advance), target)
+        count = write_all(options.reporting_progress(samples, advance), target)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
     options.report(f"{counted(count, 'sample')} of {total}{damaged}")
@@ -191,7 +191,7 @@ def split_command(
         _run_post(how.post, name, how.delete)
 
     with progress_bar(progress, "splitting", "samples") as advance:
-        written = write_all(options.counted(samples, advance), target, complete)
+        written = write_all(options.reporting_progress(samples, advance), target, complete)
     options.report(f"{counted(written, 'sample')} in {counted(len(made), 'shard')}")
 
 
@@ -278,7 +278,7 @@ def sort_command(
         value = sort.sort_value(how.by, how.kind)
     with progress_bar(progress, "sorting", "samples") as advance:
         ordered = sort.sorted_samples(
-            options.counted(samples, advance),
+            options.reporting_progress(samples, advance),
             value,
             reverse=how.reverse,
             memory_bytes=int(how.memory),

@@ -28,7 +28,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
-from energon.task_encoder.open_join import build_join_indexes, split_names
+from energon.task_encoder.open_join import build_join_indexes, metadataset_splits
 from energon.worker import WorkerConfig
 
 
@@ -80,7 +80,7 @@ class DatasetLoader:
         Raises:
             ConfigError: If this is a single dataset.
         """
-        return split_names(self.path, self.allow)
+        return metadataset_splits(self.path, self.allow)
 
     def get_datasets(
         self,

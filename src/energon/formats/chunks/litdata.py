@@ -15,11 +15,11 @@ from energon.errors import ConfigError, FormatError, MissingExtraError
 from energon.formats.chunks.records import (
     ChunkFile,
     decoded,
+    decompress,
     fields,
     image_list,
     pil_image,
     records,
-    unpack,
 )
 from energon.formats.json_text import parse_json
 
@@ -122,7 +122,7 @@ class LitDataFormat:
 
     def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
         """Return an item, decompressed if items are compressed one by one."""
-        return unpack(data, origin, self.index.compression) if self.index.compression else data
+        return decompress(data, origin, self.index.compression) if self.index.compression else data
 
     def row(
         self,
@@ -164,10 +164,10 @@ def litdata_items(
         yield from _of_frames(data, origin, compression or "zstd", start)
         return
     if compression and level in (None, "", "chunk"):
-        data = unpack(data, origin, compression)
+        data = decompress(data, origin, compression)
     for record in records(data, origin, start):
         if compression and level == "sample":
-            yield memoryview(unpack(record, origin, compression))
+            yield memoryview(decompress(record, origin, compression))
         else:
             yield record
 
@@ -188,7 +188,7 @@ def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Ite
     for first, count, offset, packed, size in frames:
         if first + count <= start:
             continue
-        content = memoryview(unpack(data[offset : offset + packed], origin, compression))
+        content = memoryview(decompress(data[offset : offset + packed], origin, compression))
         if first + count > num_items or edges[first + count] - edges[first] != size:
             raise FormatError(f"{origin}: has no items {first} to {first + count} of {size} bytes")
         if len(content) != size:

@@ -14,11 +14,11 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.chunks.records import (
     ChunkFile,
     decoded,
+    decompress,
     fields,
     image_list,
     pil_image,
     records,
-    unpack,
 )
 from energon.formats.json_text import parse_json
 
@@ -157,7 +157,7 @@ class MdsFormat:
         if not shard.compression:
             return records(data, origin, start)
         _check_hashes(shard, data, origin)
-        return records(unpack(data, origin, shard.compression), origin, start)
+        return records(decompress(data, origin, shard.compression), origin, start)
 
     def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
         """Return a record as it is: records are not compressed one by one."""

@@ -82,7 +82,7 @@ class ChunkFormat(Protocol):
         """
 
 
-def unpack(data: bytes | memoryview, origin: object, compression: str) -> bytes:
+def decompress(data: bytes | memoryview, origin: object, compression: str) -> bytes:
     """Decompress data.
 
     Raises:

@@ -20,7 +20,7 @@ from energon.allow import is_allowed, refusal
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
-from energon.limits import read_document
+from energon.limits import read_local_document
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
@@ -130,7 +130,7 @@ def read_if_present(path: Path) -> str | None:
     """
     try:
         # A path in a store knows how to do it.
-        read = getattr(path, "read_document", partial(read_document, path))
+        read = getattr(path, "read_document", partial(read_local_document, path))
         return decode_utf8(read(), origin=str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None

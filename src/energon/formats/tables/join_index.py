@@ -172,7 +172,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-def hash_keys(table: PartTable, indices: NDArray[np.int64]) -> Hashes:
+def key_hashes(table: PartTable, indices: NDArray[np.int64]) -> Hashes:
     """Return the hashes of the keys of some samples, with shape (samples, 2)."""
     data = np.frombuffer(table.key_bytes, np.uint8)
     if table.key_length is not None:

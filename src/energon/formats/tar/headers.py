@@ -284,7 +284,7 @@ class SplitNames(NamedTuple):
         return _number(letters.view(f"S{width}")[:, 0])
 
 
-def split_names(fields: Bytes) -> SplitNames:
+def split_name_fields(fields: Bytes) -> SplitNames:
     """Split name fields of tar headers, (M, 100) bytes with zeros behind each name."""
     used = np.flatnonzero(np.bitwise_or.reduce(fields, axis=0))
     width = int(used[-1]) + 1 if len(used) else 1

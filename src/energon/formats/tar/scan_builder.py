@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.formats.tar.headers import BLOCK, split_name, split_names
+from energon.formats.tar.headers import BLOCK, split_name, split_name_fields
 from energon.formats.tar.parser import Member, Run
 
 
@@ -103,7 +103,7 @@ class ScanBuilder:
         """Add the members of a run that begins at byte `start`, if there are any."""
         if not len(run.size):
             return
-        split = split_names(run.names)
+        split = split_name_fields(run.names)
         header_offset, offset, size = run.header_offset, run.offset, run.size
         if not split.valid.all():
             header_offset, offset, size = (c[split.valid] for c in (header_offset, offset, size))

@@ -17,7 +17,7 @@ from energon.messages import counted
 from energon.prepare.assistant.fields import (
     check_field,
     check_field_map,
-    describe,
+    describe_value,
     first_samples,
     is_required,
     known_ways,
@@ -332,7 +332,7 @@ class Assistant:
 
     def _show_values(self, values: Sequence[Any]) -> None:
         for value in values[:SHOWN_SAMPLES]:
-            self._say(f"  = {describe(value)}")
+            self._say(f"  = {describe_value(value)}")
 
     def _split_folders(self) -> list[str]:
         try:

@@ -315,17 +315,17 @@ def preview(value: Any) -> Any:
         return Text(printable(f"cannot be decoded: {value}"), style="red")
     if _is_rgb_image(value):
         height, width, _ = value.shape
-        return Group(Text(f"image, {width} by {height} pixels"), thumbnail(value))
-    return Text(describe(value))
+        return Group(Text(f"image, {width} by {height} pixels"), text_thumbnail(value))
+    return Text(describe_value(value))
 
 
-def describe(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return one line about a value.
 
     Example:
-        >>> describe({"caption": "a cat", "boxes": [[1, 2, 3, 4]]})
+        >>> describe_value({"caption": "a cat", "boxes": [[1, 2, 3, 4]]})
         'json {"caption": "a cat", "boxes": [[1, 2, 3, 4]]}'
-        >>> describe(b"12345")
+        >>> describe_value(b"12345")
         "5 bytes that begin with b'12345'"
     """
     if isinstance(value, str):
@@ -343,7 +343,7 @@ def describe(value: Any) -> str:
     return _shortened(printable(repr(value)))
 
 
-def thumbnail(image: NDArray[np.uint8]) -> Text:
+def text_thumbnail(image: NDArray[np.uint8]) -> Text:
     """Return an image (H, W, 3) in half blocks, two pixels per character height."""
     from PIL import Image
     from rich.color import Color

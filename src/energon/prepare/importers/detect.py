@@ -20,8 +20,8 @@ from energon.prepare.importers.row import PackSource, RowRules
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
     FileSelection,
+    has_wildcards,
     is_about_data,
-    is_pattern,
     select,
     split_datasets,
 )
@@ -202,7 +202,7 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
 
 def _kind_of_library(address: str) -> SourceKind | None:
     """Return which library wrote what is at an address; None if unknown."""
-    if address.startswith(HUGGING_FACE) and not is_pattern(address):
+    if address.startswith(HUGGING_FACE) and not has_wildcards(address):
         return "huggingface"
     path = any_path(address)
     if path.is_file():

@@ -48,7 +48,7 @@ def shuffled(
     hashes, starts = array("Q"), array("Q", [0])
     with tempfile.TemporaryFile(dir=folder, prefix=".shuffle.") as file:
         for sample in samples:
-            hashes.append(hash_key(sample["__key__"], purpose))
+            hashes.append(keyed_hash(sample["__key__"], purpose))
             pickle.dump(dict(sample), file, pickle.HIGHEST_PROTOCOL)
             starts.append(file.tell())
         for place in np.argsort(np.array(hashes, np.uint64), kind="stable").tolist():
@@ -64,7 +64,7 @@ _PURPOSE = b"energon split"
 _RANGE = 1 << 64
 
 
-def hash_key(key: str, purpose: bytes = _PURPOSE) -> int:
+def keyed_hash(key: str, purpose: bytes = _PURPOSE) -> int:
     """Return a number below 2^64 for a key."""
     data = key.encode("utf-8", "surrogateescape")
     return int.from_bytes(blake2b(data, digest_size=8, key=purpose).digest(), "big")
@@ -104,14 +104,14 @@ class SplitDraw:
 
     def number(self, key: str, row: Row) -> float:
         """Return the number of a sample, from 0 up to but not including 1."""
-        hashed = hash_key(key)
+        hashed = keyed_hash(key)
         if self.strata is None:
             return (hashed >> 11) / (1 << 53)
         name = stratum_of(row, self.column)
         hashes = self.strata[name]
         rank = int(np.searchsorted(hashes, np.uint64(hashed)))
         # Strata that are too small for all splits give their samples to different ones.
-        phase = (hash_key(name) >> 11) / (1 << 53)
+        phase = (keyed_hash(name) >> 11) / (1 << 53)
         return min((rank + phase) / len(hashes), 1 - 2**-53)
 
 
@@ -165,7 +165,7 @@ def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
     hashes: dict[str, array[int]] = {}
 
     def note(key: str, row: Row) -> bool:
-        hashes.setdefault(stratum_of(row, column), array("Q")).append(hash_key(key))
+        hashes.setdefault(stratum_of(row, column), array("Q")).append(keyed_hash(key))
         return False
 
     for split in source.split_names():

@@ -23,7 +23,7 @@ from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
 from energon.metadataset.kind import explain_missing, refuse_metadata
-from energon.prepare.files import list_files
+from energon.prepare.files import list_dataset_files
 
 BUFFER_BYTES = 1 << 20
 
@@ -187,7 +187,7 @@ def names_below(folder: AnyPath) -> list[str]:
         StorageError: If the place cannot list its contents, as web servers cannot.
     """
     if not isinstance(folder, EPath):
-        return list_files(folder)
+        return list_dataset_files(folder)
     names = [found.key for found in list_objects(folder) if found.key]
     if not names:
         raise DatasetNotFoundError(explain_missing(os.fspath(folder)))
@@ -215,7 +215,7 @@ def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
             f"{path}: is a folder; pack one folder at a time, or several files, e.g. "
             "'data/*.parquet'"
         )
-    if not is_pattern(address):
+    if not has_wildcards(address):
         raise DatasetNotFoundError(explain_missing(address))
     found = _matching(address)
     if not found:
@@ -223,7 +223,7 @@ def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
     return [*found]
 
 
-def is_pattern(address: str) -> bool:
+def has_wildcards(address: str) -> bool:
     """Return whether an address has wildcards; in a URL, `?` begins the query."""
     return has_magic(address.replace("?", "") if is_remote(address) else address)
 
@@ -233,7 +233,7 @@ def _matching(pattern: str) -> list[AnyPath]:
         matches = sorted(glob(local_path(pattern), recursive=True))
         return [Path(match) for match in matches if os.path.isfile(match)]
     steps = pattern.split("/")
-    first = next(place for place, step in enumerate(steps) if is_pattern(f"x://{step}"))
+    first = next(place for place, step in enumerate(steps) if has_wildcards(f"x://{step}"))
     return sorted(EPath("/".join(steps[:first])).glob("/".join(steps[first:])))
 
 

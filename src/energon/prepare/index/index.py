@@ -25,7 +25,7 @@ from energon.io.range_file import RemoteFile, SkippingReader
 from energon.messages import counted
 from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import FileState, file_state, list_files, reporting, write_files
+from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
 from energon.prepare.index.checksums import RangeSums, with_checksums
 
 MAX_PENDING_BYTES = 16 << 20
@@ -277,7 +277,7 @@ def find_shards(dataset: Path) -> list[str]:
         DatasetNotFoundError: If there is no such folder, or no shard in it.
         ConfigError: If shards are compressed.
     """
-    files = list_files(dataset)
+    files = list_dataset_files(dataset)
     compressed = [name for name in files if name.endswith(COMPRESSED)]
     if compressed:
         target = dataset.resolve()

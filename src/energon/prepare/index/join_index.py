@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, hash_keys, write_join_index
+from energon.formats.tables.join_index import MISSING, key_hashes, write_join_index
 from energon.formats.tables.part_table import PartTable
 from energon.io.atomic import atomic_path
 
@@ -119,7 +119,7 @@ def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
 
     def read(open_block: Callable[[], KeyBlock]) -> Entries:
         block = open_block()
-        hashes = hash_keys(block.table, block.indices)
+        hashes = key_hashes(block.table, block.indices)
         return np.column_stack((hashes, block.ordinals.astype(np.uint64)))
 
     with ThreadPoolExecutor(num_threads, "energon-join") as threads:

@@ -24,7 +24,7 @@ from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.metadataset.kind import refuse_metadata
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import dataset_lock, file_state, list_files, reporting
+from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.media.probe import (
     MediaFilter,
@@ -280,7 +280,7 @@ def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
     try:
         shards = list(load_info(folder).shard_counts)
     except EnergonError:
-        names = [name for name in list_files(folder) if chosen.may_match(name)]
+        names = [name for name in list_dataset_files(folder) if chosen.may_match(name)]
         return False, names
     if not sqlite_path(folder).is_file():
         raise ConfigError(

@@ -38,7 +38,7 @@ from energon.prepare.index.jsonl import (
     prepare_jsonl,
     prepare_remote_jsonl,
 )
-from energon.prepare.upkeep import LOST, Repair, Report, check_depth
+from energon.prepare.upkeep import LOST, Repair, Report, check_verify_depth
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
 
 
@@ -99,7 +99,7 @@ UPKEEP = JsonlUpkeep()
 
 
 def _report(path: Path, depth: Depth) -> Report:
-    check_depth(depth)
+    check_verify_depth(depth)
     report = Report(str(path), depth, num_shards=1)
     report.num_samples, report.problems = verify_jsonl(path, depth)
     return report

@@ -12,7 +12,7 @@ from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.meta.split import excludes_any, load_split
 from energon.formats.tables.part_table_file import part_table_path
 from energon.io.address import local_path
-from energon.prepare.dataset import Indexing, index_dataset, locked
+from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.files import clear_leftovers, reporting
 from energon.prepare.index.index import IndexOptions, index_batch
 from energon.prepare.index.name_index import sqlite_path
@@ -53,7 +53,7 @@ def repair_dataset(
     if upkeep is not None:
         return upkeep.repair(str(dataset), depth)
     load_info(dataset)
-    with locked(dataset, indexing) as held:
+    with dataset_locked(dataset, indexing) as held:
         clear_leftovers(dataset, load_info(dataset).shard_counts)
         place = _LocalRepair(dataset, depth, held)
         return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)

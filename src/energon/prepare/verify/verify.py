@@ -25,10 +25,10 @@ from energon.io.address import local_path
 from energon.messages import counted
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import list_files
+from energon.prepare.files import list_dataset_files
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.upkeep import Report, check_depth, upkeep_of
+from energon.prepare.upkeep import Report, check_verify_depth, upkeep_of
 from energon.prepare.verify.duplicates import check_unique
 from energon.prepare.verify.shard import UNKNOWN_DATE, Depth, Problem, ShardReport, verify_batch
 
@@ -228,7 +228,7 @@ def check_dataset(
         compare: Returns the results for some shards, in order.
         open_table: Returns the table of a shard that has one, or whose headers could be read.
     """
-    check_depth(depth)
+    check_verify_depth(depth)
     report = Report(str(dataset), depth)
     try:
         info = load_info(dataset)
@@ -348,7 +348,9 @@ def _check_sqlite(
 
 def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None:
     known = set(shards)
-    new = [name for name in list_files(dataset) if name.endswith(".tar") and name not in known]
+    new = [
+        name for name in list_dataset_files(dataset) if name.endswith(".tar") and name not in known
+    ]
     if new:
         notes.append(
             f"{counted(len(new), 'shard is', 'shards are')} not in the dataset, e.g. {new[0]}; "

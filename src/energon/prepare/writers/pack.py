@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.meta.info import META, DatasetInfo
-from energon.prepare.dataset import Indexing, describe_samples, locked, prepare_dataset
-from energon.prepare.files import is_leftover, list_files, reporting, write_files
+from energon.prepare.dataset import Indexing, dataset_locked, describe_samples, prepare_dataset
+from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
 from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw, shuffled
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.importers.selection import fetched
@@ -168,7 +168,7 @@ def pack_dataset(
     _check_field_map(source, options, str(folder))
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, indexing) as held:
+    with dataset_locked(folder, indexing) as held:
         if not options.overwrite:
             _check(folder, text)  # what another process may have written in the meantime
         write_files([(folder / META / RECORD, text.encode())])
@@ -402,7 +402,7 @@ def _shards(folder: Path) -> list[str]:
     shards = folder / "shards"
     if not shards.is_dir():
         return []
-    return [f"shards/{name}" for name in list_files(shards) if name.endswith(".tar")]
+    return [f"shards/{name}" for name in list_dataset_files(shards) if name.endswith(".tar")]
 
 
 def _has_files(folder: Path) -> bool:

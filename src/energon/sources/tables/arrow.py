@@ -181,7 +181,7 @@ class ArrowSource(RowSource):
         return size / float(self.groups.ends[-1])
 
 
-def split_folders(folder: str) -> dict[str, str]:
+def saved_split_folders(folder: str) -> dict[str, str]:
     """Return the folder of each split, by its name; without splits, there is one called "".
 
     Raises:
@@ -230,7 +230,7 @@ def _is_name(name: Any) -> bool:
 
 def _split_files(folder: str, options: RowOptions, split_part: str) -> tuple[list[str], bool]:
     """Return the files of a split, and whether a ratio selects some of their rows."""
-    splits = split_folders(folder)
+    splits = saved_split_folders(folder)
     if "" in splits:
         return data_files(folder), True
     found = find_split(split_part, splits)
@@ -251,7 +251,7 @@ class ArrowKind(RowKind):
     source = ArrowSource
 
     def splits_of(self, address: str) -> Collection[str]:
-        return split_folders(address)
+        return saved_split_folders(address)
 
     def describe(
         self,
@@ -262,7 +262,7 @@ class ArrowKind(RowKind):
         parts: bool = True,
     ) -> dict[str, Any]:
         splits, size, schema = {}, 0, None
-        for name, folder in split_folders(address).items():
+        for name, folder in saved_split_folders(address).items():
             batches = ArrowBatches(folder, data_files(folder))
             count = int(batches.ends[-1])
             splits[name or "train"] = {

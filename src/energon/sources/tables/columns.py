@@ -48,7 +48,7 @@ def file_values(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[An
     return contents, paths
 
 
-def is_file(kind: pa.DataType) -> bool:
+def is_file_column(kind: pa.DataType) -> bool:
     """Return whether a column holds files as Hugging Face `datasets` writes them."""
     import pyarrow as pa
 
@@ -113,4 +113,4 @@ def _is_list_of_files(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and is_file(kind.value_type)
+    return is_list and is_file_column(kind.value_type)

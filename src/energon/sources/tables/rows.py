@@ -17,7 +17,7 @@ from energon.formats.meta.split import ratio_range
 from energon.formats.parquet import ParquetFooter
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
-from energon.samples.crude import PART_FILES, CrudeSample, find_part, note_sources
+from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
 from energon.sources.numbered import LazySource
@@ -26,7 +26,7 @@ from energon.sources.tables.columns import (
     class_names,
     column_values,
     file_values,
-    is_file,
+    is_file_column,
     plain_type,
 )
 from energon.sources.tables.row_kind import RowOptions, file_of_part
@@ -318,7 +318,7 @@ class RowSource(LazySource):
         values, paths = {}, {}
         for name in self.columns:
             column = table.column(name)
-            if is_file(column.type):
+            if is_file_column(column.type):
                 own, paths[name] = file_values(column, rows)
             else:
                 own = column_values(column, rows)
@@ -364,7 +364,7 @@ class _LateTableRows:
 
     def with_sources(self, dataset_path: str) -> _LateTableRows:
         """Record in the samples where they come from."""
-        note_sources(dataset_path, self.samples)
+        record_sources(dataset_path, self.samples)
         return self
 
 

@@ -36,7 +36,7 @@ from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import write_atomic
 from energon.io.file_lock import FileLock
-from energon.limits import read_document
+from energon.limits import read_local_document
 from energon.messages import warn_once
 from energon.webdataset.gopen import tell
 
@@ -262,7 +262,7 @@ class ShardCache:
     def _read_note(self, path: Path) -> dict[str, Any] | None:
         """Return the record of a file; empty for one placed by a user."""
         try:
-            note = parse_json(read_document(self._about(path)), origin="the note")
+            note = parse_json(read_local_document(self._about(path)), origin="the note")
         except FileNotFoundError:
             return None
         except (OSError, ValueError):

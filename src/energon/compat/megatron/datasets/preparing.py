@@ -22,7 +22,7 @@ from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path
 from energon.metadataset.kind import dataset_kind
-from energon.prepare.dataset import Indexing, index_dataset, locked
+from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards
 from energon.prepare.media.prepare import prepare_media, prepare_remote_media
@@ -126,7 +126,7 @@ class PreparesShards:
                     json.dumps(load(splits, origin=split_config)) if as_json else splits,
                 )
 
-        with locked(folder, indexing) as held:
+        with dataset_locked(folder, indexing) as held:
             index_dataset(folder, shards, held, documents)
         if chosen is not None:
             prepare_media(folder, chosen, engine=Engine(num_workers=workers))
