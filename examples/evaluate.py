@@ -53,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if world_size > 1:
         torch.distributed.init_process_group("gloo")
-    if not options.data.exists():
+    if rank == 0 and not options.data.exists():
         make_data(options.data)
+    if world_size > 1:
+        torch.distributed.barrier()
     names = sorted(path.name for path in options.data.iterdir())
     sets = [{"path": str(options.data / name), "weight": 1} for name in names]
     config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)

@@ -1,6 +1,7 @@
 """Train speech recognition: WAV files with transcripts, batches of similar length, CTC.
 
     python examples/train_asr.py DATA CHECKPOINT [--steps N] [--workers N]
+    torchrun --nproc-per-node 2 examples/train_asr.py DATA CHECKPOINT
 
 DATA is a prepared dataset of parts wav and txt; if it does not exist, a small one is created there,
 in which each letter is a tone. All batches have about the same number of frames: many short
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +40,8 @@ from energon.prepare.dataset import prepare_dataset
 RATE = 8000
 HOP = 200
 """Samples of a frame."""
+LANES = 4
+"""A run can continue on any number of ranks that divides this."""
 LETTERS = "abcdef"
 FRAMES_OF_A_BATCH = 960
 BUCKETS = (60, 120, 240)
@@ -119,11 +123,19 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
-    if not options.data.exists():
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo")
+    if rank == 0 and not options.data.exists():
         make_data(options.data)
+    if world_size > 1:
+        torch.distributed.barrier()
+    config = WorkerConfig(
+        rank=rank, world_size=world_size, num_workers=options.workers, lanes=LANES
+    )
     dataset = get_train_dataset(
         options.data,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.workers, lanes=4),
+        worker_config=config,
         batch_size=None,  # the group says
         task_encoder=SpeechEncoder(),
     )
@@ -136,22 +148,36 @@ def main(arguments: Sequence[str] | None = None) -> float:
             saved = torch.load(options.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["data"])
+            loader.restore_state_global(saved["data"])
             step = saved["step"]
         batches = iter(loader)
         while step < options.steps:
             batch = next(batches)
             loss = train_step(model, batch)
+            share_gradients(model, world_size)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            if step % 20 == 0:
+            if rank == 0 and step % 20 == 0:
                 shape = tuple(batch.frames.shape[:2])
                 click.echo(f"step {step}: {shape[0]} recordings of {shape[1]} frames")
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": loader.state_dict(), "step": step}, options.checkpoint)
-    click.echo(f"step {step}: loss {loss:.4f}")
+        data = loader.save_state_global(global_dst_rank=0)
+        if rank == 0:
+            content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**content, "data": data, "step": step}, options.checkpoint)
+    if rank == 0:
+        click.echo(f"step {step}: loss {loss:.4f}")
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
     return loss
+
+
+def share_gradients(model: Model, world_size: int) -> None:
+    """Replace the gradients by their mean over all ranks."""
+    for each in model.parameters() if world_size > 1 else ():
+        each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+        torch.distributed.all_reduce(each.grad)
+        each.grad /= world_size
 
 
 def train_step(model: Model, batch: Recordings) -> float:

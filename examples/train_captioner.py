@@ -1,6 +1,7 @@
 """Train a model that captions images, with random crops, padded captions and checkpoints.
 
     python examples/train_captioner.py DATA CHECKPOINT [--steps N] [--workers N]
+    torchrun --nproc-per-node 2 examples/train_captioner.py DATA CHECKPOINT
 
 DATA is a prepared dataset of images and captions; if it does not exist, a small one of colored
 shapes is created there. If CHECKPOINT exists, the run continues where it was saved, with any number
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +39,8 @@ from energon.prepare.dataset import prepare_dataset
 
 IMAGE_SIZE, CROPPED_SIZE = 20, 16
 BATCH_SIZE = 16
+LANES = 4
+"""A run can continue on any number of ranks that divides this."""
 BEGIN, END = 1, 2
 """Tokens beside bytes; 0 is padding."""
 COLORS = ("red", "green", "blue", "gold", "gray")
@@ -111,11 +115,19 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
-    if not options.data.exists():
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo")
+    if rank == 0 and not options.data.exists():
         make_data(options.data)
+    if world_size > 1:
+        torch.distributed.barrier()
+    config = WorkerConfig(
+        rank=rank, world_size=world_size, num_workers=options.workers, lanes=LANES
+    )
     dataset = get_train_dataset(
         options.data,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.workers, lanes=4),
+        worker_config=config,
         batch_size=BATCH_SIZE,
         task_encoder=CaptionEncoder(),
     )
@@ -128,20 +140,33 @@ def main(arguments: Sequence[str] | None = None) -> float:
             saved = torch.load(options.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["data"])
+            loader.restore_state_global(saved["data"])
             step = saved["step"]
         batches = iter(loader)
         while step < options.steps:
             batch = next(batches)
             loss = train_step(model, batch)
+            share_gradients(model, world_size)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": loader.state_dict(), "step": step}, options.checkpoint)
-        click.echo(f"step {step}: loss {loss:.4f}")
-        click.echo(f"a caption: {model.caption(next(batches).image[0])!r}")
+        data = loader.save_state_global(global_dst_rank=0)
+        if rank == 0:
+            content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**content, "data": data, "step": step}, options.checkpoint)
+            click.echo(f"step {step}: loss {loss:.4f}")
+            click.echo(f"a caption: {model.caption(next(batches).image[0])!r}")
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
     return loss
+
+
+def share_gradients(model: Model, world_size: int) -> None:
+    """Replace the gradients by their mean over all ranks."""
+    for each in model.parameters() if world_size > 1 else ():
+        each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+        torch.distributed.all_reduce(each.grad)
+        each.grad /= world_size
 
 
 def train_step(model: Model, batch: CaptionedBatch) -> float:

@@ -1,6 +1,7 @@
 """Train a vision-language model: questions in shards, videos in a folder, packed sequences.
 
     python examples/train_vlm.py DATA CHECKPOINT [--steps N] [--workers N]
+    torchrun --nproc-per-node 2 examples/train_vlm.py DATA CHECKPOINT
 
 DATA is a folder with the prepared dataset questions and the folder videos, whose files the
 questions name; if it does not exist, small ones are created there. Packing needs only the lengths
@@ -11,6 +12,7 @@ If CHECKPOINT exists, the run continues where it was saved, with any number of w
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +52,8 @@ FRAME, END, VOCABULARY = 256, 257, 258
 IGNORED = -100
 """The label of tokens that are not learned."""
 BATCH_SIZE = 2
+LANES = 4
+"""A run can continue on any number of ranks that divides this."""
 
 
 @edataclass
@@ -160,11 +164,19 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
-    if not options.data.exists():
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo")
+    if rank == 0 and not options.data.exists():
         make_data(options.data)
+    if world_size > 1:
+        torch.distributed.barrier()
+    config = WorkerConfig(
+        rank=rank, world_size=world_size, num_workers=options.workers, lanes=LANES
+    )
     dataset = get_train_dataset(
         questions(options.data),
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=options.workers, lanes=4),
+        worker_config=config,
         batch_size=BATCH_SIZE,
         packing_buffer_size=64,
         task_encoder=VideoEncoder(),
@@ -178,24 +190,30 @@ def main(arguments: Sequence[str] | None = None) -> float:
             saved = torch.load(options.checkpoint)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            loader.load_state_dict(saved["data"])
+            loader.restore_state_global(saved["data"])
             step = saved["step"]
         batches = iter(loader)
         while step < options.steps:
             batch = next(batches)
             loss = train_step(model, batch)
+            share_gradients(model, world_size)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            if step % 15 == 0:
+            if rank == 0 and step % 15 == 0:
                 used = (batch.labels != IGNORED).sum().item()
                 click.echo(
                     f"step {step}: {len(batch.__key__)} questions in {len(batch.tokens)} packs, "
                     f"{used} tokens learned"
                 )
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": loader.state_dict(), "step": step}, options.checkpoint)
-    click.echo(f"step {step}: loss {loss:.4f}")
+        data = loader.save_state_global(global_dst_rank=0)
+        if rank == 0:
+            content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**content, "data": data, "step": step}, options.checkpoint)
+    if rank == 0:
+        click.echo(f"step {step}: loss {loss:.4f}")
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
     return loss
 
 
@@ -203,6 +221,14 @@ def questions(data: Path) -> dict[str, object]:
     """Return what is trained on: the questions, and where the videos are that they name."""
     videos = f"filesystem://{data.resolve() / 'videos'}"
     return {"splits": {"train": {"path": str(data / "questions"), "aux": {"videos": videos}}}}
+
+
+def share_gradients(model: Model, world_size: int) -> None:
+    """Replace the gradients by their mean over all ranks."""
+    for each in model.parameters() if world_size > 1 else ():
+        each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+        torch.distributed.all_reduce(each.grad)
+        each.grad /= world_size
 
 
 def train_step(model: Model, batch: Packed) -> float:

@@ -16,6 +16,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def train(*arguments, ranks, program="pretrain_gpt.py"):
     """Run a program on some ranks, and return the number at the end of what it prints."""
+    return float(printed(*arguments, ranks=ranks, program=program).rpartition(" ")[2])
+
+
+def printed(*arguments, ranks, program):
+    """Run a program on some ranks, and return what the first one prints; the others are silent."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
@@ -31,7 +36,8 @@ def train(*arguments, ranks, program="pretrain_gpt.py"):
     ]
     outputs = [each.communicate(timeout=120)[0] for each in running]
     assert [each.returncode for each in running] == [0] * ranks
-    return float(outputs[0].rpartition(" ")[2])
+    assert not any(outputs[1:])
+    return outputs[0]
 
 
 @pytest.mark.slow  # six processes that import torch
