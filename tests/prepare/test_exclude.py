@@ -147,7 +147,7 @@ def test_a_folder_without_a_list_for_the_dataset_excludes_nothing(root, lists, c
     (lists / "ds.jsonl").rename(lists / "other.jsonl")
     samples = get_val_dataset(root, worker_config=INLINE, batch_size=None, exclude_from=lists)
     assert len(list(samples)) == 5
-    assert "has no ds.jsonl, so nothing is skipped" in caplog.text
+    assert "has no ds.jsonl, so no sample of that dataset is skipped" in caplog.text
 
 
 def test_lists_that_are_not_there_are_errors(root, lists):

@@ -46,7 +46,7 @@ def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPat
     name = quarantine_name(dataset)
     if (path / name).is_file():
         return [path / name]
-    log.info("exclude_from: %s has no %s, so nothing is skipped", path, name)
+    log.info("exclude_from: %s has no %s, so no sample of that dataset is skipped", path, name)
     return []
 
 
