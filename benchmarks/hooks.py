@@ -37,7 +37,7 @@ from energon import (
     stateless,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.crude import note_sources
+from energon.samples.crude import record_sources
 from energon.samples.sample import TextSample
 from energon.sources.files.store import FileStore
 from energon.sources.files.webdataset import WebdatasetFileStore
@@ -279,7 +279,7 @@ def batches_by_hand(
             members = [each.read(read, restore_keys=keys, subflavors={}) for each in sources]
             if scenario.has_sources:
                 for path, samples in zip(paths, members, strict=True):
-                    note_sources(str(path), samples)
+                    record_sources(str(path), samples)
             together = list(zip(*members, strict=True))
             for at in range(0, len(together), BATCH_SIZE):
                 batch = []
