@@ -200,7 +200,7 @@ def test_a_sample_of_merged_streams_is_restored_by_its_key():
         (lambda: BlendStage((numbers(1),), (0,)), "not all 0"),
         (lambda: BlendStage((numbers(1),), (-1,)), "at least 0"),
         (lambda: Repeat(numbers(1), 0), "above 0"),
-        (lambda: LimitStage(numbers(1), -1), "not -1"),
+        (lambda: LimitStage(numbers(1), -1), "got -1"),
         (lambda: ShuffleBuffer(numbers(1), 0), "at least 1, got 0"),
     ],
 )
