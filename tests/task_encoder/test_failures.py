@@ -218,6 +218,15 @@ def test_a_failing_batch_accuses_none_of_its_samples(root, tmp_path):
     assert list((tmp_path / "quarantine").iterdir()) == []
 
 
+def test_a_folder_of_something_else_is_no_quarantine(root, tmp_path, caplog):
+    (tmp_path / "quarantine").mkdir()
+    val(root, exclude_from=tmp_path / "quarantine")
+    assert caplog.messages == []
+    val(root, exclude_from=root)
+    (said,) = caplog.messages
+    assert said.startswith(f"exclude_from: {root} has no texts.jsonl, so no sample")
+
+
 def test_a_folder_that_is_not_there_is_no_quarantine(root, tmp_path):
     with pytest.raises(DatasetNotFoundError, match="exclude_from"):
         val(root, exclude_from=tmp_path / "nowhere")

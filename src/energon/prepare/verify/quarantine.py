@@ -19,6 +19,7 @@ from energon.formats.meta.braces import escape_braces
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
+from energon.messages import warn_once
 from energon.prepare.files import reporting
 from energon.stages.quarantine import quarantine_name
 
@@ -46,7 +47,13 @@ def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPat
     name = quarantine_name(dataset)
     if (path / name).is_file():
         return [path / name]
-    log.info("exclude_from: %s has no %s, so no sample of that dataset is skipped", path, name)
+    said = "exclude_from: %s has no %s, so no sample of that dataset is skipped"
+    names = os.listdir(path) if isinstance(path, Path) else []
+    # A dataset without failures has no file, but a folder of something else is a mistake.
+    if names and not any(each.endswith(Path(name).suffix) for each in names):
+        warn_once(log, f"exclude_from: {path}", said, path, name)
+    else:
+        log.info(said, path, name)
     return []
 
 
