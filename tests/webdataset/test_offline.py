@@ -92,7 +92,7 @@ def shards_in(folder):
 def augmented(tmp_path_factory):
     """The folder of the example, and what its shards become."""
     folder = tmp_path_factory.mktemp("augment")
-    assert example(folder, "local").communicate()[0].endswith("made 8, 0 were there\n")
+    assert example(folder, "local").communicate()[0].endswith("wrote 8 shards, 0 already existed\n")
     expected = [path.read_bytes() for path in shards_in(folder / "local")]
     assert len(expected) == 8
     return folder, expected
@@ -115,7 +115,7 @@ def test_the_example_goes_on_on_dask_where_it_was_killed(augmented):
     before = {path: path.stat().st_mtime_ns for path in shards_in(folder / "dask")}
     assert 3 <= len(before) < 8
     said = example(folder, "dask").communicate()[0]
-    assert said.endswith(f"made {8 - len(before)}, {len(before)} were there\n")
+    assert said.endswith(f"wrote {8 - len(before)} shards, {len(before)} already existed\n")
     assert all(path.stat().st_mtime_ns == made_at for path, made_at in before.items())
     assert [path.read_bytes() for path in shards_in(folder / "dask")] == expected
 
@@ -127,7 +127,7 @@ def test_the_example_goes_on_on_ray_where_another_engine_was(augmented):
     for path in shards_in(folder / "local")[:4]:
         (folder / "ray" / path.name).write_bytes(path.read_bytes())
     said = example(folder, "ray", stderr=subprocess.DEVNULL).communicate()[0]
-    assert said.endswith("made 4, 4 were there\n")
+    assert said.endswith("wrote 4 shards, 4 already existed\n")
     assert [path.read_bytes() for path in shards_in(folder / "ray")] == expected
 
 
