@@ -106,14 +106,16 @@ class RandomCropMapper(TransformMapper):
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Mapped:
         transform = self.transform
-        wanted = np.array(_pair(transform.size))
+        cropped_size = np.array(_pair(transform.size))
         left, top, right, bottom = _padding(transform.padding)
         if transform.pad_if_needed:
-            missing = np.maximum(0, wanted - dst_size - (top + bottom, left + right))
+            missing = np.maximum(0, cropped_size - dst_size - (top + bottom, left + right))
             top, bottom = top + missing[0], bottom + missing[0]
             left, right = left + missing[1], right + missing[1]
         padded = np.add(dst_size, (top + bottom, left + right))
-        row, column, height, width = transform.get_params(_image(padded), tuple(wanted.tolist()))
+        row, column, height, width = transform.get_params(
+            _image(padded), tuple(cropped_size.tolist())
+        )
         matrix = _move(left - column, top - row) @ matrix
         new = np.array((height, width))
         return matrix, new, ("RandomCrop", (column, row, height, width))
@@ -291,8 +293,8 @@ class MergeTransform:
 
     def _interpolation(self) -> str:
         """Return the best of the transforms' interpolations."""
-        wanted = [mapper.interpolation() for mapper in self._mappers]
-        names = [getattr(each, "value", each) for each in wanted if each is not None]
+        chosen = [mapper.interpolation() for mapper in self._mappers]
+        names = [getattr(each, "value", each) for each in chosen if each is not None]
         known = [name for name in names if name in _RANK]
         return max(known, key=_RANK.index) if known else _DEFAULT
 
