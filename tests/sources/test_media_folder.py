@@ -210,6 +210,7 @@ def test_the_commands_tell_about_them(folder):
     about = run("info", folder).output
     assert "samples: 60" in about
     assert "classes: 0 cat, 1 dog, 2 emu" in about
+    assert "`energon pack` writes them to tar shards" in about
     assert "label_name: 'cat'" in run("preview", folder, "--count", 1).output
     assert "60 samples" in run("plan", folder).output
     assert run("lint", folder, "--num-workers", 1).output == "60 samples: no problems\n"
@@ -224,7 +225,7 @@ def test_the_commands_tell_about_them(folder):
 def test_a_prepared_folder_lists_only_what_was_changed(folder, monkeypatch):
     for path in (folder, *folder.iterdir()):
         os.utime(path, ns=(0, time.time_ns() - 10**10))
-    assert run("prepare", folder).output == "Done. Found 60 samples.\n"
+    assert run("prepare", folder).stdout == "Done. Found 60 samples.\n"
     looked_into = []
     look = media_files._look_into
     monkeypatch.setattr(
@@ -265,7 +266,7 @@ def test_folders_in_stores_are_read_file_by_file(folder, distant):
         found = iter(dataset)
         batches.append([next(found)["jpg"].numpy().tobytes() for _ in range(20)])
     assert batches[0] == batches[1]
-    assert run("prepare", distant).output == "Done. Found 60 samples.\n"
+    assert run("prepare", distant).stdout == "Done. Found 60 samples.\n"
     assert len(MediaFolderSource(distant)) == N
 
 

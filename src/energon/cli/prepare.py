@@ -249,6 +249,8 @@ def _prepare_as_it_is(
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():
         echo(f"Done. Found {num_samples} samples.")
+        if kind.hint:
+            echo(f"Note: {kind.hint}", err=True)
 
 
 def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> DatasetInfo:

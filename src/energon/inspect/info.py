@@ -114,6 +114,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
     yield from _sizes("sample", about.get("sample_sizes", {}))
+    if "hint" in about:
+        yield f"- note: {about['hint']}"
 
 
 def _files(about: Mapping[str, Any]) -> Iterator[str]:
@@ -257,10 +259,12 @@ def describe(
     about = {"name": _name(address), "path": redact(address), "kind": kind}
     if kind == "metadataset":
         return {**about, **_described_metadataset(address, split_config, dataset_config, parts)}
-    found = kind_named(kind).describe(
+    entry = kind_named(kind)
+    found = entry.describe(
         address, split_config=split_config, dataset_config=dataset_config, parts=parts
     )
-    return {**about, **found}
+    hint = {"hint": entry.hint} if entry.hint else {}
+    return {**about, **found, **hint}
 
 
 def _name(address: str) -> str:

@@ -148,6 +148,7 @@ class DatasetKind:
         options: What a document may set under `read` for a dataset: names, which are then in
             `Leaf.read`, with values that `open` checks.
         prepares: Whether `prepare` does anything.
+        hint: What users who examine or prepare such a dataset should know; "" for nothing.
     """
 
     name: str
@@ -156,6 +157,7 @@ class DatasetKind:
     has_files = False
     options: tuple[str, ...] = ()
     prepares = False
+    hint = ""
 
     def prepare(self, address: str) -> int:
         """Check the dataset, write what makes opening it fast, and return its number of samples."""
