@@ -108,8 +108,9 @@ class BasicDataLoader:
         if again or (self._is_over() and not self._others_go_on):
             self._restart()
         self._others_go_on = False
-        loop = _Loop(self)
-        return shown_in_notebooks(loop) if "IPython" in sys.modules else loop
+        loop, ipython = _Loop(self), sys.modules.get("IPython")
+        in_notebook = ipython is not None and ipython.get_ipython() is not None
+        return shown_in_notebooks(loop) if in_notebook else loop
 
     def _repr_html_(self) -> str:
         """Return tables of its progress and of its dataset, for notebooks."""
