@@ -256,10 +256,12 @@ def test_a_run_of_limits_draws_each_epoch_exactly(folder, tree):
 def test_any_mix_resumes_on_any_topology(folder, tree, stop):
     document = {"splits": {"train": write(tree, folder)}}
     dataset = train(document)
-    whole = [*islice(iter(get_savable_loader(dataset)), ROUNDS * LANES)]
+    uninterrupted = get_savable_loader(dataset)
+    whole = [*islice(iter(uninterrupted), ROUNDS * LANES)]
     loader = get_savable_loader(dataset)
     assert [*islice(iter(loader), stop)] == whole[:stop]
     state = json.loads(json.dumps(loader.save_state_rank()))
+    next_pass = [*islice(iter(uninterrupted), ROUNDS * LANES)]
     # Ranks take turns until the first lane ends; behind that, some are through before others.
     ends = [dataset.num_batches(lane, LANES) for lane in range(LANES)]
     turns = LANES * min([ROUNDS, *(end for end in ends if end is not None)])
@@ -274,8 +276,8 @@ def test_any_mix_resumes_on_any_topology(folder, tree, stop):
             rest += batches
         assert [found[number] for number in range(stop, turns)] == whole[stop:turns]
         if len(whole) < ROUNDS * LANES:
-            # Behind the end of a pass, once a loop has come to it, the next one begins.
-            assert sorted(rest) == sorted(whole[stop:] if stop <= len(whole) else whole)
+            # Once a loop has come to the end of a pass, the next one begins.
+            assert sorted(rest) == sorted(whole[stop:] if stop <= len(whole) else next_pass)
 
 
 @given(blends(LIMITS))
