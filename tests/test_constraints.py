@@ -22,7 +22,7 @@ def test_pinned_versions_support_the_oldest_python():
             found = distribution(name)
         except PackageNotFoundError:  # of another system
             continue
-        needed = SpecifierSet(found.metadata["Requires-Python"] or "")
+        needed = SpecifierSet(found.metadata.get("Requires-Python") or "")
         if found.version == version and not needed.contains(oldest):
             too_new[f"{name}=={version}"] = str(needed)
     assert len(pins) > 100

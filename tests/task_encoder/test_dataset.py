@@ -123,7 +123,7 @@ def test_a_batch_that_kills_workers_ends_the_run_and_takes_no_blameless_sample_w
 
 
 def test_a_virtual_epoch_of_fewer_than_no_batches_is_refused(root):
-    with pytest.raises(ConfigError, match="not -1"):
+    with pytest.raises(ConfigError, match="got -1"):
         train(root, virtual_epoch_length=-1)
 
 

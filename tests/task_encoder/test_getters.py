@@ -414,7 +414,7 @@ def test_default_configurations_load(root):
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": -2}, "batch_size must be at least 1, got -2"),
         ({"packing_buffer_size": 8}, "does not override select_samples_to_pack"),
-        ({"virtual_epoch_length": -1}, "not -1"),
+        ({"virtual_epoch_length": -1}, "got -1"),
         ({"shuffle_buffer_size": -1}, "shuffle_buffer_size.*-1"),
         ({"max_samples_per_sequence": -1}, "-1"),
         ({"max_samples_per_sequence": 0}, "max_samples_per_sequence.*0"),
