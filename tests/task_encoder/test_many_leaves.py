@@ -100,5 +100,6 @@ def test_a_dataset_takes_a_few_kilobytes_and_reading_it_no_more(path):
     finally:
         tracemalloc.stop()
     assert opened < LEAVES * 10_000
-    assert peak < opened + LEAVES * 9_000
+    # A block of samples, and the span of 512 KiB that its parts are cut from.
+    assert peak < opened + 8.5e6
     assert len(before.plan.leaves) == LEAVES
