@@ -67,8 +67,9 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@.ci/install dev
 	@touch $@
 
-bench: $(STAMP)  ## regenerate docs/benchmarks.md, side by side with the installed peers
+bench: $(STAMP)  ## measure beside the installed peers: docs/benchmarks.md, README, the chart
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m docs.site.diagrams
 
 record: $(STAMP)  ## install webdataset and megatron-energon, and record what programs yield with them
 	$(BIN)/python -m tests.compat.peers

@@ -2,36 +2,44 @@
 
     python benchmarks/packing.py [--windows N] [--window N] [--context N]
 
-Lengths are log-normal (median 700, sigma 0.9), cut at the context. Prints a table: what share of
-the packs is padding, how much the sums of squared lengths vary between packs, how many samples
-are read between two packs at most, how long a sample waits at most, and the time per sample.
+Lengths are log-normal (median 700, sigma 0.9), cut at the context. Writes the table of
+docs/packing.md: the share of padding, how much the sums of squared lengths vary between packs, how
+many samples are read between two packs at most, how many are read while one of them waits, and
+the CPU time per sample.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon.packing import Packer
 from energon.plan.rows import Rows
+from energon.stages.blocks import RowsAtOnce
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.pack import PackDataset
 from energon.stages.read import ReadDataset
 
 PACKERS: dict[str, dict[str, Any]] = {
-    "first-fit decreasing": {"method": "first_fit", "carry": False},
-    "exact filling": {"carry": False},
-    "exact filling, balanced": {"carry": False, "balance": True},
+    "first-fit decreasing, closed windows": {"method": "first_fit", "carry": False},
+    "fill, closed windows": {"carry": False},
+    "fill, closed windows, balanced": {"carry": False, "balance": True},
     "first-fit decreasing, carry-over": {"method": "first_fit"},
-    "exact filling, carry-over": {},
-    "exact filling, carry-over, balanced": {"balance": True},
+    "fill, carry-over": {},
+    "fill, carry-over, balanced": {"balance": True},
 }
+COLUMNS = (
+    *("packer", "padding", "spread of ΣL²", "most samples read between two packs"),
+    *("longest wait, in samples", "CPU µs a sample"),
+)
+PAGE = Path(__file__).parents[1] / "docs/packing.md"
+MARK = "<!-- made by benchmarks/packing.py -->"
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,13 @@ class Lengths:
         rows = np.arange(start, start + count, dtype=np.int64)
         return Rows(np.zeros(count, np.int32), np.zeros(count, np.int64), rows)
 
-    def read(self, rows: Rows) -> list[dict[str, Any]]:
-        return [
-            {"length": self._length(row), "row": row, "__restore_key__": (0, 0, row)}
-            for row in rows.ordinal.tolist()
-        ]
+    def read_lazily(self, rows: Rows) -> RowsAtOnce:
+        return RowsAtOnce(
+            [
+                {"length": self._length(row), "row": row, "__restore_key__": (0, 0, row)}
+                for row in rows.ordinal.tolist()
+            ]
+        )
 
     def read_ahead(self, lanes_of_stream: int) -> None:
         return None
@@ -60,28 +70,28 @@ class Lengths:
 
 
 def main() -> None:
-    """Run and print."""
+    """Measure, and write the table between the marks of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--context", type=int, default=8192)
     arguments = parser.parse_args()
-    out = sys.stdout.write
-    out("| packer | padding | spread of squares | most read | longest wait | µs a sample |\n")
-    out("|---|---|---|---|---|---|\n")
+    table = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
     for name, settings in PACKERS.items():
-        out(f"| {name} | {measure(arguments, settings)} |\n")
+        table += f"\n| {name} | {' | '.join(measure(arguments, settings))} |"
+    head, _, tail = PAGE.read_text().split(MARK)
+    PAGE.write_text(f"{head}{MARK}\n\n{table}\n\n{MARK}{tail}")
 
 
-def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
-    """Return the cells of a line of the table."""
+def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[str, ...]:
+    """Return the figures of a row of the table."""
     context, spent = arguments.context, [0.0]
     packer = Packer(context, lambda sample: sample["length"], **settings)
 
     def select(samples: list[Any]) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         selection = packer(samples)
-        spent[0] += time.perf_counter() - start
+        spent[0] += time.process_time() - start
         return selection
 
     source = Lengths(context)
@@ -109,7 +119,7 @@ def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
     spread = np.std(squares) / np.mean(squares)
     padding = 1 - tokens / (count * context)
     microseconds = 1e6 * spent[0] / samples
-    return f"{padding:.2%} | {spread:.2f} | {most} | {wait} | {microseconds:.0f}"
+    return f"{100 * padding:.2f} %", f"{spread:.2f}", str(most), str(wait), f"{microseconds:.0f}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Run the same programs on energon and the installed peers, and write docs/benchmarks.md.
 
+The figures that README repeats are written, too (`headlines.py`).
+
     benchmarks/peers.sh
     python benchmarks/run.py [--rounds 5] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
     python benchmarks/run.py --only text image    # these rows and sections; keeps the others
@@ -29,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import headlines
 from data import SAMPLES, SHARDS, write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,7 +119,8 @@ def main() -> None:
         if arguments.only or len(arguments.libraries) < len(DECODERS):
             results = merged(json.loads(RESULTS.read_text()), results)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    write_page(json.loads(RESULTS.read_text()))
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+    headlines.main()
 
 
 def known_words() -> set[str]:
@@ -197,8 +201,8 @@ def row_name(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["program"], row["data"], row["workers"], row["library"]
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Write the tables of `results` below the words that the page begins with."""
+def page(results: dict[str, Any]) -> str:
+    """Return the page with the tables of `results` below the words that it begins with."""
     found: Results = {}
     for each in results["programs"]:
         program = next(p for p in PROGRAMS if (p.name, p.kind) == (each["program"], each["data"]))
@@ -214,7 +218,7 @@ def write_page(results: dict[str, Any]) -> None:
         restore_table(results["restores"]),
         start_table(results["first_batch_of_10000_shards"], found),
     ]
-    PAGE.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
+    return head + MARK + "\n\n" + "\n\n".join(tables) + "\n"
 
 
 def make_data(folder: Path, scale: float, peers: str) -> None:

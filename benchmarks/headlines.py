@@ -1,0 +1,154 @@
+"""Write the sentences in which other pages repeat figures of the benchmarks.
+
+    python benchmarks/headlines.py
+
+`benchmarks/run.py` does this after it has written its page. Run it after the benchmarks of
+preparation, remote training and streams, too. A test compares the pages with the results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = ("ours", "megatron_energon")
+WORKERS = (0, 2)
+DATA = ("text", "image", "interleaved", "large")
+Row = tuple[str, str, int, str]
+"""Program, data, workers, library."""
+
+
+def speed() -> str:
+    """Return what `benchmarks/run.py` and `benchmarks/prepare.py` have measured."""
+    in_line, with_workers = _faster("encode", "text")
+    return (
+        "* **Fast.** The same program, a task encoder with a cooker and an encoder, loads "
+        f"{in_line} times as many small text samples a second as with Megatron-Energon in-line, "
+        f"and {with_workers} times as many with 2 workers. With a cooker that passes samples on, "
+        f"the ratios are {_pair('cooker', 'text')} for text, {_pair('cooker', 'interleaved')} for "
+        f"interleaved samples, {_pair('cooker', 'image')} for undecoded images and "
+        f"{_pair('cooker', 'large')} for samples of 8 MB. They are {_pair('packed', 'text')} for "
+        f"packs of text, and {_pair('typed', 'captions')} for captions with decoded images. It "
+        f"takes {_memory(0)} of the memory in-line, and {_memory(2)} with 2 workers "
+        f"([benchmarks](docs/benchmarks.md)). `energon prepare` is {_span(_prepare())} times as "
+        "fast ([measured](docs/benchmarks_prepare.md))."
+    )
+
+
+def remote() -> str:
+    """Return what `benchmarks/remote.py` has measured with large shards.
+
+    Raises:
+        ValueError: If the sentence needs other words.
+    """
+    rows = {row[0]: row for row in _table("benchmarks_remote.md", "Shards of 400 images:")}
+    ways = ("in-line", "2 workers")
+    shares = [float(rows[f"energon (this), {way}"][2].rstrip("%")) for way in ways]
+    if min(shares) < 95:
+        raise ValueError(f"energon is slower than the plain reader: {shares} % of its speed")
+    ratios = [float(rows[f"Megatron-Energon, {way}"][3].rstrip("x")) for way in ways]
+    return (
+        "* **From disk or object store.** `s3://`, `gs://`, `az://`, `https://`, `hf://` and "
+        "more, with range requests planned from the known order. Over a slow link, energon is as "
+        f"fast as a plain range reader and {_span(ratios)} times as fast as Megatron-Energon "
+        "([measured](docs/benchmarks_remote.md))."
+    )
+
+
+def streams() -> str:
+    """Return what `benchmarks/stream.py` has measured."""
+    ratios: dict[str, list[float]] = {}
+    for case, _, _, _, ratio, _ in _table("benchmarks_stream.md", "Measured on"):
+        ratios.setdefault(case, []).append(float(ratio.strip("* x")))
+    return (
+        "Use it for streams, for existing pipelines, and for data that you cannot prepare. It "
+        f"reads text {_span(ratios['text, raw'])} times as fast as webdataset, and images "
+        f"{_span(ratios['image, raw'])} times, or {_span(ratios['image, decoded'])} times if they "
+        "are decoded ([measured](benchmarks_stream.md)). With `energon prepare` and "
+        "[task encoders](hooks.md), you also get an order that is the same on any topology, "
+        "blends, and packing."
+    )
+
+
+SENTENCES: dict[str, Sequence[tuple[str, Callable[[], str]]]] = {
+    "README.md": (("* **Fast.** ", speed), ("* **From disk or object store.** ", remote)),
+    "docs/webdataset.md": (("Use it for streams, ", streams),),
+}
+"""By page: how the line of the sentences begins, and what writes it."""
+
+
+def written(page: str) -> str:
+    """Return a page with the figures that the benchmarks have measured last."""
+    lines = (ROOT / page).read_text().split("\n")
+    for beginning, write in SENTENCES[page]:
+        (number,) = (n for n, line in enumerate(lines) if line.startswith(beginning))
+        lines[number] = write()
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write all pages."""
+    for page in SENTENCES:
+        (ROOT / page).write_text(written(page))
+
+
+def _faster(program: str, data: str) -> list[str]:
+    """Return how many times as fast ours is, in-line and with workers."""
+    rates = [
+        [_measured("samples_per_second", program, data, n, each) for each in LIBRARIES]
+        for n in WORKERS
+    ]
+    return [_short(ours / peer) for ours, peer in rates]
+
+
+def _pair(program: str, data: str) -> str:
+    return " and ".join(_faster(program, data))
+
+
+def _memory(workers: int) -> str:
+    """Return the least and the largest share of the memory of the peer, over all data."""
+    pairs = [
+        [_measured("pss_mb", "cooker", data, workers, each) for each in LIBRARIES] for data in DATA
+    ]
+    shares = [ours / peer for ours, peer in pairs]
+    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+
+
+def _prepare() -> list[float]:
+    page = (ROOT / "docs/benchmarks_prepare.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| energon (this) ")]
+    return [float(row[1].partition("(")[2].rstrip("x)")) for row in rows]
+
+
+def _measured(figure: str, *row: str | int) -> float:
+    """Return the median of the rounds, which the page of benchmarks shows."""
+    results = json.loads((ROOT / "docs/benchmarks.json").read_text())["programs"]
+    (rounds,) = (
+        each["rounds"]
+        for each in results
+        if (each["program"], each["data"], each["workers"], each["library"]) == row
+    )
+    return float(median(each[figure] for each in rounds))
+
+
+def _table(page: str, before: str) -> list[list[str]]:
+    """Return the rows below the heading of the first table that follows some words."""
+    rest = (ROOT / "docs" / page).read_text().partition(before)[2]
+    lines = rest[rest.index("\n| ") + 1 :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def _span(ratios: Sequence[float]) -> str:
+    least, most = _short(min(ratios)), _short(max(ratios))
+    return least if least == most else f"{least} to {most}"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 9.5 else f"{ratio:.1f}"
+
+
+if __name__ == "__main__":
+    main()
