@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from energon import WorkerConfig, get_train_dataset
 from energon.errors import DatasetNotFoundError, EnergonError, FormatError, NoSuchFileError
 from energon.messages import Lines, escape_line, escape_text
 
 EVIL = "a\x1b[31m\x9b\x07\u202eb\udcff\r"
 SAFE = "a\\x1b[31m\\x9b\\x07\\u202eb\\xff\\r"
-CLI = Path(__file__).parents[1] / "src/energon/cli"
+SOURCE = Path(__file__).parents[1] / "src"
+CLI = SOURCE / "energon/cli"
 
 
 def test_what_terminals_obey_is_escaped():
@@ -60,7 +64,41 @@ def test_commands_print_through_echo_only():
                 if ast.unparse(node.func) in ("click.echo", "click.secho", "print"):
                     found.append((path.name, text))
     allowed = {"command_group.py"}
-    safe = ("json.dumps(", "draw(pixels)")  # pictures hold no names
+    safe = ("json.dumps(", "draw(pixels)")  # images hold no names
     others = [text for name, text in found if name not in allowed]
     assert [text for text in others if not any(each in text for each in safe)] == []
     assert found
+
+
+def test_commands_in_messages_quote_what_a_shell_would_split(tmp_path):
+    folder = tmp_path / "my photos #1"
+    folder.mkdir()
+    (folder / "a.tar").write_bytes(bytes(10240))
+
+    with pytest.raises(FileNotFoundError) as raised:
+        get_train_dataset(folder, worker_config=WorkerConfig.default_worker_config(), batch_size=1)
+
+    command = str(raised.value).split("`")[1]
+    assert shlex.split(command) == ["energon", "prepare", str(folder)]
+
+
+def texts_with_values(path):
+    """Yield the f-strings of a module, with the expressions in braces."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"
+                for part in node.values
+            )
+
+
+def test_every_command_in_a_message_quotes_its_paths():
+    commands = [
+        command
+        for path in SOURCE.rglob("*.py")
+        for text in texts_with_values(path)
+        for command in re.findall(r"`energon [a-z][^`]*\{[^`]*", text)
+    ]
+
+    assert len(commands) > 20
+    assert [each for each in commands if re.search(r"\{(?!shell_word|_target)", each)] == []

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterable
 from heapq import nlargest
@@ -43,6 +44,16 @@ def escape_line(text: str) -> str:
         a\n1.txt
     """
     return escape_text(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shell_word(value: object) -> str:
+    """Return a path or address as a shell takes it, for commands that messages suggest.
+
+    Example:
+        >>> print(f"energon prepare {shell_word('my photos')}")
+        energon prepare 'my photos'
+    """
+    return shlex.quote(escape_line(str(value)))
 
 
 def escape_record(record: logging.LogRecord) -> bool:

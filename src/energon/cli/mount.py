@@ -16,6 +16,7 @@ import click
 from energon.cli.command_group import RefusedCommandError, echo_lines
 from energon.cli.options import allow_option, logging_to_terminal
 from energon.errors import ConfigError
+from energon.messages import shell_word
 
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder
@@ -85,7 +86,8 @@ def _check_shows(root: BrowsedFolder, path: str) -> None:
     found = first_file(root)
     if found is None:
         raise ConfigError(
-            f"{path}: has no samples, so there is nothing to show; see `energon info {path}`"
+            f"{path}: has no samples, so there is nothing to show; see `energon info "
+            f"{shell_word(path)}`"
         )
     found.open().close()
 

@@ -28,7 +28,7 @@ from energon.cli.command_group import (
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.messages import counted
+from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
@@ -173,7 +173,7 @@ def explaining(path: AnyPath) -> Iterator[None]:
             raise
         raise ConfigError(
             f"{redact(address)} is a dataset without shards ({kind}), so it has no index of shards "
-            f"to maintain; `energon lint {redact(address)}` decodes its samples"
+            f"to maintain; `energon lint {shell_word(redact(address))}` decodes its samples"
         ) from error
 
 

@@ -26,7 +26,7 @@ from energon.cli.options import (
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
-from energon.messages import counted
+from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
     from energon.prepare.importers.row import PackSource, RowRules
@@ -232,7 +232,8 @@ def command(
     if not sources:
         raise click.UsageError(
             f"expected SOURCE and TARGET, found only {str(target)!r}; name the folder to write, as "
-            f"in `energon pack {target} {str(target).rstrip('/')}_packed`"
+            f"in `energon pack {shell_word(target)} "
+            f"{shell_word(str(target).rstrip('/') + '_packed')}`"
         )
     if options.to == "tokens":
         refuse_options(context, "--to tokens writes no shards", _WITH_TOKENS)

@@ -20,7 +20,7 @@ from energon.cli.options import (
 )
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
-from energon.messages import counted
+from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
@@ -116,11 +116,11 @@ def show_report(report: Report) -> None:
     problems = counted(len(report.problems), "problem")
     echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
-        echo(f"run `energon repair {report.dataset}`")
+        echo(f"run `energon repair {shell_word(report.dataset)}`")
     from energon.prepare.upkeep import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(
             "restore the lost shards from a copy, or continue without them: "
-            f"`energon repair {report.dataset} --drop`"
+            f"`energon repair {shell_word(report.dataset)} --drop`"
         )

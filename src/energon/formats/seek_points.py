@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError, needs_extra
+from energon.messages import shell_word
 
 SPACING_BYTES = 4 << 20
 """Content between two points, if a block or frame starts there."""
@@ -81,7 +82,7 @@ class SeekPoints:
             FormatError: If it is no such table, or damaged.
             ShardChangedError: If it belongs to another version of the file.
         """
-        again = f"run `energon prepare {origin}` again"
+        again = f"run `energon prepare {shell_word(origin)}` again"
         if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
             raise FormatError(f"{origin}.points: is not a table of points; {again}")
         kind, packed_size, unpacked_size, count = _END.unpack(data[-_END.size :])

@@ -11,7 +11,7 @@ from energon.errors import ConfigError
 from energon.formats.meta.yaml import MarkedMap, Seq, as_configuration, load, plain, where
 from energon.io.address import join_address, redact
 from energon.io.files import read_document
-from energon.messages import nearest
+from energon.messages import nearest, shell_word
 from energon.metadataset.leaf import Subset
 
 CRUDE_CLASS = "CrudeWebdataset"
@@ -87,8 +87,8 @@ def load_dataset_config(
             raw = load(read_document(address), origin=path, repeated_keys=True)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing; `energon prepare {redact(dataset_path)}` writes one. To leave "
-            "samples to cookers, write two lines: `__module__: megatron.energon` and "
+            f"{path} is missing; `energon prepare {shell_word(redact(dataset_path))}` writes one. "
+            "To leave samples to cookers, write two lines: `__module__: megatron.energon` and "
             f"`__class__: {CRUDE_CLASS}`"
         ) from None
     except NotADirectoryError:

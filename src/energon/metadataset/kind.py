@@ -23,7 +23,7 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.files import is_file, open_store, read_document
-from energon.messages import nearest
+from energon.messages import nearest, shell_word
 
 
 class KindEntry(NamedTuple):
@@ -422,13 +422,15 @@ def advice(path: str) -> str:
     if above is not None:
         return f"is part of a prepared dataset; name the dataset itself, {redact(above)}"
     shown = redact(path)
-    pack = f"`energon pack {shown} {_target(path)}`"
+    pack = f"`energon pack {shell_word(shown)} {_target(path)}`"
     if is_file(path) and not _is_bucket(path):
         if path.lower().endswith(TABLES):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".tar"):
             folder = shown.rpartition("/")[0] or "."
-            return f"is a shard; `energon prepare {folder}` makes a dataset of its folder"
+            return (
+                f"is a shard; `energon prepare {shell_word(folder)}` makes a dataset of its folder"
+            )
         return f"is a file; {_READABLE}"
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
         return "cannot be read by this user: permission denied"
@@ -439,9 +441,11 @@ def advice(path: str) -> str:
         return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_SHOWN])}"
     names = [name.lower() for name in names if not name.endswith(".jsonl.idx")]
     if not names:
-        return f"holds no files; put tar shards into it and run `energon prepare {shown}`"
+        return (
+            f"holds no files; put tar shards into it and run `energon prepare {shell_word(shown)}`"
+        )
     if any(name.endswith(".tar") for name in names):
-        return f"has no .nv-meta/.info.json; run `energon prepare {shown}`"
+        return f"has no .nv-meta/.info.json; run `energon prepare {shell_word(shown)}`"
     if any(".tar." in name or name.endswith(".tgz") for name in names):
         return f"has compressed archives; {pack} makes shards of them"
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
@@ -474,10 +478,10 @@ def datasets_in(path: str) -> list[str]:
 def _target(path: str) -> str:
     """Return a target for packing the files at an address: beside it."""
     if not is_remote(path):
-        return f"{os.path.splitext(os.path.normpath(path))[0]}_packed"
+        return shell_word(f"{os.path.splitext(os.path.normpath(path))[0]}_packed")
     if not split_address(path).key:
         return "TARGET"  # the names beside a bucket belong to others
-    return f"{os.path.splitext(redact(path).rstrip('/'))[0]}_packed"
+    return shell_word(f"{os.path.splitext(redact(path).rstrip('/'))[0]}_packed")
 
 
 def _files_below(path: str) -> Iterator[str]:

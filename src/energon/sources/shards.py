@@ -29,6 +29,7 @@ from energon.io.epath import AnyPath
 from energon.io.files import read_bytes
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
+from energon.messages import shell_word
 
 
 def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
@@ -201,7 +202,7 @@ class ShardPool:
         if size < indexed:
             raise TruncatedError(
                 f"{path}: has {size} bytes, had {indexed} when it was indexed; restore the file; "
-                f"`energon verify {dataset}` lists what else is lost"
+                f"`energon verify {shell_word(dataset)}` lists what else is lost"
             )
         if scanned:
             return shard
@@ -267,4 +268,7 @@ def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
 
 
 def _again(dataset: AnyPath) -> str:
-    return f"if the change is intended, run `energon index {dataset}`, otherwise restore the file"
+    return (
+        f"if the change is intended, run `energon index {shell_word(dataset)}`, otherwise restore "
+        "the file"
+    )

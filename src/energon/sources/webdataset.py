@@ -28,7 +28,7 @@ from energon.formats.meta.split import load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
-from energon.messages import counted, warn_once
+from energon.messages import counted, shell_word, warn_once
 from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
@@ -105,7 +105,8 @@ class WebdatasetSource:
         if unknown:
             raise DatasetNotFoundError(
                 f"{self.path}: split {split_part!r} lists {unknown[0]!r}, which is not in "
-                f"the index ({len(unknown)} such shards); run `energon prepare {self.path}`"
+                f"the index ({len(unknown)} such shards); run `energon prepare "
+                f"{shell_word(self.path)}`"
             )
         self._counts = [counts[shard] for shard in self.shards]
         ranges = [
@@ -141,7 +142,7 @@ class WebdatasetSource:
         except DatasetNotFoundError as error:
             raise DatasetNotFoundError(
                 f"{error}, but the dataset lists it; restore it, or run `energon prepare "
-                f"{self.path}` again without it"
+                f"{shell_word(self.path)}` again without it"
             ) from error
         return sum(sizes) / max(1, sum(self._counts[int(shard)] for shard in chosen))
 

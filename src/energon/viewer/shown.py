@@ -14,6 +14,7 @@ from energon.inspect.leaves import find_leaves
 from energon.inspect.saved_state import curve_in_words
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
+from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
@@ -274,7 +275,7 @@ class Shown:
             raise ConfigError(
                 "\n".join(problems)
                 or f"{redact(path)} has no split with samples to show; a folder of files is packed "
-                f"into a dataset by `energon pack {redact(path)} NEW_FOLDER`"
+                f"into a dataset by `energon pack {shell_word(redact(path))} NEW_FOLDER`"
             )
         first = len(self.splits)
         for name, mix in found.mixes.items():

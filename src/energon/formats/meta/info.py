@@ -21,6 +21,7 @@ from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.limits import read_local_document
+from energon.messages import shell_word
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
@@ -82,7 +83,7 @@ def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> D
         raise DatasetNotFoundError(f"{root} does not exist; expected a folder of tar shards")
     raise DatasetNotFoundError(
         f"{root} is not a prepared dataset: there is no {META}/.info.json; run `energon prepare "
-        f"{root}`"
+        f"{shell_word(root)}`"
     )
 
 

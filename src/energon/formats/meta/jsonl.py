@@ -36,7 +36,7 @@ from energon.errors import ConfigError, FormatError, ShardChangedError, Truncate
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
 from energon.formats.seek_points import PointFinder
-from energon.messages import nearest
+from energon.messages import nearest, shell_word
 
 PACKED = (".gz", ".zst")
 """Endings of compressed files whose lines can be read one by one."""
@@ -110,7 +110,7 @@ def load_jsonl_index(data: Any, *, size: int, origin: str) -> NDArray[np.uint64]
         ShardChangedError: If it belongs to another version of the file.
         FormatError: If its numbers do not ascend.
     """
-    again = f"run `energon prepare {origin}` again"
+    again = f"run `energon prepare {shell_word(origin)}` again"
     if len(data) % 8 or len(data) < 16:
         raise TruncatedError(f"{origin}.idx: has {len(data)} bytes, not a whole index; {again}")
     offsets = np.frombuffer(data, "<u8")

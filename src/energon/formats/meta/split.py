@@ -18,7 +18,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces, expand_all
 from energon.formats.meta.info import META, as_path, check_inside, read_if_present
-from energon.messages import nearest
+from energon.messages import nearest, shell_word
 
 VALIDATION = ("val", "validation", "valid", "dev")
 """Synonymous names of splits."""
@@ -178,8 +178,8 @@ def load_split(
             if text is not None:
                 return replace(_check(_parse(text, path), str(path)), allow=allow)
     raise ConfigError(
-        f"{root / META / name}: no such file; run `energon prepare {root}`, or name another with "
-        "split_config"
+        f"{root / META / name}: no such file; run `energon prepare {shell_word(root)}`, or name "
+        "another with split_config"
     )
 
 

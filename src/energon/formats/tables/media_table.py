@@ -29,6 +29,7 @@ from energon.formats.tables.sqlite_file import (
     name_of,
 )
 from energon.formats.tar.headers import split_name
+from energon.messages import shell_word
 
 Strategy = Literal["EXTENSION", "HEADER", "GLOB"]
 
@@ -86,7 +87,7 @@ class MediaTable:
                 dataset = index.parent.parent if isinstance(index, Path) else "DATASET"
                 raise ConfigError(
                     f"{name_of(index)} has no media metadata; run `energon prepare-media "
-                    f"{dataset} --media-metadata-by-extension`"
+                    f"{shell_word(dataset)} --media-metadata-by-extension`"
                 )
         self._readers = ThreadReaders(index)
 

@@ -22,7 +22,7 @@ from energon.formats.meta.split import splits_by_name
 from energon.formats.tar.headers import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
-from energon.messages import counted
+from energon.messages import counted, shell_word
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, is_about_data
@@ -176,10 +176,10 @@ class FolderSource(PackSource):
                 "convert the files, or pass --as-files to make each file a sample"
             )
         return (
-            f"{start}If each row of {table} is a sample, run `energon pack {self.folder / table} "
-            f"TARGET`, with --file-column COLUMN if rows name files. Otherwise select files with "
-            f"a pattern, such as '{self.folder}/*.jpg', or pass --as-files to make each file a "
-            "sample"
+            f"{start}If each row of {table} is a sample, run `energon pack "
+            f"{shell_word(self.folder / table)} TARGET`, with --file-column COLUMN if rows name "
+            f"files. Otherwise select files with a pattern, such as '{self.folder}/*.jpg', or "
+            "pass --as-files to make each file a sample"
         )
 
     def _refuse_token_files(self, groups: Mapping[str, list[tuple[str, str]]]) -> None:
@@ -194,8 +194,8 @@ class FolderSource(PackSource):
                 raise ConfigError(
                     f"{self.folder}: {names['bin']} and {names['idx']} are an indexed dataset of "
                     "Megatron-LM, which needs no packing: train from the folder as it is, and see "
-                    f"`energon info {self.folder}`. --as-files would make a single sample of "
-                    f"{key!r}"
+                    f"`energon info {shell_word(self.folder)}`. --as-files would make a single "
+                    f"sample of {key!r}"
                 )
 
     def _labelled(self, key: str, sample: dict[str, Any]) -> dict[str, Any]:

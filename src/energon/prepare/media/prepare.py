@@ -21,6 +21,7 @@ from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
+from energon.messages import shell_word
 from energon.metadataset.kind import refuse_metadata
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
@@ -285,7 +286,7 @@ def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
     if not sqlite_path(folder).is_file():
         raise ConfigError(
             f"{folder}: media metadata is kept in {META}/index.sqlite, which this dataset was "
-            f"prepared without; run `energon index {folder}` first"
+            f"prepared without; run `energon index {shell_word(folder)}` first"
         )
     return True, shards
 

@@ -30,6 +30,7 @@ from energon.formats.meta.jsonl import (
 )
 from energon.formats.seek_points import PointFinder, SeekPoints
 from energon.io.address import is_remote, redact
+from energon.messages import shell_word
 from energon.plan.subset import resolve_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.index.jsonl import (
@@ -153,7 +154,7 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
             content = index_content(index, path)
             return load_jsonl_index(content, size=size, origin=str(path))
     except DatasetNotFoundError:
-        message = f"{index}: no such file; run `energon prepare {path}`"
+        message = f"{index}: no such file; run `energon prepare {shell_word(path)}`"
         problems.append(Problem("index-missing", index.name, message, True))
     except ShardChangedError as error:
         problems.append(Problem("index-stale", index.name, str(error), True))

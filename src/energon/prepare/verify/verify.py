@@ -22,7 +22,7 @@ from energon.formats.tables.sqlite_file import SqliteReader
 from energon.formats.tables.sqlite_index import ShardState, indexed_shards
 from energon.formats.tar.scan import scan_tar
 from energon.io.address import local_path
-from energon.messages import counted
+from energon.messages import counted, shell_word
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_dataset_files
@@ -254,7 +254,7 @@ def check_dataset(
     if other_dates:
         report.notes.append(
             f"{counted(other_dates, 'shard has', 'shards have')} another date than when indexed, "
-            f"as after copying; `energon index {dataset}` records the new one"
+            f"as after copying; `energon index {shell_word(dataset)}` records the new one"
         )
     _note_new_shards(dataset, shards, report.notes)
     if depth == "content" and report.ok and not report.num_checksums:
@@ -294,7 +294,7 @@ def _note_missing_tables(report: Report, dataset: Path, shards: list[str]) -> No
         report.problems = [p for p in report.problems if p.where not in tables]
         report.notes.append(
             "no shard has a part table, as after preparing with another tool; "
-            f"`energon index {dataset}` makes them, so that shards open faster"
+            f"`energon index {shell_word(dataset)}` makes them, so that shards open faster"
         )
 
 

@@ -24,6 +24,7 @@ from energon.io.backends.local import FilePool
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.messages import shell_word
 from energon.samples.crude import find_part
 from energon.sources.files.key_index import KeyIndex, shared_index
 from energon.sources.shards import OpenShard, ShardPool
@@ -165,7 +166,8 @@ class SqliteLocator:
         tables = self._readers.get().tables
         if "samples" not in tables:
             raise ConfigError(
-                f"{name_of(index)}: has no table of samples; run `energon prepare {dataset}` again"
+                f"{name_of(index)}: has no table of samples; run `energon prepare "
+                f"{shell_word(dataset)}` again"
             )
         self.has_parts = "sample_parts" in tables
 
@@ -222,7 +224,7 @@ class SqliteLocator:
         if not 0 <= number < len(self.shards):
             raise FormatError(
                 f"{name_of(self.index)}: names shard number {number}, but .info.json lists "
-                f"{len(self.shards)}; run `energon prepare {self.dataset}` again"
+                f"{len(self.shards)}; run `energon prepare {shell_word(self.dataset)}` again"
             )
         return self.shards[number]
 
@@ -294,7 +296,7 @@ class MediaLookup:
         index = self.folder / META / "index.sqlite"
         if not index.is_file():
             raise ConfigError(
-                f"{self.folder} has no media metadata; run `energon prepare-media {self.folder} "
-                "--media-metadata-by-extension`"
+                f"{self.folder} has no media metadata; run `energon prepare-media "
+                f"{shell_word(self.folder)} --media-metadata-by-extension`"
             )
         return MediaTable(local_copy(index))

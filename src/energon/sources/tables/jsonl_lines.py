@@ -29,6 +29,7 @@ from energon.io.disk_cache import disk_cache, map_file
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.files import file_info
 from energon.io.range_file import RangeFile, RemoteFile
+from energon.messages import shell_word
 from energon.samples.crude import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 from energon.sources.extents import read_spans
@@ -53,7 +54,7 @@ class JsonlFile:
         about = file_info(address)
         if about is None:
             raise DatasetNotFoundError(
-                f"{self.path} does not exist; run `energon prepare {self.path}`"
+                f"{self.path} does not exist; run `energon prepare {shell_word(self.path)}`"
             )
         self._about = about
         self._index = _beside(jsonl_index_path(address), about, self.path)
@@ -108,8 +109,8 @@ class JsonlFile:
             if line[:1] != b"{":
                 raise ShardChangedError(
                     f"{self.path}: sample {number} begins with {line[:20]!r}, not with an object; "
-                    f"the file was changed since it was indexed, run `energon prepare {self.path}` "
-                    "again"
+                    "the file was changed since it was indexed, run `energon prepare "
+                    f"{shell_word(self.path)}` again"
                 )
         return lines
 
@@ -127,7 +128,7 @@ def _beside(address: str, about: ObjectInfo, file: AnyPath) -> AnyPath:
     path = any_path(address)
 
     def missing() -> bytes:
-        raise DatasetNotFoundError(f"{path} is missing; run `energon prepare {file}`")
+        raise DatasetNotFoundError(f"{path} is missing; run `energon prepare {shell_word(file)}`")
 
     if path.is_file():
         return path

@@ -19,6 +19,7 @@ from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
+from energon.messages import shell_word
 from energon.prepare.index.index import IndexOptions, index_remote, index_shard
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.gopen import open_url
@@ -219,7 +220,7 @@ def check_plain(url: str) -> None:
     if is_packed:
         raise ConfigError(
             f"{redact(url)}: is compressed, so its samples cannot be read one by one; write a "
-            f"plain shard with `energon tar cat {redact(url)} -o NAME.tar`"
+            f"plain shard with `energon tar cat {shell_word(redact(url))} -o NAME.tar`"
         )
 
 
