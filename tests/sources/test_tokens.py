@@ -446,6 +446,14 @@ def test_windows_over_a_damaged_index_are_reported(path):
             tokens_of(TokenSource(path, options=TokenOptions("sequence", 16)))
 
 
+def test_windows_over_sequences_that_are_apart_are_reported(tmp_path):
+    """The last sequence of a document has moved, so its tokens are no longer one run."""
+    path = write_tokens(tmp_path / "apart", [[[1, 2], [3, 4]], [[5, 6]]])
+    damaged(path, pack_into("<q", LENGTHS_AT + 4 * 3 + 8, 6))
+    with pytest.raises(FormatError, match=r"apart\.idx: sequences .* do not follow each other"):
+        tokens_of(TokenSource(path, options=TokenOptions("sequence", 2)))
+
+
 def test_files_that_do_not_belong_together_are_reported(path, tmp_path):
     data = path.with_suffix(".bin")
     whole = data.read_bytes()
@@ -504,22 +512,27 @@ def test_fingerprints_tell_contents_apart(path):
 
 MEASURE = """
 import sys
+import numpy as np
 from energon.sources.tokens.kind import TokenOptions, TokenSource
 
 
-def resident():
+def peak():
     with open("/proc/self/status") as status:
-        return int(status.read().split("VmRSS:")[1].split()[0]) * 1024
+        return int(status.read().split("VmHWM:")[1].split()[0]) * 1024
 
 
-before = resident()
+before = peak()
 source = TokenSource(sys.argv[1], options=TokenOptions("sequence", 2049, overlap=1))
-print(len(source), resident() - before)
+source.read(np.linspace(0, len(source) - 1, 64).astype(int))
+print(len(source), peak() - before)
 """
 
 
-def test_opening_a_long_index_takes_next_to_no_memory(tmp_path):
-    """An index of 3 million documents, 60 MB, whose tokens are a hole in the file."""
+def test_windows_over_a_long_index_take_next_to_no_memory(tmp_path):
+    """An index of 3 million documents, 60 MB, whose tokens are a hole in the file.
+
+    File systems cache files in folios of up to 2 MB, and reading one number maps all of its folio.
+    """
     lengths = np.random.default_rng(0).integers(100, 901, 3_000_000).astype(np.int32)
     with open(tmp_path / "long.idx", "wb") as file:
         file.writelines(token_index_bytes(np.dtype("<u2"), lengths))

@@ -149,7 +149,7 @@ class TokenIndex:
         """
         first, stop = self.documents[documents], self.documents[documents + 1]
         if ((first < 0) | (stop < first) | (stop > self.num_sequences)).any():
-            raise self._damaged("its documents do not ascend")
+            raise self.damaged("its documents do not ascend")
         return first, stop
 
     def document_lengths(self, start: int, stop: int) -> Ints:
@@ -163,10 +163,10 @@ class TokenIndex:
         edges = self.documents[start : stop + 1]
         low, high = int(edges[0]), int(edges[-1])
         if low < 0 or high > self.num_sequences or (edges[1:] < edges[:-1]).any():
-            raise self._damaged("its documents do not ascend")
+            raise self.damaged("its documents do not ascend")
         lengths = self.lengths[low:high]
         if (lengths < 0).any():
-            raise self._damaged("a sequence has a negative length")
+            raise self.damaged("a sequence has a negative length")
         if high - low == stop - start and (edges[1:] > edges[:-1]).all():
             return lengths.astype(np.int64)
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -190,7 +190,7 @@ class TokenIndex:
         length[full] = size // self.dtype.itemsize
         bad = (begin[full] < 0) | (size < 0) | (size % self.dtype.itemsize != 0)
         if (bad | (self.lengths[first] < 0)).any():
-            raise self._damaged("sequences of a document do not follow each other")
+            raise self.damaged("sequences of a document do not follow each other")
         self._check_inside(end)
         return begin, length
 
@@ -204,7 +204,7 @@ class TokenIndex:
         low = self.pointers[sequences]
         size = self.lengths[sequences].astype(np.int64) * self.dtype.itemsize
         if ((low < 0) | (size < 0)).any():
-            raise self._damaged("a sequence has a negative length or place")
+            raise self.damaged("a sequence has a negative length or place")
         self._check_inside(low + size)
         return low, low + size
 
@@ -218,6 +218,10 @@ class TokenIndex:
         """Release the mapped pages from memory; they are read again on demand."""
         if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED)
+
+    def damaged(self, why: str) -> FormatError:
+        """Return the error for an invalid index."""
+        return FormatError(f"{self.origin}: {why}; it is damaged, write it again")
 
     def _check_inside(self, end: Ints) -> None:
         if (end > self.num_bytes).any():
@@ -235,7 +239,7 @@ class TokenIndex:
 
     def _check_size(self) -> None:
         if self.num_documents < 0:
-            raise self._damaged("it has no end of documents")
+            raise self.damaged("it has no end of documents")
         found = len(self.data)
         if found in (self._end(0), self._end(1)):
             return
@@ -247,7 +251,7 @@ class TokenIndex:
 
     def _check_end(self) -> None:
         if self.documents[0] != 0 or self.documents[-1] != self.num_sequences:
-            raise self._damaged(
+            raise self.damaged(
                 f"its documents are those of the sequences {self.documents[0]} to "
                 f"{self.documents[-1]}, not of 0 to {self.num_sequences}"
             )
@@ -258,9 +262,6 @@ class TokenIndex:
                     f"{self.origin}: lists {listed} bytes of tokens, but the {DATA} file has "
                     f"{self.num_bytes}; the two do not belong together, copy both again"
                 )
-
-    def _damaged(self, why: str) -> FormatError:
-        return FormatError(f"{self.origin}: {why}; it is damaged, write it again")
 
 
 def token_dtype(vocabulary_size: int | None) -> np.dtype[Any]:

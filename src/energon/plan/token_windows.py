@@ -3,7 +3,8 @@
 The documents of a corpus are laid end to end in a shuffled order, and the line is cut into
 windows of one length. Nothing is written down for that: blocks of consecutive documents are
 permuted, and the documents within each block. What is kept is one number for each block, where
-it begins on the line; the documents of a block are looked up when one of its windows is asked for.
+it begins on the line; the documents of a block are looked up when one of its windows is asked for,
+all at once: picking them one by one would touch pages all over an index of gigabytes.
 
 The order of the documents is the same in each epoch, since a window is a sample: its number has
 to stand for the same tokens whoever asks, in whichever epoch. Which window comes when is up to
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.plan.permutation import permute
 from energon.plan.seeds import derive_seed
 
@@ -33,14 +34,32 @@ class Pieces(NamedTuple):
 
     window: Ints
     """The window, as its place among those that were asked for."""
-    offset: Ints
-    """Where in the window the piece begins."""
     document: Ints
     """The document, by its number in the corpus."""
     start: Ints
     """The first token of the piece in the document."""
     stop: Ints
     """The token after the last."""
+    origin: Ints
+    """Where the document begins, according to `Documents`."""
+
+
+class Documents(NamedTuple):
+    """Consecutive documents of a corpus."""
+
+    tokens: Ints
+    """The number of tokens in each."""
+    origin: Ints
+    """Where each begins, in the terms of the corpus."""
+
+
+class _Block(NamedTuple):
+    """The documents of a block, in their order on the line."""
+
+    number: Ints
+    ends: Ints
+    """The token of the block at which each begins, and the number of tokens."""
+    origin: Ints
 
 
 class TokenWindows:
@@ -50,7 +69,7 @@ class TokenWindows:
 
     Args:
         block_tokens: Tokens of each run of `BLOCK_DOCUMENTS` documents, in the order of the corpus.
-        document_lengths: Returns the tokens of the documents from a number to another.
+        documents: Returns the documents from one number up to another.
         num_documents: How many there are.
         length: Tokens of a window.
         overlap: Tokens that a window has in common with the one before.
@@ -60,21 +79,21 @@ class TokenWindows:
     def __init__(
         self,
         block_tokens: Ints,
-        document_lengths: Callable[[int, int], Ints],
+        documents: Callable[[int, int], Documents],
         num_documents: int,
         *,
         length: int,
         overlap: int = 0,
         seed: int | None = 0,
     ) -> None:
-        self.document_lengths = document_lengths
+        self.documents = documents
         self.num_documents = num_documents
         self.length = length
         self.step = length - overlap
         self.key = None if seed is None else derive_seed(seed, "documents")
         self._order = self._permuted(len(block_tokens), "blocks")
         self._ends = np.concatenate(([0], np.cumsum(block_tokens[self._order])))
-        self._blocks: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()
 
     @property
     def num_tokens(self) -> int:
@@ -91,13 +110,14 @@ class TokenWindows:
         last = np.searchsorted(self._ends, begin + self.length, side="left") - 1
         window, number = _expand(first, last)
         # The documents of all blocks that windows are in, one block behind the other.
-        blocks = np.unique(number)
+        blocks = distinct(number)
         found = [self._block(each) for each in blocks.tolist()]
-        documents = np.concatenate([each for each, _ in found])
+        documents = np.concatenate([block.number for block in found])
+        origins = np.concatenate([block.origin for block in found])
         starts = np.concatenate(
-            [ends[:-1] + base for (_, ends), base in zip(found, self._ends[blocks], strict=True)]
+            [block.ends[:-1] + base for block, base in zip(found, self._ends[blocks], strict=True)]
         )
-        sizes = np.concatenate([np.diff(ends) for _, ends in found])
+        sizes = np.concatenate([np.diff(block.ends) for block in found])
         # What each window has in each block, and of that in each document.
         low = np.maximum(begin[window], self._ends[number])
         high = np.minimum(begin[window] + self.length, self._ends[number + 1])
@@ -111,19 +131,23 @@ class TokenWindows:
         which, at, start, stop = which[full], at[full], start[full], stop[full]
         window = window[which]
         return Pieces(
-            window, start - begin[window], documents[at], start - starts[at], stop - starts[at]
+            window,
+            documents[at],
+            start - starts[at],
+            stop - starts[at],
+            origins[at],
         )
 
-    def _block(self, number: int) -> tuple[Ints, Ints]:
-        """Return the documents of a block in order, and the start of each."""
+    def _block(self, number: int) -> _Block:
         found = self._blocks.get(number)
         if found is None:
             block = int(self._order[number])
             start = block * BLOCK_DOCUMENTS
             stop = min(start + BLOCK_DOCUMENTS, self.num_documents)
             order = self._permuted(stop - start, "block", block)
-            ends = np.cumsum(self.document_lengths(start, stop)[order])
-            found = self._blocks[number] = (start + order, np.concatenate(([0], ends)))
+            documents = self.documents(start, stop)
+            ends = np.concatenate(([0], np.cumsum(documents.tokens[order])))
+            found = self._blocks[number] = _Block(start + order, ends, documents.origin[order])
             if len(self._blocks) > CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         return found

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
@@ -184,8 +184,8 @@ class ChunkSource(ItemSource):
     def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
         found: list[Any] = [None] * len(numbers)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
-        self._fetch_heads(np.unique(at).tolist())
-        for file in np.unique(at).tolist():
+        self._fetch_heads(distinct(at).tolist())
+        for file in distinct(at).tolist():
             places = np.flatnonzero(at == file)
             order = places[np.argsort(numbers[places], kind="stable")]
             origin = self._origin(file)
@@ -199,8 +199,8 @@ class ChunkSource(ItemSource):
         """Yield where the records of samples are; of packed chunks, the whole chunk."""
         numbers = self.numbers(ordinals)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
-        self._fetch_heads(np.unique(at).tolist())
-        for file in np.unique(at).tolist():
+        self._fetch_heads(distinct(at).tolist())
+        for file in distinct(at).tolist():
             places = np.flatnonzero(at == file)
             order = places[np.argsort(numbers[places], kind="stable")]
             if self.is_packed:

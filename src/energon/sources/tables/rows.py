@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.split import ratio_range
@@ -171,7 +171,7 @@ class RowSource(LazySource):
         samples: list[Any] = [None] * len(rows)
         paths: list[Any] = [None] * len(rows)
         held = 0
-        for group in np.unique(groups).tolist():
+        for group in distinct(groups).tolist():
             places = np.flatnonzero(groups == group)
             number = int(self.groups.file[group])
             name = self.groups.footers[number].name
@@ -204,7 +204,7 @@ class RowSource(LazySource):
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
         low, high = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        for group in np.unique(groups).tolist():
+        for group in distinct(groups).tolist():
             chunks = self.groups.chunks(group, self.columns)
             if not chunks:
                 continue
@@ -213,7 +213,7 @@ class RowSource(LazySource):
                 chunks = [max(chunks, key=lambda each: each[1] - each[0])]
             low[groups == group], high[groups == group] = chunks[0][0], chunks[-1][1]
         number = self.groups.file[groups]
-        for each in np.unique(number).tolist():
+        for each in distinct(number).tolist():
             inside = np.flatnonzero((number == each) & (high > low))
             order = inside[np.argsort(low[inside], kind="stable")]
             yield Extents(self.groups.range_file(each), order, low[order], high[order])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
@@ -23,7 +23,7 @@ from energon.io.disk_cache import map_file
 from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
 from energon.io.range_file import RangeFile, RemoteFile
-from energon.plan.token_windows import BLOCK_DOCUMENTS, Pieces
+from energon.plan.token_windows import BLOCK_DOCUMENTS, Documents, Pieces
 from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 
@@ -211,39 +211,51 @@ class TokenCorpus:
         """Return the tokens of each block of the documents from `first` to `last`."""
         blocks = [np.zeros(0, np.int64)]
         for low in range(first, last, SUMMED_DOCUMENTS):
-            lengths = self.lengths(low, min(low + SUMMED_DOCUMENTS, last))
+            lengths = np.concatenate(
+                [
+                    file.index.document_lengths(start, stop)
+                    for file, start, stop in self._files(low, min(low + SUMMED_DOCUMENTS, last))
+                ]
+            )
             blocks.append(np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS)))
         return np.concatenate(blocks)
 
-    def lengths(self, start: int, stop: int) -> Ints:
-        """Return the tokens of the documents from `start` to `stop`."""
-        found = []
+    def documents(self, start: int, stop: int) -> Documents:
+        """Return the documents from `start` to `stop`; they originate in a byte of their file."""
+        tokens, origins = [], []
+        for file, first, last in self._files(start, stop):
+            lengths = file.index.document_lengths(first, last)
+            origin, found = file.index.places(np.arange(first, last))
+            if (found != lengths).any():
+                raise file.index.damaged("sequences of a document do not follow each other")
+            tokens.append(lengths)
+            origins.append(origin)
+        return Documents(np.concatenate(tokens), np.concatenate(origins))
+
+    def _files(self, start: int, stop: int) -> Iterator[tuple[TokenFile, int, int]]:
+        """Yield the files that have the documents from `start` to `stop`, and their range there.
+
+        The pages of an index that were used for a range are released after it.
+        """
         for number in range(bisect_right(self._ends, start) - 1, len(self.files)):
             base, end = self._ends[number : number + 2]
             if base >= stop:
                 break
-            index = self.files[number].index
-            found.append(index.document_lengths(max(0, start - base), min(stop, end) - base))
-            index.forget()
-        return np.concatenate(found)
+            yield self.files[number], max(0, start - base), min(stop, end) - base
+            self.files[number].index.forget()
 
     def runs_of_windows(self, pieces: Pieces) -> TokenRuns:
         """Return where the tokens of windows are: a run for each document."""
         number, own = self._in_files(pieces.document)
-        low, high = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
-        for each in np.unique(number).tolist():
-            inside = np.flatnonzero(number == each)
-            index = self.files[each].index
-            begin, _ = index.places(own[inside])
-            low[inside] = begin + pieces.start[inside] * index.dtype.itemsize
-            high[inside] = begin + pieces.stop[inside] * index.dtype.itemsize
+        sizes = np.array([file.index.dtype.itemsize for file in self.files])[number]
+        low, high = pieces.origin + pieces.start * sizes, pieces.origin + pieces.stop * sizes
         return TokenRuns(pieces.window, number, own, pieces.start, low, high)
 
     def runs_of_documents(self, documents: Ints) -> TokenRuns:
         """Return where the tokens of documents are: a run for each sequence."""
         number, own = self._in_files(documents)
         first, stop = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
-        for each in np.unique(number).tolist():
+        for each in distinct(number).tolist():
             inside = number == each
             first[inside], stop[inside] = self.files[each].index.sequences(own[inside])
         counts = stop - first
@@ -251,7 +263,7 @@ class TokenCorpus:
         sequence = first[window] + np.arange(len(window)) - (np.cumsum(counts) - counts)[window]
         number = number[window]
         low, high = np.zeros(len(window), np.int64), np.zeros(len(window), np.int64)
-        for each in np.unique(number).tolist():
+        for each in distinct(number).tolist():
             inside = number == each
             low[inside], high[inside] = self.files[each].index.extents(sequence[inside])
         return TokenRuns(window, number, own[window], sequence, low, high)

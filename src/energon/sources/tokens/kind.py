@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import ConfigError
 from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA
@@ -147,7 +147,7 @@ class TokenSource(LazySource):
         first, last = self.first_document, self.last_document
         return TokenWindows(
             self.corpus.block_tokens(first, last),
-            lambda start, stop: self.corpus.lengths(start + first, stop + first),
+            lambda start, stop: self.corpus.documents(start + first, stop + first),
             last - first,
             length=self.options.length or 0,
             overlap=self.options.overlap,
@@ -204,7 +204,7 @@ class TokenSource(LazySource):
         low = np.minimum.reduceat(np.where(near, pieces.low, pieces.low[of_first]), first)
         high = np.maximum.reduceat(np.where(near, pieces.high, pieces.high[of_first]), first)
         number, window = pieces.file[first], pieces.window[first]
-        for each in np.unique(number).tolist():
+        for each in distinct(number).tolist():
             inside = np.flatnonzero(number == each)
             order = inside[np.argsort(low[inside], kind="stable")]
             yield Extents(self.corpus.files[each].file, window[order], low[order], high[order])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.samples.collate import batch_pad_stack
 from energon.samples.crude import CrudeSample, known_sources
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
@@ -54,7 +54,7 @@ class TokenRows:
 
     def _read(self, runs: TokenRuns) -> tuple[list[NDArray[Any]] | NDArray[Any], Ints, Ints]:
         """Return the array of all runs, or one for each; and where in it their tokens are."""
-        numbers = np.unique(runs.file).tolist()
+        numbers = distinct(runs.file).tolist()
         if len(numbers) == 1:
             file = self._files[numbers[0]]
             found, low, high = file.arrays(runs.low, runs.high)
