@@ -1,14 +1,9 @@
-"""How much code runs for a sample and for a batch: calls and files, counted and never timed."""
+"""How many calls a sample takes, in each kind of pipeline: counted and never timed."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from pathlib import Path
-
 import pytest
 
-import energon
 from energon import (
     Cooker,
     DefaultTaskEncoder,
@@ -18,45 +13,10 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
-from tests.datasets import make_captions, make_crude
+from tests.datasets import make_crude
+from tests.tracing import Trace
 
-ROOT = str(Path(energon.__file__).parent)
 BATCH_SIZE = 16
-
-
-class Trace:
-    """What of energon runs inside a block: calls of each function, the deepest stack."""
-
-    def __init__(self):
-        self.calls = Counter()
-        self.depth = self.deepest = 0
-
-    @property
-    def files(self):
-        return {file for file, _ in self.calls}
-
-    def __enter__(self):
-        sys.setprofile(self._profile)
-        return self
-
-    def __exit__(self, *error):
-        sys.setprofile(None)
-
-    def _profile(self, frame, event, argument):
-        file = frame.f_code.co_filename
-        if not file.startswith(ROOT):
-            return
-        if event == "call":
-            self.calls[file.removeprefix(ROOT), frame.f_code.co_qualname] += 1
-            self.depth += 1
-            self.deepest = max(self.deepest, self.depth)
-        elif event == "return":
-            self.depth -= 1
-
-    def report(self):
-        lines = [f"{self.calls.total()} calls, {len(self.files)} files, {self.deepest} frames"]
-        lines += [f"{count:5} {file} {name}" for (file, name), count in self.calls.most_common()]
-        return "\n".join(lines)
 
 
 class Raw(DefaultTaskEncoder):
@@ -101,11 +61,6 @@ def crude(tmp_path_factory):
     return make_crude(tmp_path_factory.mktemp("calls") / "ds", [100, 100, 100, 100])
 
 
-@pytest.fixture(scope="module")
-def captions(tmp_path_factory):
-    return make_captions(tmp_path_factory.mktemp("calls") / "ds", [64])
-
-
 def batches_of(root, encoder, **settings):
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
     dataset = get_train_dataset(root, worker_config=config, task_encoder=encoder, **settings)
@@ -136,27 +91,3 @@ def test_a_sample_takes_few_calls_beside_its_hooks(crude, encoder, settings, cal
     found = trace.calls.total() / samples
     print(f"{found:.2f} calls a sample:", trace.report(), sep="\n")
     assert found <= 1.1 * calls, trace.report()
-
-
-def traced(batches):
-    with Trace() as trace:
-        next(batches)
-    return trace
-
-
-@pytest.fixture
-def decoding(captions):
-    with batches_of(captions, DefaultTaskEncoder(), batch_size=2) as loader:
-        yield loader
-
-
-def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(decoding):
-    with Trace() as first:
-        batches = iter(decoding)
-        next(batches)
-    steady = min((traced(batches) for _ in range(8)), key=lambda trace: trace.calls.total())
-    print("steady:", steady.report(), "first:", first.report(), sep="\n")
-    assert len(steady.files) <= 13, steady.report()
-    assert steady.calls.total() <= 69, steady.report()
-    assert steady.deepest <= 13, steady.report()
-    assert len(first.files) <= 36, first.report()  # one finds modules, in a longer session

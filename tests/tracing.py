@@ -1,0 +1,46 @@
+"""Count which functions of energon run, and how deep they call each other."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import energon
+
+ROOT = str(Path(energon.__file__).parent)
+
+
+class Trace:
+    """What of energon runs inside a block: calls of each function, the deepest stack."""
+
+    def __init__(self):
+        self.calls = Counter()
+        self.depth = self.deepest = 0
+
+    @property
+    def files(self):
+        return {file for file, _ in self.calls}
+
+    def __enter__(self):
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _profile(self, frame, event, argument):
+        file = frame.f_code.co_filename
+        if not file.startswith(ROOT):
+            return
+        if event == "call":
+            self.calls[file.removeprefix(ROOT), frame.f_code.co_qualname] += 1
+            self.depth += 1
+            self.deepest = max(self.deepest, self.depth)
+        elif event == "return":
+            self.depth -= 1
+
+    def report(self):
+        lines = [f"{self.calls.total()} calls, {len(self.files)} files, {self.deepest} frames"]
+        lines += [f"{count:5} {file} {name}" for (file, name), count in self.calls.most_common()]
+        return "\n".join(lines)
