@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
+import energon
 from energon import (
     CaptioningSample,
     DefaultTaskEncoder,
@@ -176,3 +179,27 @@ def test_lanes_are_taken_from_the_state_where_none_are_asked_for(blend, expected
         assert resumed.take(20) == expected[6:26]
     finally:
         resumed.close()
+
+
+SHUFFLES = {"permutation", "permute", "permuted", "shuffle", "shuffled", "unpermute", "unpermuted"}
+"""Functions, of ours and of others, that put things into a random order."""
+NOT_OF_A_RUN = {
+    "decode/resize.py": "Tensor.permute swaps dimensions",
+    "cli/tar_commands/rewrite.py": "writes samples in another order",
+    "prepare/splits.py": "divides shards into splits",
+    "prepare/writers/pack.py": "writes samples in another order",
+}
+ASKED_FOR = ("webdataset/", "compat/megatron/")
+"""Shuffle buffers of streams, and those that a program for Megatron-Energon builds itself."""
+
+
+def test_no_other_place_than_the_plan_decides_an_order():
+    root = Path(energon.__file__).parent
+    found = set()
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(("plan/", *ASKED_FOR)):
+            calls = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+            called = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+            found |= {name} if called & SHUFFLES else set()
+    assert found == set(NOT_OF_A_RUN)

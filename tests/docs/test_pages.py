@@ -6,7 +6,9 @@ import ast
 import inspect
 import re
 import shlex
+import tomllib
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -14,7 +16,7 @@ import yaml
 import energon
 import energon.packing
 import energon.transforms
-from docs.site import diagrams, reference
+from docs.site import diagrams, reference, rooms
 from energon import webdataset
 from energon.allow import CAPABILITIES
 from energon.cli.prepare import command as prepare
@@ -108,6 +110,35 @@ def test_names_that_are_said_to_be_missing_are_missing():
 def test_diagrams_are_what_the_code_says(name):
     drawn = (ROOT / f"docs/images/{name}.svg").read_text()
     assert drawn == diagrams.draw(name), "run `make diagrams`"
+
+
+def test_the_table_of_rooms_says_about_how_large_they_are():
+    written, counted = rooms.written(), rooms.count_rooms()
+    assert written.keys() == counted.keys(), "add or remove the row by hand"
+    for name, (files, lines) in counted.items():
+        assert written[name] == (
+            pytest.approx(files, abs=2, rel=0.05),
+            pytest.approx(lines, abs=50, rel=0.05),
+        ), f"run `make rooms`: {name}"
+
+
+def test_the_floor_plan_has_all_rooms_from_top_to_bottom():
+    page = (ROOT / "docs/how_it_works.md").read_text()
+    plan = page.partition("| floor | room | contract |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in plan.splitlines()[2:]]
+    rooms_of = [(int(row[0]), name) for row in rows for name in re.findall(r"`(\w+)/", row[1])]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    height = {
+        name.strip().removeprefix("energon."): -number
+        for number, layer in enumerate(layers)
+        for name in layer.split("|")
+    }
+    folders = {path.parent.name for path in (ROOT / "src/energon").glob("*/__init__.py")}
+    assert sorted(folders) == sorted(name for _, name in rooms_of)
+    for (upper, above), (lower, below) in pairwise(rooms_of):
+        assert (upper, height[above]) >= (lower, height[below]), (above, below)
 
 
 def test_every_image_is_shown_and_every_shown_image_is_there():

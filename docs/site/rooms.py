@@ -1,0 +1,82 @@
+"""Count the rooms of the package and write the table of CONTRIBUTING.md: `make rooms`.
+
+Lines are those that contain code: neither comments nor docstrings nor empty lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "CONTRIBUTING.md"
+HEAD = "| room | files before | lines before | files | lines |\n|---|---|---|---|---|\n"
+COMPAT, TOP, ALL = "`compat/`, `src/megatron/`, before also `wrappers/`", "top level", "**all**"
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+}
+
+
+def lines_of_code(text: str) -> int:
+    """Return the number of lines of a module that contain code.
+
+    Example:
+        >>> lines_of_code('\"\"\"Nothing.\"\"\"\\n\\n# why\\nx = (1,\\n     2)\\n')
+        2
+    """
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(found)
+
+
+def count_rooms(root: Path = ROOT) -> dict[str, tuple[int, int]]:
+    """Return the files and lines of each room, by its name in the table."""
+    files, lines = Counter[str](), Counter[str]()
+    for path in (root / "src").rglob("*.py"):
+        package, *inside, _ = path.relative_to(root / "src").parts
+        room = f"`{inside[0]}/`" if inside else TOP
+        if package == "megatron" or room in ("`compat/`", "`wrappers/`"):
+            room = COMPAT
+        for name in (room, ALL):
+            files[name] += 1
+            lines[name] += lines_of_code(path.read_text())
+    return {name: (files[name], lines[name]) for name in files}
+
+
+def written() -> dict[str, tuple[int, int]]:
+    """Return the files and lines that the table says, by the name of the room."""
+    rows = PAGE.read_text().partition(HEAD)[2].partition("\n\n")[0].splitlines()
+    cells = [re.split(r" *\| *", row.strip("| ")) for row in rows]
+    return {name.strip(): (_number(files), _number(lines)) for name, _, _, files, lines in cells}
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def main() -> None:
+    """Write the present figures into the table."""
+    text, now = PAGE.read_text(), count_rooms()
+    before, _, rest = text.partition(HEAD)
+    table, _, after = rest.partition("\n\n")
+    rows = []
+    for row in table.splitlines():
+        name, files_before, lines_before, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+        files, lines = now[name]
+        rows.append(f"| {name} | {files_before} | {lines_before} | {files} | {lines:,} |")
+    PAGE.write_text(before + HEAD + "\n".join(rows) + "\n\n" + after)
+
+
+if __name__ == "__main__":
+    main()
