@@ -136,8 +136,9 @@ def page(
         "",
         f"## A blend of {DATASETS} datasets",
         "",
-        f"From the call of `get_train_dataset` to the first batch of 32; of each dataset {SHARDS} "
-        f"shards. Descriptors and memory are those after 300 batches, without workers.",
+        f"Time from the call of `get_train_dataset` to the first batch of 32, without workers. "
+        f"Each dataset has {SHARDS} shards. Descriptors and memory were measured after 300 "
+        "batches.",
         "",
         "| | first batch, s | CPU for it, s | open descriptors | peak memory, MB |",
         "|---|---|---|---|---|",
@@ -150,8 +151,8 @@ def page(
         "",
         f"## The index of a join of two datasets of {JOINED:,} samples",
         "",
-        "`energon prepare join.yaml`, the whole command. Keys are in different orders, in 50 and "
-        "32 shards.",
+        "The whole command `energon prepare join.yaml`. The two datasets have 50 and 32 shards, "
+        "and the same keys in different orders.",
         "",
         "| | seconds | CPU, s | peak memory, MB |",
         "|---|---|---|---|",

@@ -52,7 +52,10 @@ HOWS = {
 }
 ROWS = [row for row in product(TASKS, HOWS) if row != ("crop", "codes")]
 WORKERS = {"in-line": (0, "thread"), "2 threads": (2, "thread"), "2 processes": (2, "process")}
-HOOKS = {"decoder": "the decoder alone", "python": "and 1 ms of Python in `encode_sample`"}
+HOOKS = {
+    "decoder": "the decoder alone",
+    "python": "the decoder, and 1 ms of Python in `encode_sample`",
+}
 Decode = Callable[[bytes, int], Any]
 Result = dict[str, float]
 
@@ -286,20 +289,21 @@ def page(found: dict[tuple[str, ...], Result], rounds: int) -> str:
         "# Benchmarks: decoding images\n\n"
         "`benchmarks/peers.sh && .venv/bin/python benchmarks/decode.py` measures and writes the "
         "tables below; a round takes two minutes.\n\n"
-        "Bytes of JPEGs become batches of 64 uint8 images of 224 by 224 pixels. All run the same "
-        "program, with another function that makes the array of the bytes; `threads` is the size "
-        "of a `ThreadPoolExecutor`. The JPEGs have smooth areas and much noise (0.3 bytes a pixel, "
-        "quality 85). To get any part of a JPEG, all Huffman codes before it have to be decoded: "
-        'the line "the limit" decodes them and next to nothing else. A smaller scale saves only '
-        "the rest: the transform, the colors and the pixels to be resized.\n\n"
+        "Each row decodes JPEGs into batches of 64 uint8 images of 224 by 224 pixels. The programs "
+        "differ only in the function that turns the bytes of a JPEG into an array; `threads` is "
+        "the size of a `ThreadPoolExecutor`. The JPEGs have smooth areas and a lot of noise (0.3 "
+        "bytes per pixel, quality 85). Decoding any part of a JPEG requires decoding all Huffman "
+        'codes before it: the row "the limit" does that and next to nothing else. Decoding at a '
+        "smaller scale saves only the rest: the transform, the colors and the pixels to resize."
+        "\n\n"
         f"{MARK}\n\n"
         f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), Python "
         f"{platform.python_version()}, simplejpeg {version('simplejpeg')}, energon "
-        f"{version('energon-loader')}. Medians of {rounds} rounds; every figure from a fresh "
-        "process. Times are milliseconds of processor time an image, ratios are to cv2.\n\n"
+        f"{version('energon-loader')}. Medians of {rounds} rounds, each in a fresh "
+        "process. Times are milliseconds of CPU time per image; ratios are relative to cv2.\n\n"
         f"{bare_table(found)}\n\n"
         "## Threads and processes\n\n"
-        "The same images of 500 by 375 from a dataset through a loader, with "
+        "The images of 500 by 375 pixels again, read from a dataset by a loader with "
         '`SampleDecoder("torchrgb8", image_size=224)`:\n\n'
         f"{loader_table(found)}\n"
     )
@@ -325,7 +329,7 @@ def bare_table(found: dict[tuple[str, ...], Result]) -> str:
 def loader_table(found: dict[tuple[str, ...], Result]) -> str:
     """Return what a loader reaches with each kind of workers, as Markdown."""
     lines = [
-        "| hooks | workers | images/s | to in-line | ms of processor time an image |",
+        "| hooks | workers | images/s | relative to in-line | CPU ms per image |",
         "|---|---|---:|---:|---:|",
     ]
     for hooks, workers in product(HOOKS, WORKERS):

@@ -187,13 +187,13 @@ def token_section(data: Path, rounds: int) -> str:
     lines = [
         "## Token sequences",
         "",
-        f"Sequences of {LENGTH:,} tokens in batches of {BATCH}, int64, in-line, of {DOCUMENTS:,} "
-        "documents in the page cache. GPTDataset's logic is rebuilt from its description: tokens, "
-        "labels, positions and loss masks through a DataLoader of torch. energon gives tokens and "
-        "where documents begin, and a state. The memmap loop cuts random windows out of the file "
-        "as it lies: no documents, no epochs, no state.",
+        f"Sequences of {LENGTH:,} tokens (int64) in batches of {BATCH}, in-line, from "
+        f"{DOCUMENTS:,} documents in the page cache. GPTDataset's logic is rebuilt from its "
+        "description: tokens, labels, positions and loss masks through torch's DataLoader. "
+        "energon yields tokens and the starts of documents, and keeps a state. The memmap loop "
+        "cuts random windows out of the file; it has no documents, epochs or state.",
         "",
-        "| | sequences/s | CPU µs a sequence | of the memmap loop |",
+        "| | sequences/s | CPU µs per sequence | relative to the memmap loop |",
         "|---|---:|---:|---:|",
     ]
     least = middle(found, "tokens_memmap", "cpu_us")
@@ -271,9 +271,9 @@ def start_section(data: Path, rounds: int) -> str:
         [
             "## Start on 10 billion tokens",
             "",
-            f"An index of {SIMULATED:,} documents of 1,000 tokens; the tokens are simulated. From "
-            "the call of `get_train_dataset` to the first batch, in-line. Peak memory is that of "
-            "the whole process with Python and its packages.",
+            f"An index of {SIMULATED:,} documents of 1,000 tokens each, with simulated tokens. "
+            "Time from the call of `get_train_dataset` to the first batch, in-line. Peak memory is "
+            "that of the whole process, including Python and its packages.",
             "",
             "| | first batch, s | CPU for it, s | memory for it, MB | peak memory, MB |",
             "|---|---:|---:|---:|---:|",
@@ -407,10 +407,10 @@ def image_section(data: Path, rounds: int) -> str:
         "## Images in Parquet files",
         "",
         f"{IMAGES:,} JPEGs of about 70 kB in {IMAGE_FILES} files, shuffled, decoded to 224 x 224 "
-        f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are those of an image, of all "
-        "processes together, and for the most part those of the decoder. `datasets` "
-        f"{datasets.__version__} with the DataLoader of torch; its stream is shuffled by files and "
-        "a buffer of 1,000 rows, its table was converted to Arrow before.",
+        f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are per image, over all "
+        "processes; most of them go to the decoder. `datasets` "
+        f"{datasets.__version__} runs with torch's DataLoader. Its stream shuffles files, and rows "
+        "in a buffer of 1,000; its table was converted to Arrow beforehand.",
         "",
         "| | images/s | with 2 workers | CPU ms | with 2 workers |",
         "|---|---:|---:|---:|---:|",
@@ -506,8 +506,8 @@ def bucket_section(data: Path, rounds: int) -> str:
             f"## {BUCKET_FILES:,} Parquet files on a bucket",
             "",
             f"Seconds from the call of `get_train_dataset` to the first batch of {IMAGE_BATCH}, "
-            f"in-line, and to the first one behind a state. The files were prepared; each request "
-            f"takes {LATENCY_SECONDS * 1000:.0f} ms longer than on this machine.",
+            "in-line, of a new run and of runs restored from states. The files were prepared; a "
+            f"proxy adds {LATENCY_SECONDS * 1000:.0f} ms to each request.",
             "",
             f"| | start | {' | '.join(f'resumed at {name}' for name in figures[1:])} |",
             f"|---|{'---:|' * len(figures)}",

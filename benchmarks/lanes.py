@@ -77,14 +77,14 @@ def page(found: dict[Case, Figures], rounds: int) -> str:
         "# Benchmarks of lanes",
         "",
         f"Made by `benchmarks/lanes.py` on {date.today()} with {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}: the least of {rounds} "
-        "rounds, which other work on the machine disturbs least; data in the page cache. See "
+        f"({platform.machine()}), Python {platform.python_version()}: the minimum of {rounds} "
+        "rounds, which other work on the machine affects least; data in the page cache. See "
         "[all benchmarks](benchmarks.md).",
         "",
         "A new run has 24 [lanes](save_and_resume.md#lanes) or a multiple of that, so that it can "
-        "be resumed on many numbers of ranks. This is what they cost: each cell has the figure "
-        "with one lane for each worker, `WorkerConfig(lanes=max(1, num_workers))`, and that of "
-        "the default. Batches of 32, shuffled.",
+        "be resumed on many numbers of ranks. This table shows what the lanes cost. Each cell "
+        "has the figure with one lane per worker, `WorkerConfig(lanes=max(1, num_workers))`, and "
+        "the figure with the default. Batches of 32, shuffled.",
         "",
         "| data | program | workers | CPU ms for 1,000 samples | memory, MB |",
         "|---|---|---|---|---|",
@@ -102,9 +102,9 @@ def page(found: dict[Case, Figures], rounds: int) -> str:
     cpu, memory = map(median, ratios.values())
     lines += [
         "",
-        f"In the middle line the default takes {cpu:.2f} times the CPU time and {memory:.2f} times "
-        f"the memory. The CPU time of one and the same run differs between rounds by "
-        f"{median(spreads):.0%}: ratios closer to 1 than that say nothing.",
+        f"In the median, the default takes {cpu:.2f} times the CPU time and {memory:.2f} times the "
+        f"memory. The CPU time of a run varies by {median(spreads):.0%} between rounds; ratios "
+        "within that range are not significant.",
     ]
     return "\n".join(lines) + "\n"
 

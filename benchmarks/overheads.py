@@ -3,9 +3,9 @@
     python benchmarks/overheads.py [--rounds 5] [--only WORD] [--data FOLDER]
 
 Opening datasets, starting workers, sending batches to the trainer, the lanes of a new run, and
-hooks that draw no random numbers: each figure stands beside its goal. Every figure comes from a
-fresh process, and all take turns within a round. Of times the least of all rounds counts, which
-other work on the machine disturbs least, of ratios the median.
+hooks that draw no random numbers: the page has each figure and its goal. Every figure comes from a
+fresh process, and all take turns within a round. Of the times, the shortest of all rounds counts,
+which other work on the machine affects least; of the ratios, the median.
 """
 
 from __future__ import annotations
@@ -106,41 +106,51 @@ FIGURES = {
         program=opening("many/blend.yaml"),
     ),
     "first": Figure(
-        "first batch behind that, one dataset, no workers",
+        "first batch after that, one dataset, no workers",
         "",
         1e3,
         "ms",
         program=opening("text", FIRST_BATCH),
     ),
     "worker": Figure(
-        "first batch with one worker, the server that starts workers included",
+        "first batch with one worker, including the server that starts workers",
         "",
         1e3,
         "ms",
         program=opening("text", FIRST_BATCH, workers=1),
     ),
     "workers": Figure(
-        "a batch of each of 8 workers: time for each",
+        "a batch from each of 8 workers: time per worker",
         "150",
         1e3,
         "ms",
         program=opening("text", EACH_WORKER, workers=8, batches=8),
     ),
     "info": Figure("`energon info`, the whole command", "300", 1e3, "ms"),
-    "parent": Figure("trainer, for a text sample of a worker: CPU", "1.5", 1e6, "µs"),
-    "child": Figure("worker, against in-line: CPU", "1.3", 1, "x", median),
-    "hook": Figure("2 workers, hooks of 5 µs a sample, against in-line: speed", "1.3", 1, "x", max),
-    "lanes": Figure("default lanes against one, text: CPU", "1.05", 1, "x", median),
-    "lanes-cooker": Figure("the same with a cooker: CPU", "1.05", 1, "x", median),
-    "draws": Figure("hooks that might draw, but do not, against others: CPU", "1", 1, "x", median),
+    "parent": Figure("CPU time of the trainer for a text sample from a worker", "1.5", 1e6, "µs"),
+    "child": Figure("CPU time of a worker, relative to in-line", "1.3", 1, "x", median),
+    "hook": Figure(
+        "speed of 2 workers with hooks of 5 µs a sample, relative to in-line", "1.3", 1, "x", max
+    ),
+    "lanes": Figure(
+        "CPU time of text with the default lanes, relative to one", "1.05", 1, "x", median
+    ),
+    "lanes-cooker": Figure("the same with a cooker", "1.05", 1, "x", median),
+    "draws": Figure(
+        "CPU time of hooks that use globals but draw nothing, relative to others",
+        "1",
+        1,
+        "x",
+        median,
+    ),
 }
 ABOUT_WORKERS = """\
-A worker does what loading in-line does, and more. For a sample of 240 bytes, in shares of the CPU \
-time that loading it in-line takes: 12 % because the two lanes share slices, so that each worker \
-reads past the samples of the other; 2 % to note the row for the case that it dies; 27 % to turn \
-the batch into columns and to compare its sources with them; 22 % to pickle the columns and to \
-hand them over. The larger the samples and the slower the hooks, the smaller these shares are: \
-with hooks of 5 µs, two workers are faster than none.
+A worker does everything that in-line loading does, and more. For samples of 240 bytes, the extra \
+work takes these shares of the CPU time of in-line loading: 12 % because the two lanes share \
+slices, so each worker reads past the samples of the other; 2 % to record the row in case the \
+worker dies; 27 % to turn the batch into columns and compare its sources with them; 22 % to pickle \
+and transfer the columns. The larger the samples and the slower the hooks, the smaller these \
+shares are.
 """
 
 
@@ -370,9 +380,9 @@ def page(table: str, rounds: int) -> str:
     return (
         "# Benchmarks of opening, starting and sending\n\n"
         f"Made by `benchmarks/overheads.py` on {date.today()} with {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}: every figure from a fresh "
-        f"process, of {rounds} rounds the least time or the median ratio; data in the page cache. "
-        "See [all benchmarks](benchmarks.md).\n\n"
+        f"({platform.machine()}), Python {platform.python_version()}. Of {rounds} rounds, each in "
+        "a fresh process, the table has the shortest time, the highest speed, and the median of "
+        "other ratios; data in the page cache. See [all benchmarks](benchmarks.md).\n\n"
         "| | | goal |\n|---|---:|---:|\n"
         f"{table}\n\n"
         f"{ABOUT_WORKERS}"

@@ -5,7 +5,7 @@
 
 Whole commands in fresh processes with two workers each, in turns, on datasets without any
 index. `small` has 500k samples of two parts with some bytes each, `large` 80 samples of 8 MB,
-`image` 15k pictures with text and metadata, `shards10k` 10,000 shards of two samples. The last
+`image` 15k images with text and metadata, `shards10k` 10,000 shards of two samples. The last
 table is about memory: datasets of more and more members, up to `--members`.
 """
 
@@ -27,7 +27,7 @@ from data import tar_member, write
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks_prepare.md"
 MARK = "<!-- made by benchmarks/prepare.py -->"
-HEAD = "# How fast datasets are prepared\n\n"
+HEAD = "# Benchmarks of preparation\n\n"
 WORKERS = ["--num-workers", "2"]
 COMMON = ["--non-interactive", "--split-parts", "train:.*", "--sample-type", "CrudeWebdataset"]
 # Processes whose parent ends before them become children of this one, so that all are counted.

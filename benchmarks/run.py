@@ -352,11 +352,11 @@ def speed_table(found: Results) -> str:
     return _program_table(
         found,
         "## The same program on every loader",
-        "Samples per second, with half of the range between the processes. Samples are shuffled "
-        "and come undecoded in batches of 32 (4 for large), unless it says otherwise. LitData "
-        "reads a format of its own, into which the data were converted. The last column compares "
-        "energon with Megatron-Energon. The programs without a hook stand apart: real programs "
-        "have hooks, and Megatron-Energon cannot do without.",
+        "Samples per second, ± half the range over the processes. Samples are shuffled, undecoded "
+        "and in batches of 32 (4 for large), unless the row says otherwise. LitData reads the data "
+        "converted to its own format. The last column is energon relative to Megatron-Energon. The "
+        'rows "no hook at all" show the fast path, on which samples stay in blocks; they are for '
+        "comparison only, because real programs have hooks, and Megatron-Energon requires one.",
         _speed,
         lambda ours, theirs: _rate(ours) / _rate(theirs),
     )
@@ -367,8 +367,8 @@ def cpu_table(found: Results) -> str:
     return _program_table(
         found,
         "## CPU time of the same program",
-        "CPU milliseconds for a thousand samples, all processes together: what the loader takes "
-        "from the cores that hooks and decoding need.",
+        "CPU milliseconds for a thousand samples, over all processes: time that is then missing "
+        "for hooks and decoding.",
         lambda rounds: f"{_cpu(rounds):,.3g}" if _cpu(rounds) < 1000 else f"{_cpu(rounds):,.0f}",
         lambda ours, theirs: _cpu(theirs) / _cpu(ours),
     )
@@ -423,7 +423,7 @@ def memory_table(found: Results) -> str:
     rows = [
         "## Memory",
         "",
-        "Proportional memory of all processes in MB, with the cooker that passes samples on.",
+        "Proportional set size of all processes in MB, with the cooker that passes samples on.",
         "",
         "| data | workers | " + " | ".join(LIBRARIES.values()) + " |",
         "|---|---|" + "---|" * len(LIBRARIES),
@@ -442,10 +442,10 @@ def decoded_table(decoded: dict[str, Rounds]) -> str:
     rows = [
         "## Decoded images per second",
         "",
-        "JPEG of about 70 kB to arrays of 224 x 224, by the same function (simplejpeg, Pillow) in "
-        "a hook of each library, with 2 workers: medians of "
-        f"{len(decoded['ours'])} rounds. The last column is the function in 2 processes that "
-        "neither load nor send anything.",
+        "JPEGs of about 70 kB are decoded to arrays of 224 x 224 by the same function (simplejpeg, "
+        f"Pillow) in a hook of each library, with 2 workers. Medians of {len(decoded['ours'])} "
+        "rounds. The last column is the function in 2 processes that neither load nor send "
+        "anything.",
         "",
         "| " + " | ".join(DECODERS.values()) + " |",
         "|" + "---|" * len(DECODERS),

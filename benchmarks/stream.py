@@ -130,7 +130,7 @@ def measure(library: str, folder: Path, task: str, workers: int, seconds: float)
     result = {"samples_per_second": count / elapsed, "first_seconds": first}
     print(json.dumps({**result, "version": version(LIBRARIES[library])}))
     sys.stdout.flush()
-    # Loaders of some libraries do not end by themselves.
+    # Loaders of some libraries do not end on their own.
     os._exit(0)
 
 
@@ -140,7 +140,7 @@ def same(batch: Any) -> Any:
 
 
 def smaller(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with the picture cut to 224 by 224, as training would have it."""
+    """Return a sample with the image cropped to 224 by 224, as training would have it."""
     return {**sample, "jpg": sample["jpg"][:224, :224].copy()}
 
 
@@ -155,13 +155,13 @@ def page(
         "table below; a round takes two minutes.\n\n"
         f"Both libraries run the same program over the same shards, without an index: "
         "`WebDataset(shards, shardshuffle=100).shuffle(1000).batched(32)`, with workers in a "
-        "`WebLoader`. Text has two parts and 300 bytes a sample, interleaved twelve parts, an "
-        "image a JPEG of 70 kB with a caption and metadata; decoded images become arrays, cut to "
-        "224 by 224.\n\n"
+        "`WebLoader`. A text sample has two parts and 300 bytes, an interleaved one twelve parts, "
+        "an image a JPEG of 70 kB with a caption and metadata. Decoded images are arrays, cropped "
+        "to 224 by 224 pixels.\n\n"
         f"{MARK}\n\n"
         f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), Python "
         f"{platform.python_version()}: energon {versions['energon.webdataset']} and webdataset "
-        f"{versions['webdataset']}. Medians of {rounds} rounds; every figure from a fresh process; "
+        f"{versions['webdataset']}. Medians of {rounds} rounds, each in a fresh process; "
         "data in the page cache.\n\n"
         f"{table(cases, found)}\n"
     )
