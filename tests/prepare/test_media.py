@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +16,26 @@ import pytest
 import soundfile
 from PIL import Image
 
-from energon.errors import ConfigError, FormatError, NoSuchFileError
+from energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    EPath,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_loader,
+    get_train_dataset,
+)
+from energon.compat.megatron.datasets.media import MediaFilterConfig, prepare_filesystem_dataset
+from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.media_table import copy_media
-from energon.io.files import write_bytes
+from energon.io.files import delete_file, list_files, write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import prepare as media_surviving
-from energon.prepare.media.prepare import WORK_NAME, prepare_media
+from energon.prepare.media.prepare import WORK_NAME, prepare_media, prepare_remote_media
 from energon.prepare.media.probe import MediaFilter
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
@@ -30,6 +44,7 @@ from tests.commands import run
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.servers.places import open_place
+from tests.servers.proxy import Fault
 
 BY_EXTENSION = MediaFilter("EXTENSION")
 INLINE = Engine(num_workers=1)
@@ -127,6 +142,7 @@ def test_headers_are_noted_by_file_name(place):
     [
         (MediaFilter("GLOB", "*.jpg, b/*.flac"), ["a/1.jpg", "b/3.flac"]),
         (MediaFilter("GLOB", "b/4*"), ["b/4.bin"]),
+        (MediaFilter("GLOB", "1.JPG"), ["a/1.jpg"]),
         (
             MediaFilter("HEADER"),
             ["a/1.jpg", "a/2.left.png", "b/3.mp4", "b/3.flac", "b/4.bin"],
@@ -331,6 +347,109 @@ def test_a_dataset_in_an_object_store_gets_its_metadata_there(
         assert result.exit_code == 0, result.output
         assert "Done. Stored metadata for 4 files." in result.output
         assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
+
+
+@pytest.fixture
+def remote(request, folder, tmp_path, monkeypatch):
+    """The folder in an object store, and the proxy in front of that."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for place in open_place("moto", request):
+        for name, content in FILES.items():
+            write_bytes(f"{place.address}/files/{name}", content)
+        yield f"{place.address}/files", place.proxy
+
+
+def prepare_remote(address, *options):
+    result = run(
+        *("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1, "--json"),
+        *options,
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_folder_in_an_object_store_gets_its_metadata_there(remote, folder):
+    address, proxy = remote
+    write_bytes(f"{address}/c/6.jpg", jpeg(1) + bytes(2 << 20))
+    proxy.plan([])
+    report = prepare_remote(address)
+    assert (report["files"], report["looked_at"]) == (5, 6)
+    assert [failure["file"] for failure in report["failed"]] == ["b/5.jpg"]
+    read = Counter(request.path.rpartition(".")[2] for request in proxy.requests if request.is_data)
+    assert (read["jpg"], read["png"], read["flac"]) == (3, 1, 1), "only the beginning of each"
+    assert read.keys() == {"jpg", "png", "flac", "mp4"}
+    store = SystemFileStore(address)
+    assert store.get_media_metadata("c/6.jpg") == JPEG_1
+    prepare_media(folder, BY_EXTENSION, engine=INLINE)
+    assert known(store) == known(SystemFileStore(folder))
+
+
+def test_of_a_remote_folder_only_what_has_changed_is_looked_at_again(remote):
+    address, proxy = remote
+    prepare_remote(address)
+    proxy.plan([])
+    assert prepare_remote(address)["looked_at"] == 0
+    assert [request for request in proxy.requests if request.is_data] == []
+    write_bytes(f"{address}/b/5.jpg", jpeg(4, size=(9, 7)))
+    delete_file(f"{address}/a/1.jpg")
+    report = prepare_remote(address)
+    assert (report["files"], report["looked_at"], report["failed"]) == (4, 1, [])
+    store = SystemFileStore(address)
+    assert store.get_media_metadata("b/5.jpg") == JPEG_4
+    assert "a/1.jpg" not in known(store)
+
+
+def test_a_remote_folder_is_continued_after_the_store_failed(remote, monkeypatch):
+    address, proxy = remote
+    monkeypatch.setattr(media_surviving, "FILES_PER_JOB", 1)
+    monkeypatch.setenv("ENERGON_STORAGE_DEADLINE_SECONDS", "1")
+    denied = Fault("status", status=403, code="AccessDenied")
+    proxy.plan([None] * 3 + [denied] * 99, lambda request: request.is_data)
+    with pytest.raises(StorageAccessError):
+        prepare_remote_media(address, BY_EXTENSION, num_workers=1, progress=lambda *_: None)
+    assert not EPath(f"{address}/.nv-meta/index.sqlite").is_file(), "nothing is half there"
+    proxy.plan([])
+    report = prepare_remote(address)
+    assert report["files"] == 4
+    assert 0 < report["looked_at"] < 5
+    assert [each.key for each in list_files(f"{address}/.nv-meta")] == ["index.sqlite"]
+
+
+def test_programs_prepare_remote_folders_and_load_what_refers_to_them(remote, tmp_path):
+    address, _ = remote
+    chosen = MediaFilterConfig.parse("*.JPG,2.*", header=False, extension=False)
+    assert prepare_filesystem_dataset(EPath(address), chosen, progress=False, workers=1) == 2
+    (tmp_path / "texts.jsonl").write_text('{"image": "a/1.jpg"}\n{"image": "a/2.left.png"}\n')
+    assert run("prepare", tmp_path / "texts.jsonl").exit_code == 0
+    (tmp_path / "meta.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+        f"splits:\n  train:\n    path: texts.jsonl\n    aux:\n      images: filesystem://{address}\n"
+    )
+
+    @cooker
+    def cook(sample, images):
+        name = sample["json"]["image"]
+        size = images.get_media_metadata(name)
+        return TextSample(**basic_sample_keys(sample), text=f"{name} {size.width}x{size.height}")
+
+    class Encoder(DefaultTaskEncoder):
+        cookers = (Cooker(cook),)
+
+    dataset = get_train_dataset(
+        tmp_path / "meta.yaml",
+        task_encoder=Encoder(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        repeat=False,
+    )
+    (batch,) = get_loader(dataset)
+    assert sorted(batch.text) == ["a/1.jpg 12x8", "a/2.left.png 30x20"]
+
+
+def test_a_web_server_cannot_be_written_to():
+    result = run("prepare-media", "http://127.0.0.1:9/files", "--media-metadata-by-extension")
+    assert result.exit_code == 2
+    assert "read only" in result.output
 
 
 def test_the_command_tells_what_it_did(place):

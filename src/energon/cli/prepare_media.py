@@ -115,10 +115,10 @@ def command(
 ) -> None:
     """Record the sizes and durations of media files, for file stores to look up.
 
-    PATH is a prepared dataset, local or in an object store, or any folder of files that samples
-    refer to. Files are not decoded; only their headers are read. Shards (and files of a folder)
-    that have not changed since the last time are not read again, and an interrupted run
-    continues where it stopped.
+    PATH is a prepared dataset, or any folder of files that samples refer to, local or in an object
+    store. Files are not decoded; only their headers are read. Shards (and files of a folder) that
+    have not changed since the last time are not read again, and an interrupted run continues where
+    it stopped.
 
     \b
     Example:

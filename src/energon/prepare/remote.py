@@ -49,6 +49,8 @@ MAX_PARALLEL = 16
 MAX_AT_ONCE_BYTES = 8 << 20
 """Larger files are copied piece by piece."""
 log = logging.getLogger("energon")
+UNFINISHED = "media.partial."
+"""Files below `.nv-meta` whose names begin like this are intermediate results for the next run."""
 INDEX_FILES = (".tar.idx", ".tar.parts")
 INFO_FILES = (".info.yaml", ".info.json")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
@@ -165,7 +167,7 @@ class Mirror:
         versions: dict[str, str | None] = {name: _version(each) for name, each in infos.items()}
         changed = {name for name in infos if known.get(name) != versions[name]}
         for name in self.present():
-            if name not in infos:
+            if name not in infos and not name.startswith(f"{META}/{UNFINISHED}"):
                 (self.folder / name).unlink()
         outdated = [
             name
@@ -242,7 +244,9 @@ class Mirror:
         meta = self.folder / META
         paths = list(meta.iterdir()) if meta.is_dir() else []
         return {
-            path.name: _digest(path) for path in paths if path.is_file() and path.name != ".lock"
+            path.name: _digest(path)
+            for path in paths
+            if path.is_file() and path.name != ".lock" and not path.name.startswith(UNFINISHED)
         }
 
     def _upload(self, before: Mapping[str, str], after: Mapping[str, str]) -> None:
@@ -289,10 +293,12 @@ class Mirror:
         path.parent.mkdir(parents=True, exist_ok=True)
         if file.size <= MAX_AT_ONCE_BYTES:
             write_atomic(path, read_bytes(address))
-            return
-        store, key = open_store(address)
-        with atomic_path(path) as temporary, open(temporary, "wb") as target:
-            target.writelines(store.stream(key))
+        else:
+            store, key = open_store(address)
+            with atomic_path(path) as temporary, open(temporary, "wb") as target:
+                target.writelines(store.stream(key))
+        # Intermediate results belong to an index of this size and date.
+        os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
 
 
 def run_in_threads(
@@ -377,3 +383,27 @@ def mirrored(
         mirror.fill(fill)
         with mirror.changing(), mirror.hidden():
             yield mirror.folder
+
+
+@contextmanager
+def mirrored_metadata(address: str) -> Iterator[tuple[Path, list[ObjectInfo]]]:
+    """Yield a local folder with the `.nv-meta` of a remote folder, and the other files there.
+
+    Changes below `.nv-meta` are uploaded, unless there is an exception.
+
+    Args:
+        address: The remote folder.
+
+    Raises:
+        DatasetNotFoundError: If it contains no files.
+        StorageError: If the store cannot be read or written.
+    """
+    mirror = Mirror(address)
+    with mirror.locked():
+        found = list_files(address)
+        if not found:
+            raise DatasetNotFoundError(explain_missing(address))
+        metadata = [each for each in found if each.key.startswith(f"{META}/")]
+        mirror.fill(lambda: mirror.update(metadata))
+        with mirror.changing(), mirror.hidden():
+            yield mirror.folder, [each for each in found if META not in each.key.split("/")[:-1]]

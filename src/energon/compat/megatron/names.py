@@ -23,6 +23,9 @@ HOMES: dict[str, str] = {
     "compat.megatron.datasets.leaf": """
         BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
     """,
+    "compat.megatron.datasets.media": """
+        MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset
+    """,
     "compat.megatron.datasets.others": """
         CaptioningWebdataset CrudeJsonlDatasetFactory=JsonlFactory
         DefaultCrudeJsonlDatasetFactory=JsonlFactory ImageClassificationWebdataset ImageWebdataset
@@ -31,9 +34,8 @@ HOMES: dict[str, str] = {
         VidQAWebdataset
     """,
     "compat.megatron.datasets.preparing": """
-        EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo WebdatasetMeta
-        WebdatasetPreparator=PreparesShards check_dataset_info_present get_dataset_info
-        get_dataset_type get_info_shard_files prepare_filesystem_dataset
+        EnergonDatasetType ShardInfo WebdatasetMeta WebdatasetPreparator=PreparesShards
+        check_dataset_info_present get_dataset_info get_dataset_type get_info_shard_files
     """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset

@@ -16,17 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon.errors import ConfigError, EnergonError, FormatError
+from energon.errors import ConfigError, EnergonError, FormatError, StorageError
 from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
+from energon.io.epath import AnyPath, EPath
 from energon.messages import shell_word
 from energon.metadataset.kind import refuse_metadata
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
+from energon.prepare.files import dataset_lock, file_state, reporting
 from energon.prepare.index.name_index import sqlite_path
+from energon.prepare.media.files import FolderFiles, LocalFiles, RemoteFiles
 from energon.prepare.media.probe import (
     MediaFilter,
     Probed,
@@ -37,7 +39,7 @@ from energon.prepare.media.probe import (
     probe_shards,
     probe_some_files,
 )
-from energon.prepare.remote import mirrored
+from energon.prepare.remote import INFO_FILES, check_writable, mirrored, mirrored_metadata
 
 SAMPLES_PER_JOB = 4096
 """How much is checked again if a process dies."""
@@ -47,26 +49,25 @@ _PRELOAD = "energon.prepare.media.probe"
 
 
 def probe_files_isolated(
-    folder: Path, names: Sequence[str], chosen: MediaFilter, num_processes: int
+    files: FolderFiles, names: Sequence[str], chosen: MediaFilter, num_processes: int
 ) -> Iterator[list[Probed]]:
     """Yield the metadata of some files in a folder, as it becomes ready.
 
     Args:
-        folder: The folder.
-        names: Paths below it.
-        chosen: Which files are media files.
+        files: The files of the folder.
+        names: Which of them are examined.
+        chosen: Which of these are media files.
         num_processes: Number of processes.
     """
     batches = [names[at : at + FILES_PER_JOB] for at in range(0, len(names), FILES_PER_JOB)]
     jobs = [
-        IsolatedCall(number, (str(folder), batch, chosen), range(len(batch)))
+        IsolatedCall(number, (files.only(batch), batch, chosen), range(len(batch)))
         for number, batch in enumerate(batches)
     ]
     for number, result in run_isolated(probe_some_files, jobs, num_processes, _PRELOAD):
         if isinstance(result, Death):
             name = batches[number][result.ordinal]
-            state = file_state(folder / name)
-            yield [Probed(MediaJob(name, *state), [], [(name, DIED)])]
+            yield [Probed(files.job(name), [], [(name, DIED)])]
         else:
             yield result
 
@@ -183,6 +184,7 @@ def prepare_media(
     chosen: MediaFilter,
     *,
     contents: str | None = None,
+    files: FolderFiles | None = None,
     engine: Engine | None = None,
     wait: bool = False,
     progress: Progress = lambda done, total: None,
@@ -193,6 +195,7 @@ def prepare_media(
         path: Folder of a prepared dataset, or any folder of files.
         chosen: Which files to read.
         contents: Where the shards are, if the folder only stands for a remote one.
+        files: The files, if the folder only stands for a remote one without shards.
         engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that prepares the dataset.
         progress: Called with the number of finished shards (or files), and the total.
@@ -205,14 +208,21 @@ def prepare_media(
     """
     folder = Path(path)
     refuse_metadata(os.fspath(path))
-    is_dataset, names = _plan(folder, chosen)
+    if files is None:
+        files = None if _is_prepared(folder) else LocalFiles(folder)
+    names = _shards(folder) if files is None else list(filter(chosen.may_match, files.names()))
     engine = Engine() if engine is None else engine
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
         writer = MediaWriter(work, chosen.strategy, chosen.patterns)
         try:
-            todo, report = _start(folder, writer, names)
+            jobs = map((LocalFiles(folder) if files is None else files).job, names)
+            todo, report = _start(writer, list(jobs))
             progress(len(names) - len(todo), len(names))
-            for probed in _probe(engine, folder, todo, chosen, contents, is_dataset):
+            if files is None:
+                results = _probe_shards(engine, folder, todo, chosen, contents)
+            else:
+                results = _probe_files(engine, files, todo, chosen)
+            for probed in results:
                 writer.write((result.job, result.found) for result in probed)
                 report.looked_at += len(probed)
                 report.failed += [failure for result in probed for failure in result.failed]
@@ -231,69 +241,83 @@ def prepare_media(
 def prepare_remote_media(
     address: str, chosen: MediaFilter, *, num_workers: int, progress: Progress
 ) -> MediaReport:
-    """Do the same for a dataset in an object store; only the header of each file is fetched.
+    """Do the same in an object store; little more than the header of each file is fetched.
 
     Args:
-        address: The dataset.
+        address: The dataset, or any folder of files.
         chosen: Which files to read.
-        num_workers: Number of local processes that read shards.
-        progress: Called with the number of finished shards, and the total.
+        num_workers: Number of local processes that read shards or files.
+        progress: Called with the number of finished shards (or files), and the total.
 
     Raises:
-        DatasetNotFoundError: If there are no shards.
+        DatasetNotFoundError: If there are no files.
         StorageError: If the store cannot be read or written.
     """
-    with mirrored(address) as folder:
+    check_writable(address, "copy the folder to an object store")
+    engine = Engine(num_workers=num_workers)
+    if _is_prepared(EPath(address)):
+        with mirrored(address) as folder:
+            return prepare_media(
+                folder, chosen, contents=address, engine=engine, wait=True, progress=progress
+            )
+    with mirrored_metadata(address) as (folder, listed):
+        files = RemoteFiles(address, {each.key: each for each in listed})
         return prepare_media(
-            folder,
-            chosen,
-            contents=address,
-            engine=Engine(num_workers=num_workers),
-            wait=True,
-            progress=progress,
+            folder, chosen, files=files, engine=engine, wait=True, progress=progress
         )
 
 
-def _probe(
+def _probe_shards(
     engine: Engine,
     folder: Path,
     todo: Sequence[str],
     chosen: MediaFilter,
     contents: str | None,
-    is_dataset: bool,
 ) -> Iterator[list[Probed]]:
-    """Yield what is found in shards or files, as it becomes ready."""
-    if engine.name != "local":
-        look: Callable[..., list[Probed]] = probe_shards if is_dataset else probe_files
-        size = 1 if is_dataset else FILES_PER_JOB
-        some = ((str(folder), todo[at : at + size]) for at in range(0, len(todo), size))
-        batches = ((*each, chosen, contents) for each in some)
-        for _, probed in run_batches(engine, look, batches):
-            yield probed
-    elif is_dataset:
+    """Yield what is found in shards, as it becomes ready."""
+    if engine.name == "local":
         yield from probe_shards_isolated(folder, todo, chosen, contents, engine.num_local)
-    else:
-        yield from probe_files_isolated(folder, todo, chosen, engine.num_local)
+        return
+    batches = ((str(folder), [shard], chosen, contents) for shard in todo)
+    for _, probed in run_batches(engine, probe_shards, batches):
+        yield probed
 
 
-def _plan(folder: Path, chosen: MediaFilter) -> tuple[bool, list[str]]:
-    """Return whether it is a dataset, and the names of its shards, or of files."""
-    try:
-        shards = list(load_info(folder).shard_counts)
-    except EnergonError:
-        names = [name for name in list_dataset_files(folder) if chosen.may_match(name)]
-        return False, names
+def _probe_files(
+    engine: Engine, files: FolderFiles, todo: Sequence[str], chosen: MediaFilter
+) -> Iterator[list[Probed]]:
+    """Yield what is found in files, as it becomes ready."""
+    if engine.name == "local":
+        yield from probe_files_isolated(files, todo, chosen, engine.num_local)
+        return
+    some = (todo[at : at + FILES_PER_JOB] for at in range(0, len(todo), FILES_PER_JOB))
+    batches = ((files.only(names), names, chosen) for names in some)
+    for _, probed in run_batches(engine, probe_files, batches):
+        yield probed
+
+
+def _is_prepared(folder: AnyPath) -> bool:
+    """Return whether it is a dataset of shards, and not a folder of files."""
+    return any((folder / META / name).is_file() for name in INFO_FILES)
+
+
+def _shards(folder: Path) -> list[str]:
+    """Return the shards of a prepared dataset.
+
+    Raises:
+        ConfigError: If it has no index that media metadata can be added to.
+    """
     if not sqlite_path(folder).is_file():
         raise ConfigError(
             f"{folder}: media metadata is kept in {META}/index.sqlite, which this dataset was "
             f"prepared without; run `energon index {shell_word(folder)}` first"
         )
-    return True, shards
+    return list(load_info(folder).shard_counts)
 
 
-def _start(folder: Path, writer: MediaWriter, names: list[str]) -> tuple[list[str], MediaReport]:
+def _start(writer: MediaWriter, jobs: Sequence[MediaJob]) -> tuple[list[str], MediaReport]:
     """Return the jobs that are new or changed, after dropping what was known about them."""
-    present = {name: MediaJob(name, *file_state(folder / name)) for name in names}
+    present = {job.name: job for job in jobs}
     done = writer.done()
     todo = [name for name, job in present.items() if job not in done]
     known = {job.name for job in done}
@@ -321,6 +345,8 @@ def _work_copy(folder: Path) -> Iterator[Path]:
             set_mark(work, version)
     try:
         yield work
+    except StorageError:
+        raise  # nothing is wrong with the copy: the next run continues
     except EnergonError:
         _remove(work)
         raise

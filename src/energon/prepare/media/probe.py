@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 from energon.decode.av import AVDecoder
-from energon.errors import ConfigError, DecodeError, MissingExtraError
+from energon.errors import (
+    ConfigError,
+    DecodeError,
+    MissingExtraError,
+    ObjectChangedError,
+    StorageError,
+)
 from energon.formats.media import SIGNATURE_BYTES, ImageMetadata, MediaMetadata, guess_extension
 from energon.formats.tables.media_table import MediaJob, Strategy
 from energon.formats.tables.part_table import PartTable
@@ -20,6 +26,7 @@ from energon.io.backends.local import OpenFile
 from energon.io.range_file import RangeFile, RemoteFile, open_range
 from energon.prepare.crash_isolation import note
 from energon.prepare.files import file_state, reporting
+from energon.prepare.media.files import FolderFiles
 
 MediaKind = Literal["image", "av"]
 
@@ -63,8 +70,10 @@ class MediaFilter:
     def may_match(self, name: str) -> bool:
         """Return whether a file must be read, judging by its name alone."""
         if self.strategy == "GLOB":
-            patterns = (self.patterns or "").split(",")
-            return any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
+            patterns = [each.strip().lower() for each in (self.patterns or "").split(",")]
+            path = name.lower()
+            forms = (path, path.rpartition("/")[2])
+            return any(fnmatchcase(form, pattern) for form in forms for pattern in patterns)
         return self.strategy == "HEADER" or _kind_of(_extension(name)) is not None
 
     def kind(self, name: str, head: Callable[[], bytes]) -> MediaKind | None:
@@ -114,11 +123,9 @@ def probe_shards(
     return [_probe_shard(Path(dataset), shard, chosen, contents) for shard in shards]
 
 
-def probe_files(
-    folder: str, names: Sequence[str], chosen: MediaFilter, contents: None = None
-) -> list[Probed]:
+def probe_files(files: FolderFiles, names: Sequence[str], chosen: MediaFilter) -> list[Probed]:
     """Return the metadata of some files in a folder; see `probe_shards`."""
-    return [_probe_file(Path(folder), name, chosen) for name in names]
+    return probe_some_files(files, names, chosen, range(len(names)))
 
 
 def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMetadata | None:
@@ -184,13 +191,16 @@ def probe_parts(
 
 
 def probe_some_files(
-    folder: str, names: Sequence[str], chosen: MediaFilter, numbers: range
+    files: FolderFiles, names: Sequence[str], chosen: MediaFilter, numbers: range
 ) -> list[Probed]:
     """Return the metadata of some files in a folder; see `probe_samples`."""
+    streams = files.open([names[number] for number in numbers])
     probed = []
     for number in numbers:
+        name = names[number]
+        job = files.job(name)
         note(number)
-        probed.append(_probe_file(Path(folder), names[number], chosen))
+        probed.append(Probed(job, *_probe_all([(name, next(streams))], chosen)))
     return probed
 
 
@@ -235,14 +245,6 @@ def _streams(
     return ((name, open_range(file, offset, size)) for name, offset, size in parts)
 
 
-def _probe_file(folder: Path, name: str, chosen: MediaFilter) -> Probed:
-    path = folder / name
-    state = file_state(path)
-    with reporting(path), open(path, "rb") as stream:
-        found, failed = _probe_all([(name, stream)], chosen)
-    return Probed(MediaJob(name, *state), found, failed)
-
-
 def _probe_all(
     streams: Iterable[tuple[str, IO[bytes]]], chosen: MediaFilter
 ) -> tuple[list[tuple[str, MediaMetadata]], list[tuple[str, str]]]:
@@ -253,6 +255,8 @@ def _probe_all(
         except MissingExtraError:
             raise
         except Exception as error:
+            if isinstance(error, StorageError) and not isinstance(error, ObjectChangedError):
+                raise  # says nothing about the file
             # Decoders raise anything on bytes that were corrupted on purpose.
             failed.append((name, f"{type(error).__name__}: {error}"))
             continue

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from energon.compat.megatron.datasets.media import MediaFilterConfig, store_media_metadata
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.media import MediaMetadata
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.split import load_split
@@ -25,8 +24,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards
-from energon.prepare.media.prepare import prepare_media, prepare_remote_media
-from energon.prepare.media.probe import MediaFilter, probe_stream
+from energon.prepare.media.probe import MediaFilter
 from energon.prepare.remote import mirrored
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 
@@ -81,7 +79,6 @@ class PreparesShards:
             DuplicateSampleKeyError: If a key occurs twice.
         """
         folder = any_path(parent_path)
-        chosen = as_filter(media_filter)
         if isinstance(folder, EPath):
             if fix_duplicates:
                 raise ConfigError(
@@ -99,8 +96,8 @@ class PreparesShards:
                     workers=workers,
                     tar_index_only=tar_index_only,
                 )
-            if chosen is not None:
-                prepare_remote_media(folder.url, chosen, num_workers=workers, progress=_Shown(None))
+            if media_filter is not None:
+                store_media_metadata(folder, media_filter, workers)
             return names
         shards = _shards(folder, paths)
         request: SplitRequest | None = None
@@ -128,8 +125,8 @@ class PreparesShards:
 
         with dataset_locked(folder, indexing) as held:
             index_dataset(folder, shards, held, documents)
-        if chosen is not None:
-            prepare_media(folder, chosen, engine=Engine(num_workers=workers))
+        if media_filter is not None:
+            store_media_metadata(folder, media_filter, workers)
         return _part_names(folder, shards)
 
     @classmethod
@@ -145,7 +142,7 @@ class PreparesShards:
         """Store the metadata of the media files of a prepared dataset.
 
         Args:
-            parent_path: Its folder.
+            parent_path: Its folder, local or in an object store.
             media_filter: Selects the files.
             workers: Number of processes that read shards.
             progress_fn: Shows the progress, see `prepare_dataset`.
@@ -154,11 +151,7 @@ class PreparesShards:
         Returns:
             Number of files with metadata.
         """
-        engine = Engine(num_workers=workers)
-        progress = _Shown(progress_fn)
-        chosen = as_filter(media_filter)
-        assert chosen is not None
-        return prepare_media(parent_path, chosen, engine=engine, progress=progress).stored
+        return store_media_metadata(parent_path, media_filter, workers, _Shown(progress_fn))
 
     @staticmethod
     def iter_dataset_content(
@@ -229,99 +222,6 @@ def _shards(folder: Path, paths: Sequence[str] | None) -> list[str]:
     if missing:
         raise ConfigError(f"{folder} has no shard {missing[0]}; correct paths, or add the shard")
     return [shard for shard in found if shard in named]
-
-
-class MediaFilterStrategy(StrEnum):
-    """How media files are recognized."""
-
-    EXTENSION = "EXTENSION"
-    HEADER = "HEADER"
-    GLOB = "GLOB"
-
-
-@dataclass(frozen=True)
-class MediaFilterConfig:
-    """Which files are checked for media metadata.
-
-    Args:
-        strategy: How they are recognized.
-        patterns: For GLOB: patterns for their names.
-    """
-
-    strategy: MediaFilterStrategy
-    patterns: list[str] = field(default_factory=list)
-
-    @classmethod
-    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
-        """Return the configuration for options of a command, one of which must be set."""
-        if sum(map(bool, (glob, header, extension))) != 1:
-            raise ValueError("exactly one of glob, header and extension has to be set")
-        if glob:
-            return cls(MediaFilterStrategy.GLOB, [each.strip() for each in glob.split(",")])
-        return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
-
-    def as_filter(self) -> MediaFilter:
-        """Return the filter that `energon.prepare` takes."""
-        return MediaFilter(self.strategy.value, ",".join(self.patterns) or None)
-
-    def should_consider_all(self) -> bool:
-        """Return whether every file must be read."""
-        return self.strategy is MediaFilterStrategy.HEADER
-
-    def should_consider_media(self, name: str) -> bool:
-        """Return whether a file must be read, judging by its name."""
-        return self.as_filter().may_match(name)
-
-    def extract_metadata(
-        self, source: bytes | bytearray | IO[bytes] | Path | EPath, filename: str | None = None
-    ) -> MediaMetadata | None:
-        """Return the metadata of a file, or None if it is not selected.
-
-        Args:
-            source: Its content, the open file, or its path.
-            filename: Its name, unless `source` has it.
-
-        Raises:
-            ConfigError: If the name is missing.
-            DecodeError: If the file is damaged.
-        """
-        if isinstance(source, Path | EPath):
-            with source.open("rb") as file:
-                return self.extract_metadata(file, source.name)
-        if filename is None:
-            raise ConfigError("content without a name: pass filename= as well")
-        stream = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
-        return probe_stream(stream, filename, self.as_filter())
-
-
-def as_filter(given: MediaFilter | MediaFilterConfig | None) -> MediaFilter | None:
-    """Return the filter that `energon.prepare` takes."""
-    return given.as_filter() if isinstance(given, MediaFilterConfig) else given
-
-
-def prepare_filesystem_dataset(
-    root_path: str | os.PathLike[str],
-    media_filter: MediaFilter | MediaFilterConfig,
-    *,
-    progress: Any = None,
-    workers: int = 16,
-    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
-) -> int:
-    """Store the metadata of the media files of a folder.
-
-    Args:
-        root_path: The folder.
-        media_filter: Selects the files.
-        progress: Has no effect.
-        workers: Number of processes that read files.
-        index_sqlite_tmp_path: Has no effect.
-
-    Returns:
-        Number of files with metadata.
-    """
-    chosen = as_filter(media_filter)
-    assert chosen is not None
-    return prepare_media(root_path, chosen, engine=Engine(num_workers=workers)).stored
 
 
 @dataclass(frozen=True, kw_only=True)
