@@ -158,7 +158,7 @@ class WorkerConfig:
             world_size = distributed.get_world_size(data_parallel_group)
         elif os.environ.get("WORLD_SIZE", "1") != "1":
             logger.warning(
-                "WORLD_SIZE is %s, but torch.distributed is not initialised, so each of these "
+                "WORLD_SIZE is %s, but torch.distributed is not initialized, so each of these "
                 "processes reads all of the data; call torch.distributed.init_process_group "
                 "first, or WorkerConfig with rank and world_size",
                 os.environ["WORLD_SIZE"],

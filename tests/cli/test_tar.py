@@ -107,7 +107,7 @@ def test_commands_in_recipes_have_to_be_allowed(tmp_path):
     [
         ("1.txt\n", "standard input:1"),
         ("1.txt text:a\n2.txt text:b\n1.cls text:c\n", "sort the recipe"),
-        ("1.txt text:a\n1.txt text:b\n", "there twice"),
+        ("1.txt text:a\n1.txt text:b\n", "listed twice"),
         ("noext text:a\n", "KEY.FIELD"),
         ("1.txt /no/such/file\n", "no such file"),
     ],

@@ -199,7 +199,7 @@ def test_arguments_that_make_no_sense_are_refused():
 
 @pytest.mark.parametrize("data", [b"", b"no video", bytes(1000)])
 def test_what_is_no_media_file_is_an_error_of_the_sample(data):
-    with pytest.raises(DecodeError, match="not a whole audio or video file"):
+    with pytest.raises(DecodeError, match="not a complete audio or video file"):
         AVDecoder(data).get_video()
     with pytest.raises(DecodeError):
         SampleDecoder(av_decode="torch").decode("x.mp4", data)

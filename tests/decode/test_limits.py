@@ -228,7 +228,7 @@ def test_messages_say_what_is_there_and_which_limit_to_raise():
         "json": "more than 400 levels deep; .*ENERGON_LIMIT_PART_DEPTH",
         "msg": "more than 400 levels deep",
         "mp4": "claims to have 80000000 packets; .*ENERGON_LIMIT_MEDIA_PACKETS",
-        "avi": "not a whole audio or video",
+        "avi": "not a complete audio or video",
     }.items():
         with pytest.raises(DecodeError, match=said):
             SampleDecoder("rgb8", av_decode="torch").decode(f"k.{part}", CLAIMS[part])

@@ -215,7 +215,7 @@ def test_where_no_box_fits_the_middle_is_taken():
         ({"min_size": 1.5}, "min_size=1.5: expected a number of pixels"),
         ({"min_size": 9, "image_size": 9}, "expected one of them"),
         ({"min_size": 9, "exact_resize": True}, "image_size resizes them"),
-        ({"random_resized_crop": True}, "set image_size"),
+        ({"random_resized_crop": True}, "requires image_size"),
         ({"random_resized_crop": (0.1, 1), "image_size": 9}, "RandomResizedCrop"),
     ],
 )
@@ -236,7 +236,7 @@ def test_crops_that_make_no_sense_are_refused(setting):
 @pytest.mark.parametrize("setting", [{"image_size": 64}, {"min_size": 64}])
 def test_damaged_images_are_errors_at_any_size(data, setting):
     for spec in SPECS:
-        with pytest.raises(DecodeError, match="not a whole image"):
+        with pytest.raises(DecodeError, match="not a complete image"):
             SampleDecoder(spec, **setting).decode("a.jpg", data[: len(data) // 2])
 
 

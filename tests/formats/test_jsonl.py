@@ -72,7 +72,7 @@ def test_an_index_of_another_file_is_refused():
     assert load_jsonl_index(data, size=9, origin="x.jsonl").tolist() == [0, 5, 9]
     with pytest.raises(ShardChangedError, match="has 10 bytes, had 9"):
         load_jsonl_index(data, size=10, origin="x.jsonl")
-    with pytest.raises(TruncatedError, match="not a whole index"):
+    with pytest.raises(TruncatedError, match="not a complete index"):
         load_jsonl_index(data[:-1], size=9, origin="x.jsonl")
     with pytest.raises(FormatError, match="ascend"):
         load_jsonl_index(np.array([0, 5, 5, 9], "<u8").tobytes(), size=9, origin="x.jsonl")

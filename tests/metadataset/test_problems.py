@@ -111,9 +111,15 @@ def test_says_what_is_wrong_with_a_document(tmp_path, text, expected):
     ("node", "expected"),
     [
         ("{path: a, split: b}", "unknown key 'split' in splits.train, did you mean 'split_part'?"),
-        ("{path: a, subset: {range: [5, 1]}}", "splits.train.subset.range is [5, 1]: does not go"),
-        ("{path: a, subset: {range: [end, 1]}}", "splits.train.subset.range is ['end', 1]: does"),
-        ("{path: a, subset: {range: [-1, 1]}}", "splits.train.subset.range is [-1, 1]: does not"),
+        (
+            "{path: a, subset: {range: [5, 1]}}",
+            "splits.train.subset.range is [5, 1]: expected 0 <=",
+        ),
+        (
+            "{path: a, subset: {range: [end, 1]}}",
+            "splits.train.subset.range is ['end', 1]: expected",
+        ),
+        ("{path: a, subset: {range: [-1, 1]}}", "splits.train.subset.range is [-1, 1]: expected 0"),
         ("{path: a, subset: {range: [1]}}", "splits.train.subset.range is [1]: expected [start"),
         ("{path: a, subset: {range: 1}}", "splits.train.subset.range is 1: expected [start"),
         ("{path: a, subset: {range: [0%, 101%]}}", "splits.train.subset.range is ['0%', '101%']:"),

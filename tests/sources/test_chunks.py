@@ -201,8 +201,8 @@ def test_an_index_that_makes_no_sense_is_reported(folder):
             about["zip_data" if about["compression"] else "raw_data"]["basename"] = "../x.mds"
 
     fails(one_more, "records, but index.json says .*; one of them was replaced|do not fit")
-    fails(leads_out, "no index of")
-    fails(lambda index: index[part].append({}), "no index of")
+    fails(leads_out, "not an index of")
+    fails(lambda index: index[part].append({}), "not an index of")
     fails(lambda index: index[part].clear(), "has 0 samples", EmptyDatasetError)
     (folder / "index.json").write_text("{")
     with pytest.raises(DatasetNotFoundError):

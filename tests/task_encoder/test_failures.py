@@ -231,7 +231,7 @@ def test_a_folder_that_is_not_there_is_no_quarantine(root, tmp_path):
     with pytest.raises(DatasetNotFoundError, match="exclude_from"):
         val(root, exclude_from=tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be a folder for quarantine files"):
+    with pytest.raises(ConfigError, match="cannot write quarantine files here"):
         Quarantine(tmp_path / "file")
 
 

@@ -133,5 +133,5 @@ def test_without_a_folder_nothing_is_written(root, client):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be a folder"):
+    with pytest.raises(ConfigError, match="cannot write quarantine files"):
         Notes(tmp_path / "file/bad")

@@ -79,7 +79,7 @@ def test_what_exif_says_of_orientation_is_named_and_not_done(show):
 
 def test_an_image_that_is_cut_off_says_so_beside_what_browsers_draw_of_it(show):
     _, text = show(parts={"jpg": jpeg(0, size=(200, 200))[:1500]})
-    assert "not a whole image" in text
+    assert "not a complete image" in text
     assert '<img src="/s/0/0/0/raw/0"' in text
 
 

@@ -76,7 +76,9 @@ def _check_mountpoint(mountpoint: Path) -> None:
     if mountpoint.is_mount():
         raise ConfigError(f"{mountpoint}: is already a mount point; `umount {mountpoint}` first")
     if any(mountpoint.iterdir()):
-        raise ConfigError(f"{mountpoint}: is not empty; its contents would be hidden")
+        raise ConfigError(
+            f"{mountpoint}: is not empty, and its contents would be hidden; choose an empty folder"
+        )
 
 
 def _check_shows(root: BrowsedFolder, path: str) -> None:

@@ -252,7 +252,7 @@ def _answer(what: str, *, optional: bool = False) -> str:
 def _yes(what: str) -> bool:
     answer = _answer(what, optional=True).lower()
     if answer not in ("", "y", "yes", "n", "no"):
-        raise ConfigError(f"{answer!r} does not say {what}; expected y or n")
+        raise ConfigError(f"{answer!r} does not answer {what}; expected y or n")
     return answer in ("", "y", "yes")
 
 

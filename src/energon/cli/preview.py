@@ -62,8 +62,8 @@ class PreviewOptions:
     )
     where: str | None = option(
         metavar="CONDITIONS",
-        help="Show samples that meet conditions, such as 'has:jpg json.width>=512', from --start "
-        "on.",
+        help="Show samples that meet conditions, such as 'has:jpg json.width>=512', beginning "
+        "at --start.",
     )
     states: tuple[AnyPath, ...] = option(
         "--state",

@@ -197,7 +197,7 @@ class _DryRun(pickle._Unpickler):
     def _spend(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise DecodeError("it copies what it holds again and again")
+            raise DecodeError("it expands to far more than its size")
 
     @staticmethod
     def _refuse(why: str) -> Any:

@@ -71,7 +71,7 @@ def decoding() -> Iterator[None]:
             # The stream could not be read, which is not the fault of its content.
             raise
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise DecodeError(f"not a whole audio or video file: {kind}{error}") from error
+        raise DecodeError(f"not a complete audio or video file: {kind}{error}") from error
 
 
 def as_stream(data: MediaStream | bytes) -> MediaStream:

@@ -188,7 +188,7 @@ def _open(
         # Some messages end with the address of the stream in memory.
         reason = str(error).partition(" <")[0]
         raise DecodeError(
-            f"{len(data)} bytes that begin with {data[:8]!r} are not a whole image: {reason}"
+            f"{len(data)} bytes that begin with {data[:8]!r} are not a complete image: {reason}"
         ) from error
 
 

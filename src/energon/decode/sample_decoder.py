@@ -283,9 +283,7 @@ class SampleDecoder:
         if not isinstance(crop, bool | RandomResizedCrop):
             raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
         if crop and size is None:
-            raise ConfigError(
-                "random_resized_crop needs the size that the cut-out part gets: set image_size"
-            )
+            raise ConfigError("random_resized_crop requires image_size, the size of the crops")
         return Resize(
             size=None if size is None else check_size(size),
             min_size=None if self.min_size is None else check_count(self.min_size, "min_size"),

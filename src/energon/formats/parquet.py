@@ -87,7 +87,7 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
         raise FormatError(f"{origin}: is encrypted, which is not supported; write it unencrypted")
     found = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
     if found > size - len(MAGIC):
-        raise FormatError(f"{origin}: its footer has {found} bytes, but all of it only {size}")
+        raise FormatError(f"{origin}: its footer has {found} bytes, but the whole file only {size}")
     if found > PARQUET_FOOTER_BYTES.value:
         raise FormatError(
             f"{origin}: its footer has {found} bytes, more than {PARQUET_FOOTER_BYTES.value}; "

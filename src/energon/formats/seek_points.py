@@ -88,7 +88,9 @@ class SeekPoints:
         kind, packed_size, unpacked_size, count = _END.unpack(data[-_END.size :])
         table = 8 * (3 * count + 1) + _END.size
         if kind not in (_GZIP, _ZSTD) or not count or len(data) < len(_MAGIC) + table:
-            raise TruncatedError(f"{origin}.points: has {len(data)} bytes, no whole table; {again}")
+            raise TruncatedError(
+                f"{origin}.points: has {len(data)} bytes, not a complete table; {again}"
+            )
         if packed_size != size:
             raise ShardChangedError(
                 f"{origin}: has {size} bytes, had {packed_size} when it was indexed; {again}"

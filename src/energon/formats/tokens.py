@@ -102,14 +102,16 @@ class TokenIndex:
             )
         if len(data) < _HEADER.size:
             raise TruncatedError(
-                f"{origin}: has {len(data)} bytes, not a whole header; copy it again"
+                f"{origin}: has {len(data)} bytes, not a complete header; copy it again"
             )
         _, version, code, sequences, documents = _HEADER.unpack(data[: _HEADER.size])
         if version != VERSION:
-            raise FormatError(f"{origin}: has version {version}, only {VERSION} is known")
+            raise FormatError(f"{origin}: has version {version}, expected {VERSION}")
         if code not in TOKEN_TYPES:
             known = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
-            raise FormatError(f"{origin}: its tokens are of the unknown type {code}; known {known}")
+            raise FormatError(
+                f"{origin}: its tokens have the unknown type {code}; expected {known}"
+            )
         index = cls(data, TOKEN_TYPES[code], sequences, documents - 1, num_bytes, origin)
         index._check_size()
         index._check_end()

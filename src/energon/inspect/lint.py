@@ -249,7 +249,9 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{file.parent}: cannot be a folder for lists: {error}") from error
+            raise ConfigError(
+                f"{file.parent}: cannot write lists of samples here: {error}"
+            ) from error
         write_quarantine(file, [(*place, reason) for place, reason in entries.items()])
 
 

@@ -74,7 +74,7 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
         row = batches * batch_size + shift
         end = plan.num_rows(lane)
         if position.ended or (end is not None and row >= end):
-            raise StateError(f"the data end before {counted(steps, 'step')} more")
+            raise StateError(f"cannot skip {counted(steps, 'step')}: the data ends before that")
         saved = position.saved_state() or template
         moved[str(lane)] = {**position.to_json(), "batches": batches, "state": _at_row(saved, row)}
     edited = {**state, "positions": moved}
@@ -148,7 +148,7 @@ def _set_weights(
     for name, weight in weights.items():
         entry = _entry(mix, name, recipe.source_names)
         if not 0 <= weight < float("inf"):
-            raise ConfigError(f"{name}: weight {weight} is not a share; expected 0 or more")
+            raise ConfigError(f"{name}: weight is {weight}; expected a number of 0 or more")
         was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
         yield f"{name}: weight {weight_in_words(was)} becomes {weight_in_words(entry['weight'])}"
 

@@ -46,7 +46,7 @@ def _range(bounds: Any) -> Subset:
     start, stop = bounds
     numbers = [bound for bound in bounds if type(bound) is int]
     if start == "end" or numbers != sorted(numbers) or min(numbers, default=0) < 0:
-        raise ValueError("does not go up from 0 or more")
+        raise ValueError("expected 0 <= start <= stop")
     resolve_range(max(numbers, default=0), [(start, stop)])
     return start, stop
 

@@ -81,7 +81,7 @@ class PlanLeaf:
         if self.num_samples < 1:
             raise ConfigError(f"leaf {self.uid} has {self.num_samples} samples, needs at least 1")
         if not 0 <= self.weight < float("inf"):
-            raise ConfigError(f"leaf {self.uid}: weight {self.weight} is not a share")
+            raise ConfigError(f"leaf {self.uid}: weight is {self.weight}; expected 0 or more")
         if not 0 < self.repetitions < float("inf"):
             raise ConfigError(f"leaf {self.uid}: cannot be repeated {self.repetitions} times")
         if self.slice_samples < 1 or self.parallel_slices < 1:

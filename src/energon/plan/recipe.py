@@ -215,7 +215,7 @@ class PlanRecipe:
         if unit != self.unit:
             raise StateError(
                 f"the run has drawn {unit} samples in a row from one dataset, now it is "
-                f"{self.unit}; which samples its epochs still lack cannot be told then. Keep the "
+                f"{self.unit}, so it is not known which samples its epochs still lack. Keep the "
                 "unit of the blend and, for whole batches, batch_size"
             )
         if batch_size != self.batch_size and any("batches" in each.units for each in recipe._mixes):

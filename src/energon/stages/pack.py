@@ -396,5 +396,6 @@ class _PackIterator(ApplyIterator):
         if tolerance and self.windows_in_vain >= tolerance:
             raise FatalSampleError(
                 f"{name} selected nothing from {self.windows_in_vain} windows of "
-                f"{self.stage.buffer_size} samples in a row, the tolerance"
+                f"{self.stage.buffer_size} samples in a row, which is the limit; check when "
+                "it returns no groups"
             )

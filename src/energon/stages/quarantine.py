@@ -63,9 +63,7 @@ class Quarantine:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be a folder for quarantine files: {error}") from (
-                error
-            )
+            raise ConfigError(f"{folder}: cannot write quarantine files here: {error}") from error
 
     def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
         """Record the source of a failing sample if it has only one, and call the other handler."""

@@ -46,9 +46,7 @@ class Notes:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be a folder for quarantine files: {error}") from (
-                error
-            )
+            raise ConfigError(f"{folder}: cannot write quarantine files here: {error}") from error
 
     def file(self, dataset: str) -> Path:
         """Return the file for the samples of a dataset."""

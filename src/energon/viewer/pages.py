@@ -109,7 +109,7 @@ def number_of(request: Request, name: str, default: int = 0) -> int:
     """
     text = request.query_params.get(name, "").replace(",", "").strip() or str(default)
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise HTTPException(400, f"{name}={text!r}: expected a whole number from 0 up")
+        raise HTTPException(400, f"{name}={text!r}: expected a whole number of 0 or more")
     return int(text)
 
 

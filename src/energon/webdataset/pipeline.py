@@ -175,9 +175,7 @@ class DataPipeline(TorchLookalike):
         """
         items = max(nsamples, nbatches)
         if items < 1 and items != -1:
-            raise ConfigError(
-                f"with_epoch({items}): an epoch has one item or more; -1 means without end"
-            )
+            raise ConfigError(f"with_epoch({items}): expected 1 or more, or -1 for no limit")
         if self._continues is False:
             self._first_epoch = self._epochs.epochs
         self.repetitions, self.nsamples = sys.maxsize, items

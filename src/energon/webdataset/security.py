@@ -70,7 +70,7 @@ def check_lock(act: str, allowed: Collection[str] = ()) -> None:
     if LOCKED in allowed or _switch() is True:
         raise SecurityError(
             f"{_LOCKS[act]}; energon.webdataset.utils.enforce_security is True, or WDS_SECURE=1 "
-            "is in the environment: take the lock off, and allow by name what you trust"
+            "is in the environment: unset it, and allow what you trust by name"
         )
 
 

@@ -264,8 +264,8 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
     place: Place = current_place(group)
     if place.world_size > 1:
         raise ConfigError(
-            f"there are {place.world_size} ranks, and nodesplitter=single_node_only was asked for; "
-            "leave nodesplitter out to share the shards among them"
+            f"there are {place.world_size} ranks, but nodesplitter=single_node_only allows only "
+            "one; leave nodesplitter out to share the shards among them"
         )
     yield from src
 

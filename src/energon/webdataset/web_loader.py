@@ -129,7 +129,7 @@ class WebLoader(DataPipeline, FluidInterface):
         place = current_place()
         here = [place.rank, place.world_size, place.worker, place.num_workers]
         if not states:
-            raise StateError("the list of states is empty; expected one of every rank")
+            raise StateError("the list of states is empty; expected the state of every rank")
         if len(states) == 1 and states[0]["place"] in (None, here):
             super().load_state_dict(states[0])
         else:

@@ -106,7 +106,7 @@ class ShardWriter(ClosesOrAborts):
         self.kw = kw
         self._index = index
         if maxcount < 1 or maxsize < 1:
-            raise ConfigError(f"expected limits of 1 and more, got {maxcount=}, {maxsize=}")
+            raise ConfigError(f"expected limits of 1 or more, got {maxcount=}, {maxsize=}")
         if self._name(0) == self._name(1):
             raise ConfigError(
                 f"{self.pattern!r} gives all files the same name; expected one like shards/%06d.tar"

@@ -195,7 +195,7 @@ def test_a_sample_of_merged_streams_is_restored_by_its_key():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ConcatStage(()), "name at least one"),
+        (lambda: ConcatStage(()), "at least one dataset"),
         (lambda: BlendStage((), ()), "0 datasets, 0 weights"),
         (lambda: BlendStage((numbers(1),), (0,)), "not all 0"),
         (lambda: BlendStage((numbers(1),), (-1,)), "at least 0"),

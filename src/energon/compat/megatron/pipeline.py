@@ -210,7 +210,7 @@ def mixed(
     if found == expected and given.blend_mode is blend_mode:
         return given, recipe.opened
     if not datasets:
-        raise ConfigError("there is no dataset to build a pipeline of")
+        raise ConfigError("a pipeline needs at least one dataset, got none")
     opened = [
         replace(
             leaf,
@@ -243,7 +243,7 @@ def blended(
         repeat: Whether the blend has no end.
     """
     if not datasets:
-        raise ConfigError("there is no dataset to build a pipeline of")
+        raise ConfigError("a pipeline needs at least one dataset, got none")
     by_weight = blend_mode is BlendMode.DATASET_WEIGHT
     if by_weight and not repeat:
         raise ConfigError("a weighted blend has no end, so repeat=False is impossible")

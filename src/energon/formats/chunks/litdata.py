@@ -77,7 +77,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
             shape=_shape(parse_json(config["data_spec"], origin="data_spec")[1]),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FormatError(f"{origin}: no index of LitData chunks: {error!r}") from error
+        raise FormatError(f"{origin}: not an index of LitData chunks: {error!r}") from error
     if config.get("encryption"):
         raise ConfigError(f"{origin}: is encrypted; optimize it again without encryption")
     return found

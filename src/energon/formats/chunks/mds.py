@@ -72,12 +72,14 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError | FormatError):
             raise
-        raise FormatError(f"{origin}: no index of MDS shards: {error!r}") from error
+        raise FormatError(f"{origin}: not an index of MDS shards: {error!r}") from error
 
 
 def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
     if about["format"] != "mds":
-        raise ConfigError(f"{origin}: has {about['format']} shards; only MDS is known here")
+        raise ConfigError(
+            f"{origin}: has {about['format']} shards, expected mds; convert them to MDS"
+        )
     compression = about["compression"]
     file = about["zip_data"] if compression else about["raw_data"]
     columns = tuple(about["column_names"]), tuple(about["column_sizes"])

@@ -112,7 +112,7 @@ def load_jsonl_index(data: Any, *, size: int, origin: str) -> NDArray[np.uint64]
     """
     again = f"run `energon prepare {shell_word(origin)}` again"
     if len(data) % 8 or len(data) < 16:
-        raise TruncatedError(f"{origin}.idx: has {len(data)} bytes, not a whole index; {again}")
+        raise TruncatedError(f"{origin}.idx: has {len(data)} bytes, not a complete index; {again}")
     offsets = np.frombuffer(data, "<u8")
     if offsets[-1] != size:
         raise ShardChangedError(

@@ -229,7 +229,9 @@ def load(text: str | bytes, *, origin: str, repeated_keys: bool = False) -> Any:
         line = exc.object.count(b"\n", 0, exc.start) + 1
         raise FormatError(f"{origin}:{line}: byte {exc.object[exc.start]:#x} is not UTF-8") from exc
     except UnicodeEncodeError as exc:
-        raise FormatError(f"{origin}: {exc.object[exc.start]!a} is half a character") from exc
+        raise FormatError(
+            f"{origin}: {exc.object[exc.start]!a} is half of a surrogate pair, expected a character"
+        ) from exc
 
 
 @contextmanager

@@ -208,7 +208,7 @@ class ShardOpening:
         if not isinstance(shard, dict) or "url" not in shard:
             raise ConfigError(
                 f"got {str(shard)[:200]!r} where a shard should be: an address, or a dict with a "
-                "url; are samples made of shards twice, or in the wrong place?"
+                "url; is a stage that reads shards, such as tarfile_to_samples, in the wrong place?"
             )
         url, path = shard["url"], shard.get("local_path")
         if "stream" in shard:

@@ -131,7 +131,9 @@ def _with_variables(pattern: str) -> str:
         if expanded == pattern:
             return expanded
         pattern = expanded
-    raise ConfigError(f"{pattern!r}: variables that refer to each other")
+    raise ConfigError(
+        f"{pattern!r}: these variables refer to each other; set them to texts without ${{…}}"
+    )
 
 
 def _listed(url: str) -> list[str]:

@@ -99,7 +99,7 @@ class ToTuple:
                 if value is None and self.none_is_error:
                     raise FieldAccessError(
                         f"sample {sample.get('__key__')!r}: {';'.join(names)} is None; pass "
-                        "none_is_error=False if it may be"
+                        "none_is_error=False to allow it"
                     )
                 return value
         if self.missing_is_error:
@@ -200,8 +200,8 @@ def _renaming(stage: RenameKeys, names: tuple[str, ...]) -> list[tuple[str, str]
     unused = [rule for rule in stage.rules if rule[1] not in used]
     if unused and stage.must_match:
         raise FieldAccessError(
-            f"no field fits the pattern {unused[0][1]!r} for {unused[0][0]!r}; the sample has "
-            f"{', '.join(names)}. Pass must_match=False if that may be"
+            f"no field matches the pattern {unused[0][1]!r} for {unused[0][0]!r}; the sample has "
+            f"{', '.join(names)}. Pass must_match=False if that is expected"
         )
     return pairs
 
@@ -230,12 +230,12 @@ def _extraction(stage: ExtractKeys, names: tuple[str, ...]) -> list[str]:
         ]
         if len(fits) > 1 and stage.duplicate_is_error:
             raise FieldAccessError(
-                f"the pattern {';'.join(patterns)!r} fits {', '.join(fits)}; pass "
+                f"the pattern {';'.join(patterns)!r} matches {', '.join(fits)}; pass "
                 "duplicate_is_error=False to take the first"
             )
         if not fits and not stage.ignore_missing:
             raise FieldAccessError(
-                f"no field fits the pattern {';'.join(patterns)!r}; the sample has "
+                f"no field matches the pattern {';'.join(patterns)!r}; the sample has "
                 f"{', '.join(names)}"
             )
         chosen += fits[:1]

@@ -76,13 +76,13 @@ def read_recipe(
                 yield sample
             if key in seen:
                 raise FormatError(
-                    f"{name!r}: sample {key!r} was there before, and readers would take it for "
-                    "two; sort the recipe, or use --sort"
+                    f"{name!r}: sample {key!r} appears again after others, so readers would see "
+                    "two samples; sort the recipe, or use --sort"
                 )
             seen.add(key)
             sample = {"__key__": key}
         if field in sample:
-            raise FormatError(f"{name!r} is there twice")
+            raise FormatError(f"{name!r} is listed twice; remove one of the lines")
         sample[field] = _content(source, allowed, base)
     if sample:
         yield sample

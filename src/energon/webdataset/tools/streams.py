@@ -174,7 +174,7 @@ def parse_fields(text: str | None) -> list[tuple[str, tuple[str, ...]]] | None:
             raise ConfigError(f"fields {text!r}: expected words like NAME or NEW:OLD,OTHER")
         fields.append((new, names))
     if not fields:
-        raise ConfigError("fields: there are none")
+        raise ConfigError("fields: expected at least one")
     return fields
 
 

@@ -158,7 +158,7 @@ class ShardListDataset:
     def _checked(self, index: int) -> int:
         number = index + self.total_length if index < 0 else index
         if not 0 <= number < self.total_length:
-            raise IndexError(f"there are the samples 0 to {self.total_length - 1}, but not {index}")
+            raise IndexError(f"no sample {index}; expected 0 to {self.total_length - 1}")
         return number
 
     def _read(self, shard: int, numbers: list[int]) -> dict[int, StreamSample]:
@@ -313,7 +313,7 @@ class ChunkedSampler:
         else:
             self.start, self.stop = num_samples
         if not 0 <= self.start <= self.stop <= size:
-            raise ConfigError(f"num_samples={num_samples}: the dataset has {size} samples")
+            raise ConfigError(f"num_samples={num_samples}: expected a range within 0 to {size}")
         if chunksize < 1:
             raise ConfigError(f"chunksize={chunksize}: expected 1 or more")
         self.chunksize = chunksize
@@ -375,7 +375,7 @@ class DistributedChunkedSampler(ChunkedSampler):
         self.num_replicas = place.world_size if num_replicas is None else num_replicas
         self.rank = place.rank if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
-            raise ConfigError(f"rank {self.rank} of {self.num_replicas} ranks")
+            raise ConfigError(f"rank {self.rank}: expected 0 to {self.num_replicas - 1}")
         super().__init__(
             dataset,
             num_samples=num_samples,

@@ -37,7 +37,7 @@ def count_samples(pipeline: Any) -> int:
     if urls is None:
         raise ConfigError(
             "the number of samples is unknown, because the pipeline does not begin with a list of "
-            "shards; give it: with_length(n)"
+            "shards; set it: with_length(n)"
         )
     return sum(shard_counts(urls))
 
@@ -80,8 +80,8 @@ def _index_count(url: str) -> int:
     info = file_info(f"{stem}.tar.idx") if stem != url else None
     if info is None:
         raise ConfigError(
-            f"{redact(url)}: nothing says how many samples it has; write its index with "
-            "`energon tar index`, or give the number: with_length(n)"
+            f"{redact(url)}: its number of samples is unknown; write its index with "
+            "`energon tar index`, or set the number: with_length(n)"
         )
     return info.size // _OFFSET_BYTES - 1
 
@@ -226,7 +226,7 @@ def _md5(url: str) -> str:
 
 def _parse(document: Any, origin: str, base: str | None, folder: str, depth: int = 0) -> Descriptor:
     if not isinstance(document, Mapping) or not {"shardlist", "datasets"} & set(document):
-        raise FormatError(f"{origin}: no list of shards; expected JSON with a `shardlist`")
+        raise FormatError(f"{origin}: not a list of shards; expected JSON with a `shardlist`")
     if document.get("wids_version") != VERSION and depth == 0:
         raise FormatError(
             f"{origin}: wids_version is {document.get('wids_version')!r}, expected {VERSION}"
@@ -245,7 +245,10 @@ def _parse_part(entry: Any, origin: str, base: str | None, start: str, depth: in
     if not isinstance(entry, Mapping) or "source_url" not in entry:
         return _parse(entry, origin, base, start, depth + 1)
     if depth:
-        raise FormatError(f"{origin}: a list that is referred to refers to others")
+        raise FormatError(
+            f"{origin}: this list is included by another one, so it cannot include others; "
+            "list its shards"
+        )
     address = join_address(start, str(entry["source_url"]))
     document = parse_json(read_document(address), origin=redact(address))
     return _parse(document, redact(address), base, parent_address(address), depth + 1)

@@ -85,7 +85,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         part_filter: Collection[str] | Callable[[str], bool] | None = None,
     ) -> None:
         if isinstance(part_filter, str):
-            raise ConfigError("part_filter: expected a list of part names")
+            raise ConfigError(f"part_filter={part_filter!r}: expected a list of part names")
         opening = _opening.get()
         self.source = WebdatasetSource(
             path,
@@ -444,7 +444,7 @@ def _fields(
         return CodeFields(sample_loader, sample_type, ())
     if field_map is None:
         raise ConfigError(
-            f"{sample_type.__name__}: it does not say which parts its fields come from; pass a "
+            f"{sample_type.__name__}: the parts that its fields come from are unknown; pass a "
             "field_map or a sample_loader"
         )
     fields = FieldMap.parse(dict(field_map))

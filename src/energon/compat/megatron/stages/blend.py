@@ -77,7 +77,7 @@ class ConcatStage(Branches):
 
     def __post_init__(self) -> None:
         if not self.datasets:
-            raise ConfigError("there is no dataset to concatenate; name at least one")
+            raise ConfigError("a concatenation needs at least one dataset, got none")
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _ConcatIterator(self, lane)

@@ -59,8 +59,8 @@ class IterMap(Dataset[Any]):
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         if self.remembers:
             raise ConfigError(
-                f"what {self.function} yields may depend on everything before, so it cannot make "
-                "single samples again; if each output depends on the last input only, say so with "
+                f"what {self.function} yields may depend on all previous samples, so single "
+                "samples cannot be recreated; if each output depends only on the last input, pass "
                 "stateless_iter_fn=True"
             )
         item, rest = self.dataset.restore(lane, key)

@@ -65,7 +65,10 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     def dataset(self) -> Dataset[Any]:
         """The dataset that it reads, if there is only one."""
         if len(self.datasets) != 1:
-            raise ConfigError(f"{type(self).__name__} wraps {len(self.datasets)} datasets")
+            raise ConfigError(
+                f"{type(self).__name__} wraps {len(self.datasets)} datasets, expected one; use "
+                "`datasets`"
+            )
         return self.datasets[0]
 
     def worker_has_samples(self) -> bool:

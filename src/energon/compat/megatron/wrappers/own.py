@@ -105,8 +105,8 @@ class _OwnStage(Dataset[Any]):
         inner += self.owner.datasets
         if len({id(each) for each in inner}) != 1:
             raise ConfigError(
-                f"{type(self.owner).__name__} cannot restore single samples, since it is not "
-                "around one dataset; restore those of the datasets within"
+                f"{type(self.owner).__name__} cannot restore single samples, because it does "
+                "not wrap exactly one dataset; restore them from the datasets that it wraps"
             )
         restored: tuple[Any, RestoreKey] = inner[0].restore(lane, key)
         return restored
