@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
@@ -175,9 +175,19 @@ class PlanRecipe:
             return Mix.flat([leaf.weight for leaf in self.leaves])
         return self.mix.settle([self._line(source).length for source in self.blend_sources])
 
-    def next_pass(self) -> PlanRecipe:
-        """Return the recipe of the pass over the data that follows this one."""
-        return replace(self, eras=(), pass_number=self.pass_number + 1)
+    def after(self, passes: int) -> PlanRecipe:
+        """Return the recipe of the data after some more passes over it."""
+        if not passes:
+            return self
+        return replace(self, eras=(), pass_number=self.pass_number + passes)
+
+    @property
+    def passes_until_now(self) -> Iterator[PlanRecipe]:
+        """The recipes of this pass and of those before it, latest first; none if there was one."""
+        if self.pass_number:
+            yield self
+            for number in reversed(range(self.pass_number)):
+                yield replace(self, eras=(), pass_number=number)
 
     def mix_json(self) -> dict[str, Any] | None:
         """Return the mix as plain data; None if this is not a blend."""

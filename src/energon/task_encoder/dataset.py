@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ from energon.errors import ConfigError, StateError
 from energon.messages import counted
 from energon.plan.mix import Mix
 from energon.plan.recipe import PlanRecipe
-from energon.samples.crude import RestoreKey, to_tuple
+from energon.plan.rows import Plan
+from energon.samples.crude import RestoreKey, flat, to_tuple
 from energon.samples.notebook import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
@@ -239,7 +241,8 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self._planned_stage(lane).open(lane)
 
     def _planned_stage(self, lane: Lane) -> Dataset[Any]:
-        return ChangesDataset(self.stage, self.plan(lane.lanes), len(self.plan.past))
+        plan = self.plan if self.restart else self.plan.after(lane.pass_number)
+        return ChangesDataset(self.stage, plan(lane.lanes), len(self.plan.past))
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.stage.num_items(lane, lanes)
@@ -248,7 +251,19 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self._planned_stage(lane).read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        if lane.reading.plan is None:
+            lane.reading.plan = self._plan_of(key, lane.lanes)
         return self.stage.restore(lane, key)
+
+    def _plan_of(self, key: RestoreKey, lanes: int) -> Plan:
+        """Return the plan of the pass that the first sample of a restore key belongs to."""
+        sample = [part for part in flat(key) if isinstance(part, int)][:3]
+        if len(sample) == 3:
+            with suppress(ConfigError):  # drawn with replacement
+                for recipe in self.plan.passes_until_now:
+                    if recipe(lanes).find(*sample) is not None:
+                        return recipe(lanes)
+        return self.plan(lanes)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return the maximum number of batches of a lane; None means no end."""
@@ -338,11 +353,12 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             worker_config=self.worker_config,
             current=CurrentItem(batch=None, batch_rows=self.batch_rows),
         )
-        plan = self.plan(lane.lanes)
+        key = to_tuple(restore_key)
+        plan = self._plan_of(key, lane.lanes)
         for number, state in (states or {}).items() if self.plan.past else ():
             plan = plan.with_changes(number, rows_of_changes(state, len(self.plan.past)))
         lane.reading.plan = plan
-        restored, _ = self.stage.restore(lane, to_tuple(restore_key))
+        restored, _ = self.stage.restore(lane, key)
         return restored
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
@@ -415,7 +431,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         """Return this pipeline for another pass over the data: of training, in another order."""
         if self.restart:
             return replace(self, plan=replace(self.plan, eras=())) if self.plan.eras else self
-        return replace(self, plan=self.plan.next_pass())
+        return replace(self, plan=self.plan.after(1))
 
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the differences that make epochs in progress inexact."""

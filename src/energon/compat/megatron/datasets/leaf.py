@@ -141,7 +141,9 @@ class LeafDataset(Sharder, DatasetClass):
             "slice": [leaf.slice_samples, leaf.parallel_slices],
             "shuffle_over_epochs": leaf.shuffle_over_epochs,
         }
-        return SampleDataset(self._samples(), worker_config=config, leaf=identity)
+        return SampleDataset(
+            self._samples(), worker_config=config, leaf=identity, training=self.training
+        )
 
     def _samples(self) -> Dataset[Any]:
         leaf = self._plan_leaf
@@ -207,9 +209,20 @@ class SampleDataset(WrapperDataset):
     """The samples of one dataset, each once; `RepeatDataset` reshuffles them for every pass."""
 
     def __init__(
-        self, stage: Dataset[Any], *, worker_config: WorkerConfig, leaf: Mapping[str, Any]
+        self,
+        stage: Dataset[Any],
+        *,
+        worker_config: WorkerConfig,
+        leaf: Mapping[str, Any],
+        training: bool,
     ) -> None:
         super().__init__(stage, [], worker_config=worker_config, leaf=dict(leaf))
+        self._training = training
+
+    @property
+    def is_drawn_again(self) -> bool:
+        """Whether each pass is shuffled, as those over training data are."""
+        return self._training
 
 
 @dataclass(frozen=True)

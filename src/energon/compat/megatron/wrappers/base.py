@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import GenericAlias
-from typing import Any
+from typing import Any, Self
 
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import ORDER_VERSION
@@ -15,6 +16,7 @@ from energon.stages.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset
+from energon.task_encoder.dataset import SavableDataset
 from energon.worker import WorkerConfig
 
 Described = dict[str, Any]
@@ -38,6 +40,10 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
     """Number of items of each rank after which a loop over a loader ends; 0 for no limit."""
     restart: bool = False
     """Whether each `for` loop starts from the beginning."""
+    default_streams: int | None = None
+    """How many streams the lanes of a run share: each is one of its own."""
+    _pass_number = 0
+    """How many passes over the data there were before, if they end."""
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         """Start or resume one lane, for a loader."""
         lane.seed = self.worker_config.seed_offset
         lane.worker_config = self.worker_config
+        lane.pass_number = self._pass_number
         return SeedDataset(self.stage).open(lane, state)
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
@@ -114,8 +121,46 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
             "order_version": ORDER_VERSION,
             "seed": self.worker_config.seed_offset,
             "lanes": lanes,
+            **({"pass": self._pass_number} if self._pass_number else {}),
             "pipeline": self.config(),
         }
+
+    @property
+    def is_drawn_again(self) -> bool:
+        """Whether another pass over the data has another order."""
+        if self.restart:
+            return False
+        planned = [each for each in self.datasets if isinstance(each, SavableDataset)]
+        wrappers = [each for each in self.datasets if isinstance(each, WrapperDataset)]
+        return not any(each.restart for each in planned) and all(
+            each.is_drawn_again for each in wrappers
+        )
+
+    def restarted(self) -> Self:
+        """Return this pipeline for another pass over the data: of training, in another order."""
+        return self._at_pass(self._pass_number + 1) if self.is_drawn_again else self
+
+    def continuing(self, fingerprint: Mapping[str, Any]) -> Self:
+        """Return this pipeline for a run that was saved with `fingerprint`.
+
+        Raises:
+            StateError: If the fingerprint is damaged.
+        """
+        number = fingerprint.get("pass", 0)
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise StateError(f"the fingerprint of the state has pass={number!r}: it is damaged")
+        return self._at_pass(number)
+
+    def begin_mix(
+        self, fingerprint: Mapping[str, Any], states: Mapping[int, State | None], lanes: int
+    ) -> Mapping[int, State | None]:
+        """Return `states`: the mix of wrappers does not change."""
+        return states
+
+    def _at_pass(self, number: int) -> Self:
+        changed = copy.copy(self)
+        changed._pass_number = number
+        return changed
 
     def config(self) -> Described:
         """Return a description of the pipeline as plain data."""

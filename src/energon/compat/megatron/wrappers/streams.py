@@ -161,6 +161,11 @@ class LimitDataset(WrapperDataset):
         )
         self.restart = reset_after_epoch
 
+    @property
+    def is_drawn_again(self) -> bool:
+        """False: each loop has the same first items."""
+        return False
+
 
 class ShuffleBufferDataset(WrapperDataset):
     """Yield each item once, drawn at random from the next `size`.
