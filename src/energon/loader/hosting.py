@@ -180,7 +180,7 @@ class LaneHost:
             self._watch.enter(lane)
         if self._trace is not None:
             self._trace.begin(self)
-        if self._host.shared and len(self._open) < len(self._positions):
+        if len(self._open) < len(self._positions) and self._host.shared:
             self._open_others()
         try:
             opened = self._open.get(lane) or self._open_lane(lane)

@@ -120,10 +120,11 @@ def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[
     """
     if not isinstance(plan, DealtPlan):
         return [plan.rows(lane, start, count) for lane, start, count in requests]
-    ends = [plan.num_rows(lane) for lane, _, _ in requests]
+    stream = plan.stream_of(requests[0][0])
+    end = plan.plan.num_rows(stream)
     counts = [
-        count if end is None else max(0, min(count, end - start))
-        for (_, start, count), end in zip(requests, ends, strict=True)
+        count if end is None else max(0, min(count, plan.rows_before(lane, end) - start))
+        for lane, start, count in requests
     ]
     edges = np.cumsum([0, *counts])
     rows = np.arange(edges[-1]) + np.repeat(
@@ -132,5 +133,5 @@ def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[
     number = np.repeat([lane // plan.plan.lanes for lane, _, _ in requests], counts)
     turn, within = divided(rows, plan.stripe)
     rows = (turn * plan.lanes_of_stream + number) * plan.stripe + within
-    found = plan.plan.at(plan.stream_of(requests[0][0]), rows, gaps=True)
+    found = plan.plan.at(stream, rows, gaps=True)
     return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

@@ -11,18 +11,18 @@ So it is not larger for many lanes than for one, and takes as few reads.
 from __future__ import annotations
 
 import gc
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from math import ceil
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from energon.arrays import Ints
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import record_sources
@@ -35,9 +35,6 @@ MAX_BLOCK_BYTES = 8 << 20
 
 
 T = TypeVar("T")
-LaneShare = tuple[int, int]
-"""The position of a lane in a list of lanes, and how many of its next rows to read."""
-
 PlanRows = Callable[[int, int], Rows]
 """Return the rows of a lane: `rows(start, count)`."""
 
@@ -133,19 +130,28 @@ class SharedBlock:
 
 @dataclass(slots=True, eq=False)
 class ReadSamples:
-    """Consecutive samples of a block that belong to one lane, built when they are taken.
+    """The samples of a block that belong to one lane, built when they are taken.
 
     Args:
         start: Index in the block of the next one.
-        stop: Index after the last one.
+        stop: Index after the last one of the same piece.
         block: The iterator that all lanes of the block share; None if the lane has its own.
         own: The lane's own iterator; None until it leaves the shared one.
+        pieces: The pieces that follow: their first indices, and those after the last.
     """
 
     start: int
     stop: int
     block: SharedBlock | None
     own: Iterator[Any] | None = None
+    pieces: Iterator[tuple[int, int]] = iter(())
+
+    def move_on(self) -> bool:
+        """Continue with the next piece; return False if there is none."""
+        for self.start, self.stop in self.pieces:
+            self.own = None
+            return True
+        return False
 
 
 class NextRows(NamedTuple):
@@ -185,13 +191,13 @@ class RowsOfLane:
         stop: The row after the last one that was read.
         pending: The samples that were read.
         has_gaps: Whether some of them come from datasets that have been removed.
-        used_of_turn: Rows already used for the current batch when `note` was called.
+        used_of_turn: Rows already used for the current batch when `count_used` was called.
     """
 
     def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
         self.lane = lane
         self.row = self.stop = 0
-        self.pending: deque[ReadSamples] = deque()
+        self.pending: list[ReadSamples] = []
         self.has_gaps = False
         self.used_of_turn = 0
         self._noted_row = 0
@@ -216,11 +222,6 @@ class RowsOfLane:
             self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
         return self._plan
 
-    @property
-    def num_planned(self) -> int:
-        """Number of planned rows that have not been read."""
-        return self._planned_start + len(self._planned.leaf) - self.stop
-
     def set_planned(self, rows: Rows, *, requested: int) -> None:
         """Set the planned rows that start at `stop`; fewer than `requested` end the lane."""
         self._planned, self._planned_start = rows, self.stop
@@ -228,12 +229,12 @@ class RowsOfLane:
 
     def has_planned(self, count: int) -> bool:
         """Return whether the next `count` rows are planned, or all that exist."""
-        return self._ended or count <= self.num_planned
+        return self._ended or self.stop + count <= self._planned_start + len(self._planned.leaf)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether all rows of the lane have been read."""
-        return self._ended and not self.num_planned
+        return self._ended and self.stop == self._planned_start + len(self._planned.leaf)
 
     def next_rows(self, count: int) -> Rows:
         """Return the next planned rows, at most `count`."""
@@ -245,26 +246,100 @@ class RowsOfLane:
         """Number of batches that the lane has yielded."""
         return self.lane.current.batch or 0
 
-    @property
-    def new_batches(self) -> int:
-        """Number of batches since the last `note`."""
-        return self.num_batches - self._noted_batch
+    def count_used(self) -> tuple[int, int]:
+        """Return how many batches and rows were used since the last call, and count from here.
 
-    @property
-    def used_rows(self) -> int:
-        """Rows used since the last `note`, including those of the current batch."""
-        return self.row - self._noted_row + self.used_of_turn
+        Rows that the current batch had used at the last call, by `used_of_turn`, count as well.
+        """
+        batch, row = self.num_batches, self.row
+        used = batch - self._noted_batch, row - self._noted_row + self.used_of_turn
+        self._noted_batch, self._noted_row, self.used_of_turn = batch, row, 0
+        return used
 
-    def note(self, used_of_turn: int) -> None:
-        """Record the position, and how many rows the current batch has used so far."""
-        self.used_of_turn = used_of_turn
-        self._noted_row, self._noted_batch = self.row, self.num_batches
-
-    def extend(self, run: ReadSamples, *, gaps: bool) -> None:
-        """Append samples that were read."""
-        self.pending.append(run)
-        self.stop += run.stop - run.start
+    def extend(self, runs: Iterable[ReadSamples], count: int, *, gaps: bool) -> None:
+        """Append the samples of the next `count` rows."""
+        self.pending.extend(runs)
+        self.stop += count
         self.has_gaps |= gaps
+
+
+class Pieces(NamedTuple):
+    """How a block is divided among lanes; two arrays of equal length.
+
+    One after another, each piece is what a lane needs for its next batch.
+    """
+
+    place: Ints
+    """The position in the list of lanes of the lane that a piece belongs to."""
+    number: Ints
+    """Number of rows of each piece."""
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int]]) -> Pieces:
+        """Return the pieces of some pairs, without empty ones."""
+        place, number = np.array([*pieces, (0, 0)], np.int64).T
+        return cls(place[number > 0], number[number > 0])
+
+    def followed_by(self, places: Sequence[int], turn: int, room: int) -> Pieces:
+        """Return these pieces, and then a turn of each lane again and again until `room` is full.
+
+        Args:
+            places: The lanes that have rows left.
+            turn: Rows of a turn.
+            room: Rows to be shared; the last turn may be shorter.
+        """
+        turns = -(-room // turn) if places else 0
+        number = np.full(turns, turn)
+        number[-1:] -= turns * turn - room
+        place = np.concatenate([self.place, np.resize(places, turns)])
+        return Pieces(place, np.concatenate([self.number, number]))
+
+    @property
+    def are_even(self) -> bool:
+        """Whether all pieces but the first and last have the same size."""
+        between = self.number[1:-1]
+        return bool((between == between[:1]).all())
+
+    def by_lane(self, lanes: int) -> list[int]:
+        """Return the number of rows of each lane."""
+        return np.bincount(self.place, self.number, lanes).astype(np.int64).tolist()
+
+    def cut(self, counts: Sequence[int]) -> Pieces:
+        """Return these pieces, shortened to `counts`: the rows that lanes have left."""
+        left, found = list(counts), []
+        for place, number in zip(self.place.tolist(), self.number.tolist(), strict=True):
+            found.append((place, min(number, left[place])))
+            left[place] -= found[-1][1]
+        return Pieces.of(found)
+
+    def in_order(self, rows: Sequence[Rows]) -> Rows:
+        """Return the rows of all lanes in the order of the pieces.
+
+        Samples are then used in their order in memory.
+        """
+        if len(self.place) == 1:
+            return rows[self.place[0]]
+        by_lane, ends = self._by_lane, np.cumsum(self.number)
+        begins = np.empty_like(ends)
+        begins[by_lane] = np.cumsum(self.number[by_lane]) - self.number[by_lane]
+        order = np.arange(ends[-1]) + np.repeat(begins - (ends - self.number), self.number)
+        return Rows(*(np.concatenate(columns)[order] for columns in zip(*rows, strict=True)))
+
+    def bounds(self, lanes: int) -> list[list[tuple[int, int]]]:
+        """Return for each lane the indices in the block at which its pieces start and stop."""
+        by_lane, stops = self._by_lane, np.cumsum(self.number)
+        pairs = zip(
+            (stops - self.number)[by_lane].tolist(), stops[by_lane].tolist(), strict=True
+        )
+        return [
+            list(islice(pairs, number))
+            for number in np.bincount(self.place, minlength=lanes).tolist()
+        ]
+
+    @property
+    def _by_lane(self) -> Ints:
+        """The numbers of the pieces, those of the first lane first."""
+        return np.argsort(self.place, kind="stable")
 
 
 class BlocksOfLanes:
@@ -301,9 +376,7 @@ class BlocksOfLanes:
             self.add(first)
         lanes = self._in_order(first)
         pieces = self._share(lanes, count, requested)
-        shares = [0] * len(lanes)
-        for place, number in pieces:
-            shares[place] += number
+        shares = pieces.by_lane(len(lanes))
         if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
             self._plan(lanes, shares)
         rows = [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
@@ -325,12 +398,13 @@ class BlocksOfLanes:
                     for lane, number in zip(lanes, counts, strict=True)
                 ]
             )
-        pieces = _of_counts(pieces, counts)
+        if counts != shares:
+            pieces = pieces.cut(counts)
         # Lanes that use different numbers of rows soon take turns in another order than planned.
-        in_step = len({number for _, number in pieces[1:-1]}) < 2
+        in_step = pieces.are_even
         if not in_step:
-            pieces = [(place, number) for place, number in enumerate(counts) if number]
-        together = _together(rows, pieces)
+            pieces = Pieces.of(enumerate(counts))
+        together = pieces.in_order(rows)
         gaps = bool((together.leaf < 0).any())
         with _uncollected():
             lazy: LazyRows = (
@@ -344,12 +418,13 @@ class BlocksOfLanes:
         # CPU cache.
         shared = in_step and not isinstance(lazy, ReleasedRows)
         block = SharedBlock(lazy, len(together.leaf)) if shared else None
-        start = 0
-        for place, number in pieces:
-            stop = start + number
-            own = lazy.between(start, stop) if block is None else None
-            lanes[place].extend(ReadSamples(start, stop, block=block, own=own), gaps=gaps)
-            start = stop
+        for lane, number, bounds in zip(lanes, counts, pieces.bounds(len(lanes)), strict=True):
+            if block is None:
+                runs = [ReadSamples(*each, None, lazy.between(*each)) for each in bounds]
+            else:
+                following = iter(bounds)
+                runs = [ReadSamples(*each, block, None, following) for each in islice(following, 1)]
+            lane.extend(runs, number, gaps=gaps)
 
     def _read_between_gaps(
         self, rows: Rows, counts: Sequence[int], lanes: Sequence[RowsOfLane]
@@ -390,17 +465,20 @@ class BlocksOfLanes:
         """Return the lanes in the order of their next batches."""
         if len(self._lanes) == 1:
             return [first]
-        others = [lane for lane in self._lanes.values() if lane is not first]
-        others.sort(key=lambda each: (each.num_batches, each.lane.number))
-        return [first, *others]
+        others = [
+            (lane.num_batches, number, lane)
+            for number, lane in self._lanes.items()
+            if lane is not first
+        ]
+        return [first, *(lane for *_, lane in sorted(others))]
 
-    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> list[LaneShare]:
+    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> Pieces:
         """Divide `count` rows among the lanes, in the order in which batches will need them.
 
         Rows that were read but not yet taken count as well; the first lane always gets a row.
         """
         if len(lanes) == 1:
-            return [(0, count)]
+            return Pieces.of([(0, count)])
         turn = max(requested, ceil(self._rows_of_turn(lanes)))
         missing = [turn - (lane.stop - lane.row) for lane in lanes]
         missing[0] = max(requested, turn - lanes[0].used_of_turn)
@@ -409,55 +487,24 @@ class BlocksOfLanes:
         room -= pieces[0][1]
         missing[0] -= pieces[0][1]
         places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
-        while room > 0 and places:
+        while room > 0 and any(missing[place] != turn for place in places):
             for place in places:
                 share = max(0, min(missing[place], room))
-                if share:
-                    pieces.append((place, share))
+                pieces.append((place, share))
                 missing[place] -= share - turn
                 room -= share
-        return pieces
+        # From here on, all lanes take as much in turn.
+        return Pieces.of(pieces).followed_by(places, turn, max(0, room))
 
     def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
         """Return how many rows recent batches have used, on average."""
         # Every lane except the first is between two batches.
-        first, *others = lanes
-        batches = sum(lane.new_batches for lane in others)
+        (new, used), *others = [lane.count_used() for lane in lanes]
+        batches, rows = map(sum, zip(*others, strict=True))
         if batches > 0:
-            self._turn_rows = sum(lane.used_rows for lane in others) / batches
-        for lane in others:
-            lane.note(0)
-        first.note(max(0, round(first.used_rows - first.new_batches * self._turn_rows)))
+            self._turn_rows = rows / batches
+        lanes[0].used_of_turn = max(0, round(used - new * self._turn_rows))
         return self._turn_rows
-
-
-def _of_counts(pieces: Sequence[LaneShare], counts: Sequence[int]) -> list[LaneShare]:
-    """Return `pieces` shortened to `counts`, the rows that lanes really have left."""
-    left, found = list(counts), []
-    for place, number in pieces:
-        there = min(number, left[place])
-        left[place] -= there
-        if there:
-            found.append((place, there))
-    return found
-
-
-def _together(rows: Sequence[Rows], pieces: Sequence[LaneShare]) -> Rows:
-    """Return the rows of all lanes in the order of the pieces.
-
-    Samples are then used in their order in memory.
-    """
-    if len(pieces) == 1:
-        return rows[pieces[0][0]]
-    starts = np.cumsum([0, *(len(each.leaf) for each in rows)]).tolist()
-    begins = []
-    for place, number in pieces:
-        begins.append(starts[place])
-        starts[place] += number
-    counts = np.array([number for _, number in pieces])
-    ends = np.cumsum(counts)
-    order = np.arange(ends[-1]) + np.repeat(np.array(begins) - (ends - counts), counts)
-    return Rows(*(np.concatenate(columns)[order] for columns in zip(*rows, strict=True)))
 
 
 def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:

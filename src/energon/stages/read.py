@@ -175,8 +175,8 @@ class _ReadIterator(DatasetIterator[Any]):
                 return None
         found = _take_columns(pending[0], count)
         if found is not None:
-            if pending[0].start == pending[0].stop:
-                pending.popleft()
+            if pending[0].start == pending[0].stop and not pending[0].move_on():
+                pending.pop(0)
             self.advance(count)
         return found
 
@@ -190,8 +190,8 @@ class _ReadIterator(DatasetIterator[Any]):
         while pending and len(waiting) < count:
             run = pending[0]
             waiting += _take(run, count - len(waiting))
-            if run.start == run.stop:
-                pending.popleft()
+            if run.start == run.stop and not run.move_on():
+                pending.pop(0)
         if not waiting:  # what was read has just come to its end
             return self.peek(count)
         return [] if self.rows.has_gaps else waiting[:count]
