@@ -22,10 +22,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from energon.arrays import Ints
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import record_sources
+from energon.stages.block_pieces import BlockPieces
 from energon.stages.lane import Lane
 
 MAX_PLANNED_ROWS = 4096
@@ -135,23 +135,25 @@ class ReadSamples:
     Args:
         start: Index in the block of the next one.
         stop: Index after the last one of the same piece.
+        pieces: The pieces that follow: the first index of each, and the one after its last.
         block: The iterator that all lanes of the block share; None if the lane has its own.
         own: The lane's own iterator; None until it leaves the shared one.
-        pieces: The pieces that follow: their first indices, and those after the last.
     """
 
     start: int
     stop: int
-    block: SharedBlock | None
+    pieces: Iterator[tuple[int, int]]
+    block: SharedBlock | None = None
     own: Iterator[Any] | None = None
-    pieces: Iterator[tuple[int, int]] = iter(())
 
     def move_on(self) -> bool:
         """Continue with the next piece; return False if there is none."""
-        for self.start, self.stop in self.pieces:
-            self.own = None
-            return True
-        return False
+        piece = next(self.pieces, None)
+        if piece is None:
+            return False
+        self.start, self.stop = piece
+        self.own = None
+        return True
 
 
 class NextRows(NamedTuple):
@@ -263,85 +265,6 @@ class RowsOfLane:
         self.has_gaps |= gaps
 
 
-class Pieces(NamedTuple):
-    """How a block is divided among lanes; two arrays of equal length.
-
-    One after another, each piece is what a lane needs for its next batch.
-    """
-
-    place: Ints
-    """The position in the list of lanes of the lane that a piece belongs to."""
-    number: Ints
-    """Number of rows of each piece."""
-
-    @classmethod
-    def of(cls, pieces: Iterable[tuple[int, int]]) -> Pieces:
-        """Return the pieces of some pairs, without empty ones."""
-        place, number = np.array([*pieces, (0, 0)], np.int64).T
-        return cls(place[number > 0], number[number > 0])
-
-    def followed_by(self, places: Sequence[int], turn: int, room: int) -> Pieces:
-        """Return these pieces, and then a turn of each lane again and again until `room` is full.
-
-        Args:
-            places: The lanes that have rows left.
-            turn: Rows of a turn.
-            room: Rows to be shared; the last turn may be shorter.
-        """
-        turns = -(-room // turn) if places else 0
-        number = np.full(turns, turn)
-        number[-1:] -= turns * turn - room
-        place = np.concatenate([self.place, np.resize(places, turns)])
-        return Pieces(place, np.concatenate([self.number, number]))
-
-    @property
-    def are_even(self) -> bool:
-        """Whether all pieces but the first and last have the same size."""
-        between = self.number[1:-1]
-        return bool((between == between[:1]).all())
-
-    def by_lane(self, lanes: int) -> list[int]:
-        """Return the number of rows of each lane."""
-        return np.bincount(self.place, self.number, lanes).astype(np.int64).tolist()
-
-    def cut(self, counts: Sequence[int]) -> Pieces:
-        """Return these pieces, shortened to `counts`: the rows that lanes have left."""
-        left, found = list(counts), []
-        for place, number in zip(self.place.tolist(), self.number.tolist(), strict=True):
-            found.append((place, min(number, left[place])))
-            left[place] -= found[-1][1]
-        return Pieces.of(found)
-
-    def in_order(self, rows: Sequence[Rows]) -> Rows:
-        """Return the rows of all lanes in the order of the pieces.
-
-        Samples are then used in their order in memory.
-        """
-        if len(self.place) == 1:
-            return rows[self.place[0]]
-        by_lane, ends = self._by_lane, np.cumsum(self.number)
-        begins = np.empty_like(ends)
-        begins[by_lane] = np.cumsum(self.number[by_lane]) - self.number[by_lane]
-        order = np.arange(ends[-1]) + np.repeat(begins - (ends - self.number), self.number)
-        return Rows(*(np.concatenate(columns)[order] for columns in zip(*rows, strict=True)))
-
-    def bounds(self, lanes: int) -> list[list[tuple[int, int]]]:
-        """Return for each lane the indices in the block at which its pieces start and stop."""
-        by_lane, stops = self._by_lane, np.cumsum(self.number)
-        pairs = zip(
-            (stops - self.number)[by_lane].tolist(), stops[by_lane].tolist(), strict=True
-        )
-        return [
-            list(islice(pairs, number))
-            for number in np.bincount(self.place, minlength=lanes).tolist()
-        ]
-
-    @property
-    def _by_lane(self) -> Ints:
-        """The numbers of the pieces, those of the first lane first."""
-        return np.argsort(self.place, kind="stable")
-
-
 class BlocksOfLanes:
     """Reads blocks for one lane, or for several that are read together.
 
@@ -403,7 +326,7 @@ class BlocksOfLanes:
         # Lanes that use different numbers of rows soon take turns in another order than planned.
         in_step = pieces.are_even
         if not in_step:
-            pieces = Pieces.of(enumerate(counts))
+            pieces = BlockPieces.of(enumerate(counts))
         together = pieces.in_order(rows)
         gaps = bool((together.leaf < 0).any())
         with _uncollected():
@@ -420,10 +343,10 @@ class BlocksOfLanes:
         block = SharedBlock(lazy, len(together.leaf)) if shared else None
         for lane, number, bounds in zip(lanes, counts, pieces.bounds(len(lanes)), strict=True):
             if block is None:
-                runs = [ReadSamples(*each, None, lazy.between(*each)) for each in bounds]
+                runs = [ReadSamples(*each, iter(()), own=lazy.between(*each)) for each in bounds]
             else:
-                following = iter(bounds)
-                runs = [ReadSamples(*each, block, None, following) for each in islice(following, 1)]
+                pieces_left = iter(bounds)
+                runs = [ReadSamples(*each, pieces_left, block) for each in islice(pieces_left, 1)]
             lane.extend(runs, number, gaps=gaps)
 
     def _read_between_gaps(
@@ -472,13 +395,13 @@ class BlocksOfLanes:
         ]
         return [first, *(lane for *_, lane in sorted(others))]
 
-    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> Pieces:
+    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> BlockPieces:
         """Divide `count` rows among the lanes, in the order in which batches will need them.
 
         Rows that were read but not yet taken count as well; the first lane always gets a row.
         """
         if len(lanes) == 1:
-            return Pieces.of([(0, count)])
+            return BlockPieces.of([(0, count)])
         turn = max(requested, ceil(self._rows_of_turn(lanes)))
         missing = [turn - (lane.stop - lane.row) for lane in lanes]
         missing[0] = max(requested, turn - lanes[0].used_of_turn)
@@ -494,7 +417,7 @@ class BlocksOfLanes:
                 missing[place] -= share - turn
                 room -= share
         # From here on, all lanes take as much in turn.
-        return Pieces.of(pieces).followed_by(places, turn, max(0, room))
+        return BlockPieces.of(pieces).followed_by(places, turn, max(0, room))
 
     def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
         """Return how many rows recent batches have used, on average."""
