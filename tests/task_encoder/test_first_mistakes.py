@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
-from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energon import (
+    DefaultTaskEncoder,
+    UnknownArgumentError,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from energon.arguments import ELSEWHERE
 from energon.errors import ConfigError
 from tests.datasets import make_captions
 
@@ -61,6 +74,36 @@ def test_a_constructor_need_not_call_that_of_the_encoder(captions):
 def test_numbers_in_place_of_a_worker_config_are_refused(captions):
     with pytest.raises(TypeError, match=r"expected a WorkerConfig, as WorkerConfig\.default"):
         opened(captions, worker_config=2)
+
+
+@pytest.mark.parametrize(
+    ("getter", "arguments", "advice"),
+    [
+        (get_train_dataset, {"num_workers": 2}, r"worker_config=WorkerConfig\(.*num_workers=2\)"),
+        (get_val_dataset, {"prefetch_factor": 2}, "pass it to get_savable_loader or get_loader"),
+        (get_val_datasets, {"shufle_buffer_size": 9, "split": "x"}, "it has path, split_part"),
+        (get_train_dataset, {"shufle_buffer_size": 9}, "did you mean 'shuffle_buffer_size'"),
+        (get_savable_loader, {"num_workers": 2}, r"worker_config=WorkerConfig\(.*num_workers=2\)"),
+        (get_loader, {"batch_size": 2}, "pass it to get_train_dataset"),
+    ],
+)
+def test_where_an_argument_belongs_is_said(getter, arguments, advice):
+    name = next(iter(arguments))
+    with pytest.raises(UnknownArgumentError, match=f"has no argument '{name}'.*{advice}") as caught:
+        getter("photos", **arguments)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_all_arguments_that_are_proposed_exist():
+    functions = (get_train_dataset, get_val_dataset, get_savable_loader, WorkerConfig)
+    known = {name for each in functions for name in inspect.signature(each).parameters}
+    proposed = {name for text in ELSEWHERE.values() for name in re.findall(r"\w+_\w+", text)}
+    assert proposed - known <= {
+        "get_train_dataset",
+        "get_val_dataset",
+        "get_savable_loader",
+        "get_loader",
+    }
 
 
 def test_settings_of_workers_that_are_no_numbers_are_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
+from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
@@ -12,6 +13,7 @@ from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 
 
+@check_arguments
 def get_savable_loader(
     dataset: Pipeline,
     *,
@@ -79,6 +81,7 @@ def get_savable_loader(
     return SavableDataLoader(dataset, worker_config=worker_config, options=options)
 
 
+@check_arguments
 def get_loader(
     dataset: Pipeline,
     *,

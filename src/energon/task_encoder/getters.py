@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from energon.arguments import check_arguments
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
@@ -17,6 +18,7 @@ from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 
 
+@check_arguments
 def get_train_dataset(
     path: DatasetPath,
     *,
@@ -113,6 +115,7 @@ def get_train_dataset(
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
+@check_arguments
 def get_val_dataset(
     path: DatasetPath,
     *,
@@ -186,6 +189,7 @@ def get_val_dataset(
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
+@check_arguments
 def get_val_datasets(
     path: DatasetPath,
     *,

@@ -40,3 +40,8 @@ def test_getters_name_the_argument_that_was_meant(tmp_path, given, meant):
             **{given: 8},
         )
     assert isinstance(caught.value, TypeError)
+
+
+def test_getters_say_where_workers_are_configured():
+    with pytest.raises(UnknownArgumentError, match=r"worker_config=WorkerConfig\(.*num_workers="):
+        get_train_dataset("photos", num_workers=2)

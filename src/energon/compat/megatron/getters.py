@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from energon.arguments import ELSEWHERE
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.load_config import GetterCall
 from energon.decode.sample_decoder import SampleDecoder
@@ -186,7 +187,9 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
 
 
 def check_known(name: str, known: Mapping[str, Any]) -> None:
-    """Raise UnknownArgumentError if a name looks like a misspelled argument."""
+    """Raise UnknownArgumentError if a name looks misspelled, or belongs to another function."""
+    if name in _OF_WORKER_CONFIG:
+        raise UnknownArgumentError(f"dataset getters have no argument {name!r}; {ELSEWHERE[name]}")
     near = difflib.get_close_matches(name, (*known, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
     if near and name not in OF_DATASETS:
         raise UnknownArgumentError(
@@ -194,6 +197,7 @@ def check_known(name: str, known: Mapping[str, Any]) -> None:
         )
 
 
+_OF_WORKER_CONFIG = frozenset({"num_workers", "world_size"})
 OF_DATASETS = frozenset(
     {"field_map", "sample_loader", "part_filter", "subset", "shuffle_over_epochs", "decoder"}
 )
