@@ -136,6 +136,17 @@ MAX_CANDIDATES = 10
 """Names that are compared letter by letter, which takes the cube of their length."""
 
 
+def list_names(names: Iterable[object], most: int = 10) -> str:
+    """Return names in quotes; of many, only the first.
+
+    Example:
+        >>> list_names(["a", "b", "c"], 2)
+        "'a', 'b', …"
+    """
+    listed = [repr(str(name)) for name in islice(names, most + 1)]
+    return ", ".join([*listed[:most], *(["…"] if len(listed) > most else [])])
+
+
 def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
     """Return which of the known names is closest to one that is not known; None if none is close.
 

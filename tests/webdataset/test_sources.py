@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -670,6 +671,24 @@ def test_bytes_of_a_stream_that_is_open_already(urls):
     assert keys(wds.tarfile_samples([{"url": "mine", "stream": stream}])) == [0, 1, 2]
 
 
+NOWHERE = {
+    "s3://missing/train/0.tar": "s3://missing/train/0.tar: there is no such bucket; check its name",
+    "s3://missing/train/": "s3://missing/train: there is no such bucket; check its name",
+    "s3://missing/train/*.tar": "s3://missing/train: there is no such bucket; check its name",
+    "s3://wds/trian/0.tar": "s3://wds/trian/0.tar does not exist: no 'trian' in s3://wds, did you "
+    "mean 'train'?",
+    "s3://wds/trian/*.tar": "s3://wds/trian does not exist: no 'trian' in s3://wds, did you mean",
+    "s3://wds/train/{0..5}.tar": "s3://wds/train/2.tar does not exist: no '2.tar' in "
+    "s3://wds/train, did you mean '1.tar'?",
+    "s3://wds/train/x": "s3://wds/train/x does not exist: no 'x' in s3://wds/train, which has "
+    "'0.tar', '1.tar', 'about.txt'",
+    "s3://wds/train/*.gz": "s3://wds/train/*.gz: no object matches this; s3://wds/train has "
+    "'0.tar', '1.tar', 'about.txt'",
+    "s3://wds/train": "s3://wds/train is a folder; write s3://wds/train/ for the archives in it",
+}
+"""Addresses at which there are no shards, and what is wrong with them."""
+
+
 def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
     with moto() as port:
         for name, value in s3_environment(port).items():
@@ -682,8 +701,9 @@ def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
             write_bytes("s3://wds/train/about.txt", b"x")
             for source in ("s3://wds/train/*.tar", "s3://wds/train/", "s3://wds/train/{0..1}.tar"):
                 assert samples(source) == [*range(7)]
-            with pytest.raises(DatasetNotFoundError, match="no object matches"):
-                samples("s3://wds/none/*.tar")
+            for source, reason in NOWHERE.items():
+                with pytest.raises(DatasetNotFoundError, match=f"^{re.escape(reason)}"):
+                    samples(source)
             with wds.ShardWriter("s3://wds/out/x-%d.tar", maxcount=2) as sink:
                 for number in range(5):
                     sink.write({"__key__": f"{number}", "cls": number})

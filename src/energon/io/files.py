@@ -19,6 +19,7 @@ from energon.io.backends.local import LocalBackend
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.limits import DOCUMENT_BYTES, check_document
+from energon.messages import list_names, nearest
 from energon.utf8 import decode_utf8
 
 _MAKERS: Mapping[str, str] = {
@@ -243,6 +244,26 @@ def has_files(address: LocalPath) -> bool:
     """Return whether there is a file below a folder, at any depth."""
     store, key = open_store(address)
     return store.has_any(key)
+
+
+def describe_missing(address: LocalPath) -> str:
+    """Return that nothing exists at an address of a store that can list, and what is near it.
+
+    Raises:
+        DatasetNotFoundError: If not even the bucket exists.
+        StorageError: If the store cannot be reached, or cannot list.
+    """
+    store, key = open_store(address)
+    if not key and not store.has_any():
+        return f"{redact(os.fspath(address))} is empty"
+    folder, _, name = key.rpartition("/")
+    while folder and not store.has_any(folder):
+        folder, _, name = folder.rpartition("/")
+    names, where = store.names_in(folder), store.place(folder).rstrip("/")
+    close = nearest(name, names, cutoff=0.75)
+    there = f"which has {list_names(names)}" if names else "which is empty"
+    end = f"did you mean {close!r}?" if close else there
+    return f"{redact(os.fspath(address))} does not exist: no {name!r} in {where}, {end}"
 
 
 def delete_file(address: LocalPath) -> None:

@@ -22,7 +22,7 @@ from energon.io.address import (
     redact,
     split_address,
 )
-from energon.io.files import is_file, open_store, read_document
+from energon.io.files import describe_missing, is_file, open_store, read_document
 from energon.messages import nearest, shell_word
 
 
@@ -344,26 +344,8 @@ def _explain_remote(path: str) -> str:
     if key and is_file(path):
         return f"{shown} {advice(path)}"
     if not store.has_any(key):
-        if not key:
-            return f"{shown} is empty"
-        folder, _, name = key.rpartition("/")
-        while folder and not store.has_any(folder):
-            folder, _, name = folder.rpartition("/")
-        names = store.names_in(folder)
-        where = store.place(folder).rstrip("/")
-        return f"{shown} does not exist: no {name!r} in {where}{_among(name, names)}"
+        return describe_missing(path)
     return f"{shown} {advice(path)}"
-
-
-def _among(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message: the likely intended name, or the names that exist."""
-    close = nearest(name, names, cutoff=0.75)
-    if close:
-        return f", did you mean {close!r}?"
-    if not names:
-        return ", which is empty"
-    more = ", …" if len(names) > MAX_SHOWN else ""
-    return f", which has {', '.join(map(repr, names[:MAX_SHOWN]))}{more}"
 
 
 def refuse_metadata(path: str) -> None:

@@ -277,7 +277,27 @@ def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
 
 def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open an address of a store or a web server in this process, without starting a program."""
-    return RemoteReader(url) if mode == "rb" else RemoteWriter(url)
+    if mode != "rb":
+        return RemoteWriter(url)
+    try:
+        return RemoteReader(url)
+    except DatasetNotFoundError as error:
+        raise DatasetNotFoundError(_explain_missing(url) or str(error)) from None
+
+
+def _explain_missing(url: str) -> str | None:
+    """Return which part of an address is wrong; None if the store does not list its objects."""
+    from energon.io.files import describe_missing, has_files
+
+    try:
+        if has_files(url):
+            folder = redact(url).rstrip("/")
+            return f"{folder} is a folder; write {folder}/ for the archives in it"
+        return describe_missing(url)
+    except DatasetNotFoundError as error:
+        return str(error)
+    except StorageError:  # the store cannot be listed
+        return None
 
 
 def gopen_error(url: str, *args: Any, **kw: Any) -> Any:

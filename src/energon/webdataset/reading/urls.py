@@ -14,6 +14,7 @@ from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, DatasetNotFoundError, SecurityError
 from energon.formats.meta.braces import expand_braces
 from energon.io.address import redact, scheme_of
+from energon.messages import list_names
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -159,16 +160,22 @@ def _is_remote_pattern(url: str) -> bool:
 
 def _remote_archives(pattern: str) -> list[str]:
     """Return the addresses of objects that match a pattern, or of the archives in a folder."""
-    from energon.io.files import list_files
+    from energon.io.files import describe_missing, list_files
 
     folder = pattern.partition("*")[0].rpartition("/")[0]
-    urls = [f"{folder}/{found.key}" for found in list_files(folder)]
+    files = list_files(folder)
+    if not files:
+        raise DatasetNotFoundError(describe_missing(folder))
+    urls = [f"{folder}/{found.key}" for found in files]
     if pattern.endswith("/"):
         urls = [url for url in urls if url.endswith(ARCHIVES)]
     else:
         urls = [url for url in urls if fnmatchcase(url, pattern)]
     if not urls:
-        raise DatasetNotFoundError(f"{redact(pattern)}: no object matches this")
+        raise DatasetNotFoundError(
+            f"{redact(pattern)}: no object matches this; {redact(folder)} has "
+            f"{list_names(file.key for file in files)}"
+        )
     return urls
 
 
