@@ -134,7 +134,7 @@ def with_torch(task: str) -> Decode:
 
 
 def with_codes(task: str) -> Decode:
-    """Decode as little as the format permits: all Huffman codes, and an eighth in grey of it."""
+    """Decode as little as the format permits: all Huffman codes, and an eighth in gray of it."""
     import simplejpeg
 
     def decode(data: bytes, number: int) -> Any:

@@ -71,7 +71,7 @@ def measure_ours(folder: Path, names: Sequence[str]) -> None:
     near = sorted(names[: ASKED // TOGETHER])
     runs = [[f"{int(name[:8]) + n:08}.txt" for n in range(TOGETHER)] for name in near]
     runs = [[name for name in run if name in store] for run in runs]
-    show(f"file, {TOGETHER} neighbours", store.get_many_raw, runs, each=sum(map(len, runs)))
+    show(f"file, {TOGETHER} neighbors", store.get_many_raw, runs, each=sum(map(len, runs)))
     chunks = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)]
     show(f"file, {TOGETHER} at a time", store.get_many_raw, chunks, each=len(names))
 

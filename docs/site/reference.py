@@ -22,7 +22,16 @@ what you need every day, and `energon COMMAND --help` documents the commands.
 MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
 """What users get, and do not make themselves."""
 
-FOR_USERS = {"SavableDataset": {"config", "restore_sample"}}
+WRAPPERS = (
+    "MapDataset FilterDataset IterMapDataset BatchDataset GroupBatchDataset MixBatchDataset "
+    "PackingDataset BlendDataset ConcatDataset RepeatDataset ShuffleBufferDataset LimitDataset "
+    "EpochizeDataset LogSampleDataset GcDataset WatchdogDataset"
+)
+
+FOR_USERS = {
+    "SavableDataset": {"config", "restore_sample"},
+    **{name: {"config", "len_rank", "restore_sample"} for name in WRAPPERS.split()},
+}
 """Of these classes, what is not for loaders and stages only."""
 
 GROUPS: dict[str, tuple[str, str]] = {
@@ -66,10 +75,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Task encoders, datasets and wrappers of `megatron.energon`": (
         "megatron.energon",
-        "AugmentTaskEncoder load_dataset DatasetLoader LoadedDataset LoadedDatasetList "
-        "MapDataset FilterDataset IterMapDataset BatchDataset GroupBatchDataset MixBatchDataset "
-        "PackingDataset BlendDataset ConcatDataset RepeatDataset ShuffleBufferDataset LimitDataset "
-        "EpochizeDataset LogSampleDataset GcDataset WatchdogDataset",
+        f"AugmentTaskEncoder load_dataset DatasetLoader LoadedDataset LoadedDatasetList {WRAPPERS}",
     ),
     "Geometric transforms (`energon.transforms`)": (
         "energon.transforms",
@@ -88,6 +94,7 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 
 STREAMS = "energon.webdataset"
+OF_ALL_STAGES = {"describe", "invoke", "is_random", "open", "run"}
 STREAMS_TITLE = f"Streams (`{STREAMS}`)"
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Example|Examples):\s*$")
 _ENTRY = re.compile(r"(\S[^:]*): (.*)")
@@ -235,6 +242,7 @@ def _members(kind: type) -> Iterator[str]:
     )
     for name in sorted(dir(kind)):
         hidden = name not in FOR_USERS.get(kind.__name__, {name})
+        hidden = hidden or (name in OF_ALL_STAGES and kind.__module__.startswith(STREAMS))
         if name.startswith("_") or name in fields or hidden or _is_inherited(kind, name):
             continue
         value = inspect.getattr_static(kind, name)
@@ -245,9 +253,10 @@ def _members(kind: type) -> Iterator[str]:
         doc = inspect.getdoc(getattr(kind, name))
         if not module.startswith("energon") or not doc or not callable(function):
             continue
-        first = re.split(r"\n\s*\n", doc)[0].replace("\n", " ")
         shown = name if isinstance(value, property) else f"{name}({_short(function)})"
+        first, *rest = "\n".join(_prose(doc)).splitlines()
         yield f"- `{shown}`: {first}"
+        yield from (f"  {line}" if line else "" for line in rest)
 
 
 def _is_inherited(kind: type, name: str) -> bool:
@@ -266,16 +275,17 @@ def _short(function: Any) -> str:
 
 def _streams() -> str:
     module = import_module(STREAMS)
-    rows = [
-        f"| `{name}` | {_first(getattr(module, name))} |"
-        for name in sorted(module.__all__, key=str.lower)
-        if inspect.isroutine(getattr(module, name)) or inspect.isclass(getattr(module, name))
-    ]
+    names = sorted(module.__all__, key=str.lower)
+    members = {name: getattr(module, name) for name in names}
+    found = {n: v for n, v in members.items() if inspect.isroutine(v) or inspect.isclass(v)}
+    entries = {n: describe(n, v) for n, v in found.items() if v.__module__.startswith(STREAMS)}
+    links = {name: f"[`{name}`](#{name.lower()})" for name in entries}
+    rows = [f"| {links.get(n, f'`{n}`')} | {_first(value)} |" for n, value in found.items()]
     head = (
         f"# {STREAMS_TITLE}\n\nArguments are those of webdataset; "
         "[WebDataset pipelines](../webdataset.md) shows them in use.\n\n| name | |\n|---|---|"
     )
-    return "\n".join([head, *rows, ""])
+    return "\n".join([head, *rows, "", *entries.values()])
 
 
 def _first(value: Any) -> str:

@@ -144,13 +144,13 @@ class WorkerConfig:
     ) -> WorkerConfig:
         """Return the configuration of this process, as torch.distributed knows it.
 
-        Without an initialised process group that is rank 0 of 1. Arguments are those of the
+        Without an initialized process group that is rank 0 of 1. Arguments are those of the
         class.
         """
         rank, world_size = 0, 1
         import sys
 
-        # A process that has not imported torch cannot have initialised a process group.
+        # A process that has not imported torch cannot have initialized a process group.
         torch = sys.modules.get("torch")
         distributed = torch.distributed if torch is not None else None
         if distributed is not None and distributed.is_available() and distributed.is_initialized():

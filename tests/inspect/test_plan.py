@@ -120,7 +120,7 @@ def test_knows_what_is_read_together_and_how_well_it_mixes(path):
         assert leaf["bytes"] >= leaf["drawn"] * 512
         assert leaf["requests"] <= leaf["drawn"]
         assert fine["leaves"][name]["slice_samples"] == 1
-        assert leaf["shuffle"] is None or 0.5 < leaf["shuffle"]["neighbour_distance"] < 1.5
+        assert leaf["shuffle"] is None or 0.5 < leaf["shuffle"]["neighbor_distance"] < 1.5
 
 
 def test_names_leaves_that_have_samples_in_common(path):

@@ -232,7 +232,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
     rows = [head]
     for name, leaf in about["leaves"].items():
         shares = about["shares"][name]
-        mixing = leaf["shuffle"]["neighbour_distance"] if leaf["shuffle"] else None
+        mixing = leaf["shuffle"]["neighbor_distance"] if leaf["shuffle"] else None
         per_request = leaf["bytes_per_request"]
         rows.append(
             [

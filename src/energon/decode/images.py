@@ -1,6 +1,6 @@
 """Decode images to arrays, tensors or Pillow images.
 
-JPEGs in colour or grey are decoded by simplejpeg where it is installed: twice as fast as
+JPEGs in color or gray are decoded by simplejpeg where it is installed: twice as fast as
 Pillow, and the pixels are the same. Everything else is Pillow's. The result is a uint8 array
 first; numpy makes floats of it, in one pass and one thread.
 """
@@ -73,7 +73,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
     "torch": ImageSpec("torch", "RGB", True),
     "pil": ImageSpec("pil", "RGB", False),
 }
-"""Names of what images may become. Tensors are (C, H, W), arrays (H, W, C); grey ones (H, W)."""
+"""Names of what images may become. Tensors are (C, H, W), arrays (H, W, C); gray ones (H, W)."""
 
 
 def image_spec(name: str) -> ImageSpec:
@@ -197,9 +197,9 @@ _UP_TO_16 = ("PNG", "PPM")
 
 
 def _in_8_bits(image: Image) -> Image:
-    """Return an image whose grey values have 8 bits: of 16, the upper ones.
+    """Return an image whose gray values have 8 bits: of 16, the upper ones.
 
-    Of colors with 16 bits, Pillow keeps these; grey values above 255 it would turn into white.
+    Of colors with 16 bits, Pillow keeps these; gray values above 255 it would turn into white.
     """
     if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in _UP_TO_16)):
         return image

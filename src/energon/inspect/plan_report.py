@@ -131,7 +131,7 @@ def _draw_reads(axes: Axes, about: Mapping[str, Any], groups: Sequence[_Group]) 
 def _draw_mixing(axes: Axes, about: Mapping[str, Any], groups: Sequence[_Group]) -> None:
     leaves = [*about["leaves"].values()]
     scores = [
-        shuffle["neighbour_distance"]
+        shuffle["neighbor_distance"]
         if len(group.leaves) == 1 and (shuffle := leaves[group.leaves[0]]["shuffle"])
         else 0
         for group in groups

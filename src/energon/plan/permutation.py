@@ -2,7 +2,7 @@
 
 A Feistel network permutes the numbers of b bits; walking along its cycles until a number
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
-finite domains", 2002). Networks of two or three bits favour some permutations, so tiny sizes
+finite domains", 2002). Networks of two or three bits favor some permutations, so tiny sizes
 are ranked instead. Sizes and keys may differ from element to element.
 
 How good a shuffle is, is measured against a uniform permutation.
@@ -142,7 +142,7 @@ class ShuffleQuality(NamedTuple):
 
     serial_correlation: float
     """Correlation of each ordinal with the one before it: 1 for reading in order."""
-    neighbour_distance: float
+    neighbor_distance: float
     """Mean distance of consecutive ordinals, as a multiple of the n/3 of a uniform order."""
 
 

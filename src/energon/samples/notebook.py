@@ -207,7 +207,7 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
     if array.dtype != np.uint8:
         numbers = np.nan_to_num(array.astype(np.float32))
         low, high = min(0.0, float(numbers.min())), max(1.0, float(numbers.max()))
-        # Normalised images lie on both sides of 0: all of their range is shown.
+        # Normalized images lie on both sides of 0: all of their range is shown.
         array = ((numbers - low) / (high - low) * 255).astype(np.uint8)
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3]
 

@@ -424,7 +424,7 @@ class VQASample(Sample):
         >>> sample = VQASample(
         ...     __key__="a",
         ...     image=torch.zeros(3, 24, 32),
-        ...     context="What colour is it?",
+        ...     context="What color is it?",
         ...     answers=["black", "dark"],
         ...     answer_weights=torch.tensor([0.75, 0.25]),
         ... )

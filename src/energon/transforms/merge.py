@@ -309,13 +309,13 @@ class MergeTransform:
         coefficients = (inverse / inverse[2, 2]).flatten()[:8].tolist()
         fill = self._fill()
         bands = len(image.getbands())
-        colour = tuple(map(int, fill)) if isinstance(fill, tuple | list) else (int(fill),) * bands
+        color = tuple(map(int, fill)) if isinstance(fill, tuple | list) else (int(fill),) * bands
         return image.transform(
             (int(size[1]), int(size[0])),
             Image.Transform.PERSPECTIVE,
             coefficients,
             resample=Image.Resampling[self._interpolation().upper()],
-            fillcolor=colour if bands > 1 else colour[0],
+            fillcolor=color if bands > 1 else color[0],
         )
 
     def _apply_to_tensor(self, tensor: Any, matrix: Matrix, size: Size) -> Any:

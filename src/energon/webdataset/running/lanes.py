@@ -58,7 +58,7 @@ class LaneProcess:
         self._init = init
         self._seed = seed
         self._parent = os.getpid()
-        self._initialised = 0
+        self._initialized = 0
         self._enforce_security = utils.enforce_security
 
     def enter(self, place: Place) -> None:
@@ -75,8 +75,8 @@ class LaneProcess:
                 seed=self._seed + place.worker,
                 dataset=self._dataset,
             )
-        if self._init is not None and self._initialised != os.getpid():
-            self._initialised = os.getpid()
+        if self._init is not None and self._initialized != os.getpid():
+            self._initialized = os.getpid()
             self._init(place.worker)
 
 
