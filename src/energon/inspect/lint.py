@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,6 +101,8 @@ def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
     except EnergonError as error:
         yield f"{leaf.origin}: {error}"
 
+
+log = logging.getLogger("energon")
 
 MAX_BATCH_SAMPLES = 256
 BATCH_BYTES = 64 << 20
@@ -204,7 +208,8 @@ def lint_dataset(
     if exclude_from is not None:
         leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
         check_exclude_from(leaves, exclude_from)
-    work, empty = _work(found, report, max_samples, exclude_from, tuple(allow))
+    with _hide_warnings_of(report.findings):
+        work, empty = _work(found, report, max_samples, exclude_from, tuple(allow))
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
@@ -213,6 +218,22 @@ def lint_dataset(
     runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
     _collect(report, work, runs, progress)
     return report
+
+
+@contextmanager
+def _hide_warnings_of(findings: Sequence[Finding]) -> Iterator[None]:
+    """Drop log messages of sources about what these findings already say."""
+    reasons = {each.reason.rpartition(": ")[2] for each in findings}
+
+    def is_new(record: logging.LogRecord) -> bool:
+        args = record.args
+        return not (isinstance(args, tuple) and args and args[-1] in reasons)
+
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
 
 
 def _folder_of(path: str | os.PathLike[str]) -> str | None:

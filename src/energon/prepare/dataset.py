@@ -25,6 +25,7 @@ from energon.prepare.index.index import (
     index_files,
     index_shards,
 )
+from energon.prepare.index.mapped_parts import warn_of_missing_parts
 from energon.prepare.index.name_index import (
     commit_dataset,
     has_media,
@@ -210,11 +211,15 @@ def prepare_dataset(
             if sample_loader is not None:
                 yield LOADER_FILE, sample_loader
 
-        def check(parts: frozenset[str]) -> None:
-            if field_map:
-                FieldMap.parse(field_map).check_parts(parts, origin=str(dataset))
+        mapped = FieldMap.parse(field_map or {})
 
-        return index_dataset(dataset, shards, held, documents, check=check)
+        def check(parts: frozenset[str]) -> None:
+            mapped.check_parts(parts, origin=str(dataset))
+
+        info = index_dataset(dataset, shards, held, documents, check=check)
+        if field_map:
+            warn_of_missing_parts(dataset, shards, mapped, present_split(dataset))
+        return info
 
 
 def _check_yaml_name(name: str) -> None:
