@@ -201,6 +201,20 @@ def test_hooks_that_draw_nothing_are_not_seeded_while_numpy_keeps_a_normal_numbe
     next(batches)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: [random.random() for _ in range(312)][-1],
+        lambda: np.random.rand(312)[-1],
+        lambda: float(torch.rand(624)[-1]),
+    ],
+    ids=["random", "numpy", "torch"],
+)
+def test_draws_that_replace_all_words_and_return_to_the_same_index_are_noticed(draw):
+    dataset = drawing(draw, start=LATE)
+    assert made(dataset) == made(dataset, draws=True)
+
+
 def test_a_hook_that_imports_torch_has_not_drawn():
     program = """
 import sys
