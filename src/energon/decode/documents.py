@@ -11,8 +11,8 @@ import numpy as np
 from energon.errors import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth, check_limit, too_deep
 
-_PLAIN_STARTS = frozenset(b'[{"-0123456789tfn')
-_raw_decode = json.JSONDecoder().raw_decode
+_PLAIN_STARTS = frozenset(each.encode() for each in '[{"-0123456789tfn')
+_scan_value: Any = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -23,18 +23,20 @@ def decode_json(data: bytes) -> Any:
         ValueError: If it is not valid.
         DecodeError: If it is larger than `DOCUMENT_BYTES` or deeper than `PART_DEPTH`.
     """
-    _check_size(data)
-    depth = PART_DEPTH.value
-    # Most texts have few brackets; only of others a person would ask how deep they are.
-    if data.count(b"[") + data.count(b"{") > depth and _json_depth(data) > depth:
+    size, depth = len(data), PART_DEPTH.value
+    if size > DOCUMENT_BYTES.value:
+        _check_size(data)
+    # A level takes a byte, and most texts have few brackets: only in others is it worth finding out
+    # how deep they are.
+    if size > depth and data.count(b"[") + data.count(b"{") > depth < _json_depth(data):
         raise too_deep()
-    if data[:1] and data[0] in _PLAIN_STARTS and data[1:2] != b"\0":
+    if data[:1] in _PLAIN_STARTS and data[1:2] != b"\0":
         # UTF-8 without a mark: the encoding need not be detected. What is not a value, or has
         # something after it, is left to `loads`, which says what is wrong.
         text = data.decode("utf-8", "surrogatepass")
         try:
-            value, end = _raw_decode(text)
-        except ValueError:
+            value, end = _scan_value(text, 0)
+        except (ValueError, StopIteration):
             return json.loads(data)
         if end == len(text) or not text[end:].strip(" \t\n\r"):
             return value
