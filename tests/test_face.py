@@ -99,6 +99,12 @@ def test_importing_energon_imports_nothing_heavy():
     assert not {name.partition(".")[0] for name in modules} & {*HEAVY, "numpy"}
 
 
+def test_the_getters_import_nothing_heavy_but_numpy():
+    modules = modules_after("from energon import get_train_dataset")
+    assert "energon.task_encoder.getters" in modules
+    assert not {name.partition(".")[0] for name in modules} & {*HEAVY}
+
+
 def test_all_names_come_without_torch():
     modules = modules_after("from energon import *")
     assert "energon.task_encoder.getters" in modules

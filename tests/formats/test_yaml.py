@@ -18,7 +18,7 @@ from energon.limits import DOCUMENT_DEPTH
 def parser(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pure":
-            patch.setattr(yaml, "_Parser", pyyaml.SafeLoader)
+            patch.setattr(yaml, "_parser_class", lambda: pyyaml.SafeLoader)
         yield
 
 

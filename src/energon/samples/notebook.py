@@ -13,7 +13,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from typing import Any, TypeVar
 
 import numpy as np
@@ -246,6 +245,8 @@ def image_html(pixels: NDArray[np.uint8], size: int = THUMBNAIL_PIXELS) -> str:
 
 def safe_html(text: str) -> str:
     """Return text as HTML, without characters that steer terminals."""
+    from html import escape  # not needed by programs that show nothing
+
     return escape(escape_text(text))
 
 

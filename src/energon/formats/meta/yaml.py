@@ -21,23 +21,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, NoReturn
-
-import yaml
-from yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from energon.errors import ConfigError, FormatError
 from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
 from energon.messages import warn_once
+
+if TYPE_CHECKING:
+    import yaml
 
 logger = logging.getLogger("energon")
 
@@ -160,11 +151,6 @@ def _flow(value: Any) -> str:
     return "[]" if isinstance(value, list | tuple) else scalar_text(value)
 
 
-try:
-    from yaml._yaml import CParser as _Parser
-except ImportError:  # PyYAML was built without libyaml: the same events, ten times slower
-    from yaml import SafeLoader as _Parser  # type: ignore[assignment]
-
 __all__ = ["Mark", "MarkedMap", "Seq", "dump", "load", "marked_like", "plain", "where"]
 
 _HINTS = {
@@ -215,11 +201,14 @@ def load(text: str | bytes, *, origin: str, repeated_keys: bool = False) -> Any:
         FormatError: If it is not YAML, uses a refused feature, or exceeds the limits; starts with
             `origin:line:column`.
     """
+    # Importing it takes 12 ms, and programs import this module before they have a document to read.
+    import yaml
+
     check_document(len(text), origin)
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        events = _Parser(text.removeprefix("\ufeff")).get_event
+        events = _parser_class()(text.removeprefix("\ufeff")).get_event
         return _Composer(events, origin, repeated_keys).document()
     except yaml.MarkedYAMLError as exc:
         raise FormatError(_explain(exc, origin)) from exc
@@ -273,10 +262,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _parser_class() -> Any:
+    try:
+        from yaml._yaml import CParser
+    except ImportError:  # PyYAML was built without libyaml: the same events, ten times slower
+        from yaml import SafeLoader
+
+        return SafeLoader
+    return CParser
+
+
 class _Composer:
     """Builds values from events, and knows the anchors met so far."""
 
     def __init__(self, next_event: Callable[[], Any], origin: str, repeated_keys: bool) -> None:
+        from yaml import events
+
+        self.kinds = events
         self.next_event = next_event
         self.origin = origin
         self.repeated_keys = repeated_keys
@@ -290,17 +292,17 @@ class _Composer:
 
     def document(self) -> Any:
         self.next_event()  # start of the stream
-        if type(self.next_event()) is StreamEndEvent:
+        if type(self.next_event()) is self.kinds.StreamEndEvent:
             return None
         value = self.node(self.next_event(), 0)
         self.next_event()  # end of the document
         event = self.next_event()
-        if type(event) is DocumentStartEvent:
+        if type(event) is self.kinds.DocumentStartEvent:
             self.refuse(event, "a second document starts here; a file holds one")
         return value
 
     def node(self, event: Any, depth: int) -> Any:
-        if type(event) is AliasEvent:
+        if type(event) is self.kinds.AliasEvent:
             return self.alias(event, depth)
         self.nodes += 1
         if event.tag is not None:
@@ -311,26 +313,26 @@ class _Composer:
 
     def content(self, event: Any, depth: int) -> Any:
         kind = type(event)
-        if kind is ScalarEvent:
+        if kind is self.kinds.ScalarEvent:
             return scalar(event.value) if event.implicit[0] else event.value
         if depth >= self.max_depth:
             self.refuse_depth(event)
         if depth >= self.deepest:
             self.deepest = depth + 1
-        build = self.mapping if kind is MappingStartEvent else self.sequence
+        build = self.mapping if kind is self.kinds.MappingStartEvent else self.sequence
         return build(event, depth)
 
     def mapping(self, event: Any, depth: int) -> MarkedMap:
         result, merges = MarkedMap(), []
         result.origin, result.mark = self.origin, _mark(event)
         marks = result.marks = {}
-        while type(key_event := self.next_event()) is not MappingEndEvent:
+        while type(key_event := self.next_event()) is not self.kinds.MappingEndEvent:
             key = self.key(key_event, depth)
             if key in marks:
                 self.repeated(key_event, key, marks[key].line)
             marks[key] = _mark(key_event)
             value = self.node(value_event := self.next_event(), depth + 1)
-            if key == "<<" and type(key_event) is ScalarEvent and key_event.implicit[0]:
+            if key == "<<" and type(key_event) is self.kinds.ScalarEvent and key_event.implicit[0]:
                 merges += self.merge_sources(value, value_event)
             else:
                 result[key] = value
@@ -344,13 +346,13 @@ class _Composer:
         result = Seq()
         result.origin, result.mark = self.origin, _mark(event)
         marks = result.marks = []
-        while type(item := self.next_event()) is not SequenceEndEvent:
+        while type(item := self.next_event()) is not self.kinds.SequenceEndEvent:
             marks.append(_mark(item))
             result.append(self.node(item, depth + 1))
         return result
 
     def key(self, event: Any, depth: int) -> Any:
-        if type(event) in (MappingStartEvent, SequenceStartEvent):
+        if type(event) in (self.kinds.MappingStartEvent, self.kinds.SequenceStartEvent):
             self.refuse(event, "a key must be a scalar, not a mapping or sequence")
         key = self.node(event, depth + 1)
         if isinstance(key, MarkedMap | Seq):
