@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -93,13 +94,14 @@ GENERATORS = {
 class DrawingNowAndThen(DefaultTaskEncoder):
     """Draws for few samples, so that most batches are made without seeding anything."""
 
-    def __init__(self, generator):
+    def __init__(self, *generators):
         super().__init__()
-        self.draw = GENERATORS[generator]
+        self.generators = generators
 
     def encode_sample(self, sample):
         draws = int(sample["__key__"][1:]) % 6 == 5
-        return sample["__key__"], self.draw(self) if draws else None
+        drawn = {name: GENERATORS[name](self) for name in self.generators} if draws else None
+        return sample["__key__"], drawn
 
     def batch(self, samples):
         return samples
@@ -125,7 +127,7 @@ def test_hooks_draw_the_same_numbers_on_any_number_of_ranks_and_after_any_restor
         ranks = [iter(rank(number, world_size)) for number in range(world_size)]
         found[world_size] = [next(ranks[batch % world_size]) for batch in range(40)]
     assert found[2] == found[4] == found[1]
-    drawn = [draw for batch in found[1] for _, draw in batch if draw is not None]
+    drawn = [draw[generator] for batch in found[1] for _, draw in batch if draw is not None]
     assert len(drawn) == len(set(drawn)) > 5
     state = None
     for batches in zip(found[1][::2], found[1][1::2], strict=True):
@@ -134,3 +136,33 @@ def test_hooks_draw_the_same_numbers_on_any_number_of_ranks_and_after_any_restor
                 loader.restore_state_rank(state)
             assert [next(iter(loader)), next(iter(loader))] == list(batches)
             state = loader.save_state_rank()
+
+
+@pytest.mark.parametrize(
+    ("workers", "num_workers", "generators"),
+    [
+        ("process", 2, tuple(GENERATORS)),
+        ("thread", 1, tuple(GENERATORS)),
+        # Threads share the global generators, so several of them draw from `current_rng`.
+        ("thread", 2, ("current_rng",)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_hooks_draw_the_same_numbers_from_each_generator_in_workers(
+    folder, workers, num_workers, generators
+):
+    def taken(num_workers):
+        dataset = get_train_dataset(
+            folder / "a",
+            worker_config=config(lanes=4, num_workers=num_workers),
+            batch_size=2,
+            task_encoder=DrawingNowAndThen(*generators),
+        )
+        with get_savable_loader(dataset, workers=workers, start_method="fork") as loader:
+            return list(islice(loader, 40))
+
+    expected = taken(0)
+    assert taken(num_workers) == expected
+    draws = [draw for batch in expected for _, draw in batch if draw is not None]
+    for name in generators:
+        assert len({draw[name] for draw in draws}) == len(draws) > 5
