@@ -1,4 +1,5 @@
 import socket
+import weakref
 
 import numpy as np
 import pytest
@@ -62,6 +63,15 @@ def always_quick(monkeypatch):
 def test_a_parent_that_waits_gets_its_event_at_once(parent, always_quick):
     parent.outbox.put(Event(0, "a"))
     assert parent.messages() == [[(0, "a", None)]]
+
+
+def test_nothing_of_a_batch_is_kept_once_it_is_sent(parent):
+    """The next batch then reuses its memory."""
+    batch = {"large": np.zeros(1 << 15), "small": np.zeros(3)}
+    arrays = [weakref.ref(array) for array in batch.values()]
+    parent.outbox.put(Event(0, batch))
+    del batch
+    assert [array() for array in arrays] == [None, None]
 
 
 def test_small_events_travel_together_while_the_parent_is_busy(parent, always_quick):

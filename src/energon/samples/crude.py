@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, final
 
 RestoreKey = tuple[Any, ...]
 
@@ -134,6 +134,7 @@ class SourceInfo:
     file_names: tuple[str, ...]
 
 
+@final
 class SampleSource(SourceInfo):
     """The `SourceInfo` of a sample that was just read, computed on first access.
 

@@ -185,6 +185,7 @@ class _Worker:
                 self.outbox.put(Event(lane, error=error))
                 break
             self.outbox.put(event)
+            del event  # the next batch reuses its memory
         self.outbox.flush()
 
     def _fail(self, error: BaseException) -> None:

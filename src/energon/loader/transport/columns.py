@@ -158,12 +158,13 @@ def _shared_sources(
     names: tuple[str, ...], columns: list[Any], column: Sequence[Any]
 ) -> SharedSources | None:
     """Return what the sources of samples tell that the samples do not."""
-    if set(map(type, column)) != {tuple} or set(map(len, column)) != {1}:
+    try:
+        (sources,) = zip(*column, strict=True)
+        known: list[Any] = list(zip(*map(_known_of, sources), strict=True))
+    except (TypeError, ValueError):  # several of a sample, none, or of another class
         return None
-    (sources,) = zip(*column, strict=True)
-    if set(map(type, sources)) != {SampleSource}:
+    if set(map(type, column)) != {tuple}:
         return None
-    known: list[Any] = list(zip(*map(_known_of, sources), strict=True))
     for at, name in enumerate(_SOURCE_NAMES):
         if name in names and known[at] == columns[names.index(name)]:
             known[at] = name
@@ -172,7 +173,7 @@ def _shared_sources(
     return len(column), known
 
 
-_known_of = attrgetter("_known")
+_known_of = SampleSource._known.__get__  # type: ignore[attr-defined]
 
 
 def rebuild(

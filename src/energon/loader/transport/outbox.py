@@ -129,7 +129,7 @@ class Outbox:
         self._pickler.dump(value)
         stop = slot.position
         buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
-        self._pickler.buffers.clear()
+        self._pickler.release()
         self._table.append(EventLayout(value[0], start, stop, buffers))
 
     def _may_wait(self, slot: Slot) -> bool:

@@ -212,13 +212,18 @@ class BatchPickler(pickle.Pickler):
 
     def dump(self, value: Any) -> None:
         """Write one pickle, which shares nothing with earlier ones."""
+        self.release()
+        super().dump(value)
+
+    def release(self) -> None:
+        """Release what the last pickle was made of.
+
+        The next batch then reuses its memory, which is still in the processor cache.
+        """
         self.buffers.clear()
         self.clear_memo()
-        try:
-            super().dump(value)
-        finally:
-            if self._tensors is not None:
-                self._tensors.clear()
+        if self._tensors is not None:
+            self._tensors.clear()
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to rebuild `value`, or leave it to pickle."""
