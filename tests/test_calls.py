@@ -14,7 +14,7 @@ from energon import (
     get_train_dataset,
 )
 from tests.datasets import make_crude
-from tests.tracing import Trace
+from tests.tracing import ROOT, Trace
 
 BATCH_SIZE = 16
 
