@@ -309,7 +309,7 @@ def cpu() -> Drawing:
     rows = {row: costs for row, costs in times.items() if "megatron_energon" in costs}
     left, right, top = 340.0, WIDTH - 24.0, 76.0
     bottom = top + 30 * len(rows)
-    drawing.text(16, 28, "CPU time of the same program, energon = 1", kind="title")
+    drawing.text(16, 28, "CPU time of the same program, energon = 1, less is better", kind="title")
     for place, name in enumerate(LIBRARIES.values()):
         drawing.dot(16 + 8 + 150 * place, 52, place)
         drawing.text(16 + 20 + 150 * place, 56, name, kind="small")

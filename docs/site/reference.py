@@ -95,7 +95,14 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 STREAMS = "energon.webdataset"
 OF_ALL_STAGES = {"describe", "invoke", "is_random", "open", "run"}
-STREAMS_TITLE = f"Streams (`{STREAMS}`)"
+STREAM_GROUPS = {
+    "Pipelines": "compat pipeline mix dataset_spec extradatasets web_loader utils",
+    "Sources": "shardlists reading tariterators records gopen cache",
+    "Stages": "filters stages handlers autodecode",
+    "Writers": "writer writing",
+}
+"""The modules that define the names of `energon.webdataset`, by what the names are for."""
+
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Example|Examples):\s*$")
 _ENTRY = re.compile(r"(\S[^:]*): (.*)")
 
@@ -104,13 +111,8 @@ def overview() -> str:
     """Return the first page of the reference: the names of each group, as links."""
     parts = [HEAD]
     for title, (_, names) in GROUPS.items():
-        page = f"{_slug(title)}.md"
-        entries = ", ".join(f"[`{name}`]({page}#{name.lower()})" for name in names.split())
-        parts.append(f"## [{title}]({page})\n\n{entries}\n")
-    parts.append(
-        f"## [{STREAMS_TITLE}]({_slug(STREAMS_TITLE)}.md)\n\nAll names of `webdataset`; "
-        "[WebDataset pipelines](../webdataset.md) shows them in use.\n"
-    )
+        parts.append(_links(title, names.split()))
+    parts += [_links(title, [*entries]) for title, entries in _streams().items()]
     return "\n".join(parts)
 
 
@@ -119,10 +121,19 @@ def pages() -> dict[str, str]:
     found = {}
     for title, (module, names) in GROUPS.items():
         members = import_module(module)
-        entries = [describe(name, getattr(members, name)) for name in names.split()]
-        found[_slug(title)] = "\n".join([f"# {title}\n", *entries])
-    found[_slug(STREAMS_TITLE)] = _streams()
-    return found
+        found[title] = [describe(name, getattr(members, name)) for name in names.split()]
+    about = (
+        "Arguments are those of webdataset; [WebDataset pipelines](../webdataset.md) shows more.\n"
+    )
+    for title, entries in _streams().items():
+        found[title] = [about, *entries.values()]
+    return {_slug(title): "\n".join([f"# {title}\n", *each]) for title, each in found.items()}
+
+
+def _links(title: str, names: list[str]) -> str:
+    page = f"{_slug(title)}.md"
+    entries = ", ".join(f"[`{name}`]({page}#{name.lower()})" for name in names)
+    return f"## [{title}]({page})\n\n{entries}\n"
 
 
 def _slug(title: str) -> str:
@@ -143,8 +154,8 @@ def describe(name: str, value: Any) -> str:
     elif not (inspect.isclass(value) and issubclass(value, BaseException)):
         lines.append(f"```\n{_signature(name, value)}\n```\n")
     lines += _prose(docstring)
-    if above := _public_base(value):
-        lines.append(f"Has all that `{above.__name__}` has.\n")
+    if names := [f"`{base.__name__}`" for base in _public_bases(value)]:
+        lines.append(f"Has all that {' and '.join(names)} {'have' if names[1:] else 'has'}.\n")
     members = list(_members(value)) if inspect.isclass(value) else []
     if members:
         lines += [*members, ""]
@@ -228,10 +239,15 @@ def _entries(lines: list[str]) -> Iterator[str]:
     yield entry
 
 
-def _public_base(value: Any) -> type | None:
-    """Return the nearest base that has an entry of its own."""
-    bases = value.__mro__[1:] if inspect.isclass(value) else ()
-    return next((base for base in bases if base.__name__ in named()), None)
+def _public_bases(value: Any) -> list[type]:
+    """Return the nearest bases that have entries of their own."""
+    streams = import_module(STREAMS)
+    bases = [
+        base
+        for base in (value.__mro__[1:] if inspect.isclass(value) else ())
+        if base.__name__ in named() or getattr(streams, base.__name__, None) is base
+    ]
+    return [base for base in bases if not any(base in each.__mro__[1:] for each in bases)]
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -260,8 +276,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _is_inherited(kind: type, name: str) -> bool:
-    base = _public_base(kind)
-    return base is not None and name not in kind.__dict__ and hasattr(base, name)
+    return name not in kind.__dict__ and any(hasattr(base, name) for base in _public_bases(kind))
 
 
 def _short(function: Any) -> str:
@@ -273,21 +288,20 @@ def _short(function: Any) -> str:
     )
 
 
-def _streams() -> str:
+def _streams() -> dict[str, dict[str, str]]:
+    """Return the entries of the names that `energon.webdataset` defines, by group."""
     module = import_module(STREAMS)
-    names = sorted(module.__all__, key=str.lower)
-    members = {name: getattr(module, name) for name in names}
-    found = {n: v for n, v in members.items() if inspect.isroutine(v) or inspect.isclass(v)}
-    entries = {n: describe(n, v) for n, v in found.items() if v.__module__.startswith(STREAMS)}
-    links = {name: f"[`{name}`](#{name.lower()})" for name in entries}
-    rows = [f"| {links.get(n, f'`{n}`')} | {_first(value)} |" for n, value in found.items()]
-    head = (
-        f"# {STREAMS_TITLE}\n\nArguments are those of webdataset; "
-        "[WebDataset pipelines](../webdataset.md) shows them in use.\n\n| name | |\n|---|---|"
-    )
-    return "\n".join([head, *rows, "", *entries.values()])
-
-
-def _first(value: Any) -> str:
-    doc = inspect.getdoc(value) or ""
-    return re.split(r"\n\s*\n", doc)[0].replace("\n", " ").replace("|", "\\|")
+    groups: dict[str, dict[str, str]] = {
+        f"{title} of streams (`{STREAMS}`)": {} for title in STREAM_GROUPS
+    }
+    homes = dict(zip(groups, STREAM_GROUPS.values(), strict=True))
+    for name in sorted(module.__all__, key=str.lower):
+        value = getattr(module, name)
+        origin = getattr(value, "__module__", "")
+        if origin.startswith(f"{STREAMS}.") and (
+            inspect.isroutine(value) or inspect.isclass(value)
+        ):
+            home = origin.split(".")[2]
+            title = next(title for title, modules in homes.items() if home in modules.split())
+            groups[title][name] = describe(name, value)
+    return groups
