@@ -186,18 +186,12 @@ class DataPipeline(TorchLookalike):
         """Let loops of this pipeline be several passes, and return it.
 
         Args:
-            nepochs: How many; None, 0 or -1 means no end.
-            nbatches: After how many items of this worker to end anyway; None, 0 or -1 means never.
+            nepochs: How many; None, 0 or less means no end.
+            nbatches: After how many items of this worker to end anyway; None, 0 or less means
+                never.
         """
-        for each in (nepochs, nbatches):
-            if each is not None and each < -1:
-                raise ConfigError(
-                    f"repeat({nepochs}, {nbatches}): expected numbers of 1 or more, or -1 for "
-                    "no limit"
-                )
-        self.repetitions, self.nsamples = nepochs or -1, nbatches or -1
-        if self.repetitions < 0:
-            self.repetitions = sys.maxsize
+        self.repetitions = sys.maxsize if nepochs is None or nepochs < 1 else nepochs
+        self.nsamples = -1 if nbatches is None or nbatches < 1 else nbatches
         self._scope, self._continues = "worker", False
         return self
 

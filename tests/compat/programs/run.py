@@ -29,6 +29,7 @@ MODULES = [
     "sources",
     "openers",
     "writing",
+    "different",
 ]
 ENERGON = [
     "datasets",
