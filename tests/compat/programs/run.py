@@ -29,6 +29,7 @@ MODULES = [
     "sources",
     "openers",
     "writing",
+    "consumers",
     "different",
 ]
 ENERGON = [
@@ -40,6 +41,7 @@ ENERGON = [
     "running",
     "parts",
     "trainers",
+    "recipes",
     "projects",
 ]
 

@@ -49,3 +49,9 @@ class Joined(Sample):
     @staticmethod
     def from_joined(left: TextSample, right: TextSample) -> Joined:
         return Joined.derive_from(left, left=left.text, right=right.text)
+
+
+@edataclass
+class PackedSample(Sample):
+    numbers: dict
+    caption: str
