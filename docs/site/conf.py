@@ -1,5 +1,7 @@
 """Settings of Sphinx for the site, see `build.py`."""
 
+from pathlib import Path
+
 from energon.version import __version__
 
 project = "energon"
@@ -15,6 +17,7 @@ html_theme = "furo"
 html_title = f"energon {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_theme_options = {
     "navigation_with_keys": True,
