@@ -60,7 +60,7 @@ def always_quick(monkeypatch):
     monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 100)
 
 
-def test_a_parent_that_waits_gets_its_event_at_once(parent, always_quick):
+def test_the_first_event_is_sent_at_once(parent, always_quick):
     parent.outbox.put(Event(0, "a"))
     assert parent.messages() == [[(0, "a", None)]]
 
@@ -80,6 +80,16 @@ def test_small_events_travel_together_while_the_parent_is_busy(parent, always_qu
     parent.outbox.flush()
     sizes = [len(events) for events in parent.messages()]
     assert sizes == [1, 4]
+
+
+def test_quick_events_wait_for_a_few_more_while_the_parent_waits(parent, always_quick):
+    parent.outbox.put(Event(0))
+    assert len(parent.messages()) == 1
+    parent.pool.freed(0)
+    for number in range(outbox.FEW_EVENTS):
+        assert not parent.messages()
+        parent.outbox.put(Event(number))
+    assert [len(events) for events in parent.messages()] == [outbox.FEW_EVENTS]
 
 
 def test_what_is_kept_can_be_sent_by_another_thread(parent, always_quick):
