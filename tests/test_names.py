@@ -60,6 +60,8 @@ FORCED_BY_MEGATRON = {
     "BasicDataLoader",
     "BatchDataset",
     "DefaultTaskEncoder",
+    "FileCacheLazy",
+    "FileStoreCachePool",
     "MapDataset",
     "Metadataset",
     "SavableDataLoader",

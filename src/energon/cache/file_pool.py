@@ -146,7 +146,7 @@ class FileStoreCachePool(CachePool):
             "method": self.method,
             "name": self.name,
         }
-        return _make_pool, (settings,)
+        return _make_pool, (type(self), settings)
 
     def _open(self) -> Prefetcher:
         """Return the prefetcher of this process. A fork creates its own for the same folder."""
@@ -163,8 +163,8 @@ class FileStoreCachePool(CachePool):
         return prefetcher
 
 
-def _make_pool(settings: dict[str, Any]) -> FileStoreCachePool:
-    return FileStoreCachePool(**settings)
+def _make_pool(kind: type[FileStoreCachePool], settings: dict[str, Any]) -> FileStoreCachePool:
+    return kind(**settings)
 
 
 class FileCacheLazy(Lazy[T]):

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import NamedTuple
 
 HOMES: dict[str, str] = {
-    "cache.file_pool": "FileCacheLazy FileStoreCachePool",
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
+    "compat.megatron.cache": "CacheFileLazy FileCacheLazy FileStoreCachePool",
     "compat.megatron.datasets.arguments": """
         DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits
     """,
@@ -153,7 +153,7 @@ MODULES: dict[str, str] = {
         FileStoreDecoder Lazy MockLazy NoCachePool PrimaryFileStore SystemFileStore
     """,
     "cache.base": "CachePool FileStore FileStoreDecoder Lazy MockLazy PrimaryFileStore",
-    "cache.file_cache_pool": "FileCacheLazy FileStoreCachePool",
+    "cache.file_cache_pool": "CacheFileLazy FileCacheLazy FileStoreCachePool",
     "cache.file_store": "DecodeFileStore JsonlFileStore SystemFileStore WebdatasetFileStore",
     "cache.no_cache": "DirectLazy NoCachePool",
     "cli": "",
