@@ -1,4 +1,4 @@
-"""What constraints.txt pins can be installed with every Python that energon supports."""
+"""What constraints.txt pins can be installed everywhere, and what the demo installs is little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,3 +29,29 @@ def test_pinned_versions_support_the_oldest_python():
             too_new[f"{name}=={version}"] = str(needed)
     assert len(pins) > 100
     assert not too_new
+
+
+def test_the_demo_installs_few_packages():
+    (extras,) = (
+        line.split()[1]
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.strip().startswith("@.ci/install") and line.split()[1] != "dev"
+    )
+    found: set[str] = set()
+    open_requirements = [Requirement(f"energon-loader[{extras}]")]
+    while open_requirements:
+        requirement = open_requirements.pop()
+        name = canonicalize_name(requirement.name)
+        # The CPU build of torch needs no packages of CUDA, see .ci/install.
+        is_cuda = name.startswith(("nvidia-", "cuda-")) or name == "triton"
+        if is_cuda or (name in found and not requirement.extras):
+            continue
+        found.add(name)
+        for line in distribution(requirement.name).requires or ():
+            needed = Requirement(line)
+            groups = requirement.extras or {""}
+            marker = needed.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in groups):
+                open_requirements.append(needed)
+    assert {"torch", "numpy", "simplejpeg"} <= found
+    assert len(found - {"energon-loader"}) < 25, sorted(found)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
+from tests import conftest
 from tests.servers.ceph import ceph_gateway
 from tests.servers.clouds import azurite
+from tests.servers.process import lack
 
 
 @pytest.mark.parametrize("required", ["", "1"])
@@ -30,3 +33,26 @@ def test_a_server_that_cannot_start_is_lacking(tmp_path, monkeypatch, name, ther
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(server)
+
+
+def summary(*reasons):
+    """Return what is printed after tests that were skipped for these reasons."""
+    said = []
+    skipped = [SimpleNamespace(longrepr=("test_x.py", 1, f"Skipped: {each}")) for each in reasons]
+    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=said.append)
+    conftest.pytest_terminal_summary(reporter)
+    return said
+
+
+def test_what_was_skipped_is_summed_up_in_one_line(monkeypatch):
+    monkeypatch.setenv("ENERGON_REQUIRE_SERVERS", "")
+    reasons = []
+    for name in ("libfuse", "Ceph", "libfuse"):
+        with pytest.raises(pytest.skip.Exception) as skipped:
+            lack(name, "it is not there")
+        reasons.append(str(skipped.value))
+    assert summary(*reasons, "only on Linux") == [
+        "3 tests were skipped for lack of programs: Ceph (1), libfuse (2). `make servers` installs "
+        "them."
+    ]
+    assert summary("only on Linux") == []

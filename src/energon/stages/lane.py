@@ -143,6 +143,9 @@ class HookLoop:
     def __exit__(self, *error: object) -> None:
         around, self._around = self._around, None
         del self.keys[self.finished :]
+        # Only the last one is asked for from here on. The memory of the others serves other lanes.
+        self.start += max(0, len(self.keys) - 1)
+        del self.keys[:-1]
         self.name, self.rest = "", iter(())
         if around is not None and around.name:
             self.lane.current.loop = around
