@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import warnings
+from concurrent.futures import Future
 from itertools import islice
 
 import pyarrow as pa
@@ -12,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon import WorkerConfig, get_loader, get_train_dataset
+from energon.io.threads import WaitingThreads
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import (
     BUDGET_BYTES,
@@ -20,6 +25,7 @@ from energon.sources.decoded_blocks import (
     SliceCost,
     open_slices,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +36,20 @@ def kept(monkeypatch):
     return fresh
 
 
+def at_once(function, *arguments):
+    """Run a function as another thread would."""
+    future = Future()
+    try:
+        future.set_result(function(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["keep", "get", "drop", "end"]),
+            st.sampled_from(["keep", "get", "drop", "begin", "end"]),
             st.integers(0, 3),
             st.integers(0, 9),
             st.integers(1, BUDGET_BYTES // 2),
@@ -56,6 +72,10 @@ def test_what_was_used_longest_ago_makes_room(steps):
         elif what == "drop":
             blocks.drop(key)
             assert blocks.get(key) is None
+        elif what == "begin":
+            known = latest.get((source, key)) if key in blocks._blocks else (key, "made")
+            blocks.begin([key], lambda key: (key, "made"), at_once, most=size % 2)
+            assert blocks.get(key) == (known if size % 2 or known[1] != "made" else None)
         else:
             sources[source] = DecodedBlocks()
             latest = {place: block for place, block in latest.items() if place[0] != source}
@@ -64,6 +84,62 @@ def test_what_was_used_longest_ago_makes_room(steps):
         sizes = [[size for _, size in each._blocks.values()] for each in sources]
         assert kept.num_bytes == sum(map(sum, sizes)) == sum(kept.sizes.values())
         assert kept.num_bytes <= BUDGET_BYTES or all(len(each) <= 2 for each in sizes)
+
+
+def test_blocks_are_begun_once_in_their_order_and_discarded_if_nobody_reads_them():
+    blocks, begun = DecodedBlocks(), []
+
+    def submit(make, key):
+        begun.append(key)
+        return at_once(make, key)
+
+    blocks.keep(2, "kept", 1)
+    blocks.begin([3, 2, 1, 0], str, submit, most=2)
+    assert begun == [3, 1]  # what is kept does not count
+    blocks.begin([1, 0], str, submit, most=2)
+    assert begun == [3, 1, 0]
+    assert [blocks.get(key) for key in (3, 2, 1, 0)] == [None, "kept", "1", "0"]
+    assert blocks.get(1) is None  # it belongs to the reader now, who may keep it
+
+
+def test_a_failure_to_make_a_block_is_raised_when_it_is_read():
+    blocks = DecodedBlocks()
+    blocks.begin([0], lambda key: 1 // key, at_once, most=1)
+    with pytest.raises(ZeroDivisionError):
+        blocks.get(0)
+    assert blocks.get(0) is None
+
+
+def test_at_exit_the_block_that_is_made_is_waited_for_and_no_other_is_begun():
+    blocks, threads, steps = DecodedBlocks(), WaitingThreads(1, "maker"), []
+    running, may_go_on = threading.Event(), threading.Event()
+
+    def make(key):
+        running.set()
+        may_go_on.wait()
+        steps.append(f"made {key}")
+        return key
+
+    blocks.begin([0, 1], make, threads.submit, most=2)
+    running.wait()
+    ending = threading.Thread(target=lambda: (decoded_blocks._end_all(), steps.append("ended")))
+    ending.start()
+    wait_until(blocks._coming[1].cancelled)
+    may_go_on.set()
+    ending.join()
+    assert steps == ["made 0", "ended"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
+    blocks = DecodedBlocks()
+    blocks.begin([0], str, lambda *_: Future(), most=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if blocks.get(0) is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_least_recently_used_goes_first_wherever_it_is(kept):

@@ -7,10 +7,12 @@ of a hundred Parquet datasets takes no more memory than one.
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from itertools import count
 from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -70,12 +72,47 @@ class DecodedBlocks(Generic[Key, Block]):
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[Key, Block] = OrderedDict()
+        self._coming: dict[Key, Future[Block]] = {}
         self._number = next(_numbers)
         weakref.finalize(self, _kept.forget, self._number).atexit = False
         _kept.owners[self._number] = self
 
+    def begin(
+        self,
+        keys: Sequence[Key],
+        make: Callable[[Key], Block],
+        submit: Callable[..., Future[Block]],
+        *,
+        most: int,
+    ) -> None:
+        """Make the blocks that are read next in another thread, unless they are kept.
+
+        `get` waits for them and returns them, or raises what `make` has raised. Blocks that were
+        begun before and are not among these are discarded to make room.
+
+        Args:
+            keys: The blocks, in the order in which they are read.
+            make: Makes a block.
+            submit: Runs a function in another thread.
+            most: How many blocks may be begun and not read yet.
+        """
+        with _kept.lock:
+            wanted = dict.fromkeys(key for key in keys if key not in self._blocks)
+            unwanted = [key for key in self._coming if key not in wanted]
+            for key in wanted:
+                if key in self._coming:
+                    continue
+                if len(self._coming) >= most and unwanted:
+                    self._discard(unwanted.pop(0))
+                if len(self._coming) >= most:
+                    break
+                self._coming[key] = submit(make, key)
+
     def get(self, key: Key) -> Block | None:
-        """Return a block and count it as used; None if it is not kept."""
+        """Return a block and count it as used; None if it is neither kept nor begun."""
+        coming = self._coming.pop(key, None)
+        if coming is not None:
+            return coming.result()
         with _kept.lock:
             block = self._blocks.get(key)
             if block is not None:
@@ -97,6 +134,20 @@ class DecodedBlocks(Generic[Key, Block]):
         with _kept.lock:
             if self._blocks.pop(key, None) is not None:
                 _kept.num_bytes -= _kept.sizes.pop((self._number, key))
+
+    def _discard(self, key: Key) -> None:
+        """Discard a block that was begun, unless it is just being made."""
+        if self._coming[key].cancel() or self._coming[key].done():
+            del self._coming[key]
+
+    def forget_begun(self) -> None:
+        """Let blocks that were begun be made again when they are read."""
+        self._coming.clear()
+
+    def end(self) -> None:
+        """Begin no more blocks of those that are waiting, and wait for the one that is made."""
+        for future in [each for each in self._coming.values() if not each.cancel()]:
+            future.exception()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -134,8 +185,17 @@ _numbers = count()
 
 
 def _reset_after_fork() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not run."""
+    """Forget what threads do that a forked process does not have: hold the lock, make blocks."""
     _kept.lock = RLock()
+    for owner in _kept.owners.values():
+        owner.forget_begun()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let no thread be in the code of pyarrow when the interpreter ends, which may abort then."""
+    for owner in list(_kept.owners.values()):
+        owner.end()

@@ -57,6 +57,8 @@ class PlannedReadAhead:
         settings: The limits, such as the memory for all lanes of this process.
     """
 
+    planned_blocks = 1
+
     def __init__(
         self,
         sources: Sequence[Source],

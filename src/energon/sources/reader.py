@@ -16,9 +16,10 @@ from energon.io.settings import StorageSettings
 from energon.plan.permutation import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, record_sources
+from energon.sources.decode_ahead import DecodeAhead, decoded_ahead
 from energon.sources.kinds import Source
 from energon.sources.read_ahead import PlannedReadAhead
-from energon.stages.blocks import LazyLeafRows, LazyRows, RowsAtOnce
+from energon.stages.blocks import LazyLeafRows, LazyRows, ReadAhead, RowsAtOnce
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,21 @@ class LeafReader:
         """Average size of a sample over the leaves, in bytes."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
-    def read_ahead(self, lanes_of_stream: int) -> PlannedReadAhead | None:
-        """Return the read-ahead for lanes; None if all sources are local.
+    def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
+        """Return what fetches samples of stores ahead, or else decodes those of local files.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.
         """
-        if not any(source.is_remote for source in self.sources):
-            return None
-        return PlannedReadAhead(
-            self.sources,
-            window_rows=self.window_rows,
-            lanes_of_stream=lanes_of_stream,
-            settings=StorageSettings.from_environment(),
-        )
+        if any(source.is_remote for source in self.sources):
+            return PlannedReadAhead(
+                self.sources,
+                window_rows=self.window_rows,
+                lanes_of_stream=lanes_of_stream,
+                settings=StorageSettings.from_environment(),
+            )
+        decoded = decoded_ahead(self.sources)
+        return DecodeAhead(decoded) if decoded else None
 
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order.

@@ -53,7 +53,7 @@ class Reader(Protocol):
         """Return the samples of `rows`, built only when they are taken where that is possible."""
 
     def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
-        """Return a prefetcher for this worker; None if nothing needs to be fetched ahead.
+        """Return what prepares samples in this worker; None if nothing needs to be prepared.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.
@@ -156,6 +156,9 @@ class ReadSamples:
         return True
 
 
+NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class NextRows(NamedTuple):
     """The rows that a lane reads next."""
 
@@ -164,10 +167,16 @@ class NextRows(NamedTuple):
     start: int
     number: int
     """Number of rows."""
+    planned: Rows = NO_ROWS
+    """Those that are already planned: the first of them, and perhaps more."""
 
 
 class ReadAhead(Protocol):
-    """Prefetches the samples of lanes that are read together."""
+    """Prepares the samples of lanes that are read together."""
+
+    @property
+    def planned_blocks(self) -> int:
+        """How many blocks of rows should be planned for `move_to`, with the one that is read."""
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
         """Set what each lane reads next; anything before that is no longer needed."""
@@ -178,7 +187,6 @@ class ReadAhead(Protocol):
 
 GAP = object()
 """Stands for a sample whose dataset has been removed from the blend."""
-_NO_ROWS = Rows(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowsOfLane:
@@ -206,7 +214,7 @@ class RowsOfLane:
         self._noted_batch = self.num_batches
         self._make_plan = plan
         self._plan: Plan | None = None
-        self._planned = _NO_ROWS
+        self._planned = NO_ROWS
         self._planned_start = 0
         self._ended = False
 
@@ -214,7 +222,7 @@ class RowsOfLane:
         """Discard everything planned or read, and continue at `row`."""
         self.row = self.stop = self._planned_start = self._noted_row = row
         self.pending.clear()
-        self._planned = _NO_ROWS
+        self._planned = NO_ROWS
 
     @property
     def plan(self) -> Plan:
@@ -238,10 +246,10 @@ class RowsOfLane:
         """Whether all rows of the lane have been read."""
         return self._ended and self.stop == self._planned_start + len(self._planned.leaf)
 
-    def next_rows(self, count: int) -> Rows:
-        """Return the next planned rows, at most `count`."""
+    def next_rows(self, count: int | None = None) -> Rows:
+        """Return the next planned rows, at most `count`; None for all."""
         start = self.stop - self._planned_start
-        return self._planned.pick(slice(start, start + count))
+        return self._planned.pick(slice(start, None if count is None else start + count))
 
     @property
     def num_batches(self) -> int:
@@ -300,8 +308,9 @@ class BlocksOfLanes:
         lanes = self._in_order(first)
         pieces = self._share(lanes, count, requested)
         shares = pieces.by_lane(len(lanes))
-        if not all(lane.has_planned(n) for lane, n in zip(lanes, shares, strict=True)):
-            self._plan(lanes, shares)
+        blocks = 1 if self._ahead is None else self._ahead.planned_blocks
+        if not all(lane.has_planned(blocks * n) for lane, n in zip(lanes, shares, strict=True)):
+            self._plan(lanes, [blocks * share for share in shares])
         rows = [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
         counts = [len(each.leaf) for each in rows]
         if not sum(counts):
@@ -317,6 +326,7 @@ class BlocksOfLanes:
                         partial(lane.plan.rows, lane.lane.number),
                         lane.stop,
                         number,
+                        lane.next_rows(),
                     )
                     for lane, number in zip(lanes, counts, strict=True)
                 ]

@@ -133,10 +133,12 @@ def decoded(monkeypatch):
     return groups
 
 
+@pytest.mark.parametrize("fill", [0, 2000])  # large rows are decoded ahead
 @pytest.mark.parametrize(("ranks", "settings"), [(1, {}), (1, {"lanes": 1}), (2, {}), (5, {})])
-def test_a_row_group_is_decoded_once_in_an_epoch(tmp_path, decoded, ranks, settings):
+def test_a_row_group_is_decoded_once_in_an_epoch(tmp_path, decoded, ranks, settings, fill):
     for part in range(10):
-        write_rows(tmp_path / f"{part}.parquet", range(20 * part, 20 * part + 20))
+        rows = range(20 * part, 20 * part + 20)
+        write_rows(tmp_path / f"{part}.parquet", rows, fill=[os.urandom(fill) for _ in rows])
     rows = []
     for rank in range(ranks):
         workers = config(rank=rank, world_size=ranks, **settings)
@@ -152,6 +154,7 @@ def test_row_groups_are_decoded_once_where_few_fit_into_memory(tmp_path, decoded
     fill = [np.random.default_rng(n).bytes(500) for n in range(4000)]
     write_rows(tmp_path / "rows.parquet", range(4000), row_group_size=50, fill=fill)
     group = 50 * 600
+    monkeypatch.setattr(decoded_blocks, "_kept", decoded_blocks._Kept())  # not of other tests
     monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 8 * group)
     monkeypatch.setattr(decoded_blocks, "MAX_SOURCE_BYTES", 4 * group)
     dataset = get_train_dataset(tmp_path, worker_config=config(), batch_size=8, repeat=False)

@@ -30,6 +30,7 @@ from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
 from energon.sources.extents import PartFilter
+from energon.sources.tables.columns import RowTable
 from energon.sources.tables.row_kind import RowKind, RowOptions
 from energon.sources.tables.rows import RowSource
 
@@ -92,13 +93,13 @@ class ArrowBatches:
         """Return the name of a file for messages."""
         return os.path.join(self.folder, self.names[number])
 
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
         """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 
         number = int(self.file[group])
         batch = self._batches[number][1][group - int(self.first[number])]
-        return pa.Table.from_batches([batch]).select(list(columns))
+        return RowTable(pa.Table.from_batches([batch]).select(list(columns)))
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return the approximate range of a record batch in the file."""

@@ -15,14 +15,51 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 16
 """Rows of a group up to which values are taken one by one, without making an array first."""
+SHORT_TABLE_ROWS = 256
 _FILE_FIELDS = frozenset({"bytes", "path"})
 
 
-def column_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
-    """Return the values of some rows of a column, in the order of `rows`.
+class RowTable:
+    """A table from which the values of a few rows at a time are taken.
 
-    Bytes are views, which are not copied: later code makes bytes of them if necessary.
+    Args:
+        table: The table.
+        is_kept: Whether it is the same object until all rows have been taken. The columns of a
+            short table are then converted as a whole, which costs no more than for a few rows.
     """
+
+    def __init__(self, table: pa.Table, *, is_kept: bool = False) -> None:
+        self.table = table
+        self.num_bytes = table.nbytes
+        self._is_kept = is_kept and table.num_rows <= SHORT_TABLE_ROWS
+        self._values: dict[str, _Values] = {}
+
+    def values(self, name: str, rows: Ints) -> _Values:
+        """Return the values of some rows of a column, and their paths if they are files.
+
+        Bytes are views, which are not copied: later code makes bytes of them if necessary.
+        """
+        found = self._values.get(name)
+        if found is None:
+            column = self.table.column(name)
+            if not self._is_kept or _is_nested(column.type):
+                return _values_and_paths(column, rows)
+            every = np.arange(self.table.num_rows)
+            found = self._values[name] = _values_and_paths(column, every)
+        values, paths = found
+        numbers = rows.tolist()
+        return [values[n] for n in numbers], paths and [paths[n] for n in numbers]
+
+
+_Values = tuple[list[Any], list[Any] | None]
+
+
+def _values_and_paths(column: pa.ChunkedArray, rows: Ints) -> _Values:
+    return _files(column, rows) if is_file_column(column.type) else (_values(column, rows), None)
+
+
+def _values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
+    """Return the values of some rows of a column, in the order of `rows`."""
     import pyarrow as pa
 
     if _is_list_of_files(column.type):
@@ -35,7 +72,7 @@ def column_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
     return _python_values(column, rows)
 
 
-def file_values(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[Any]]:
+def _files(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[Any]]:
     """Return the bytes of some rows of a column of files, and their paths."""
     import pyarrow as pa
 
@@ -44,7 +81,7 @@ def file_values(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[An
         return [one and one["bytes"] for one in values], [one and one["path"] for one in values]
     [files] = column.chunks
     fields = [pa.chunked_array([files.field(name)]) for name in ("bytes", "path")]
-    contents, paths = (column_values(field, rows) for field in fields)
+    contents, paths = (_values(field, rows) for field in fields)
     return contents, paths
 
 
@@ -107,6 +144,12 @@ def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:
         return list(found)
     pairs = zip(found, rows.tolist(), strict=True)
     return [own if values[row].is_valid else None for own, row in pairs]
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind)) and not is_file_column(kind)
 
 
 def _is_list_of_files(kind: pa.DataType) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.formats.meta.split import (
     SPLIT_WORDS,
@@ -21,6 +22,7 @@ from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
+from energon.sources.decode_ahead import Submit
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.extents import PartFilter
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles, is_pattern
@@ -98,6 +100,12 @@ class ParquetSource(RowSource):
         # A slice that is not aligned with row groups is in two of them.
         size = group.total_byte_size if blocks else 2 * group.total_byte_size
         return SliceCost(max(1, rows), size, blocks)
+
+    def decode_ahead(self, ordinals: Ints, submit: Submit, *, max_bytes: int) -> None:
+        """Begin to decode the row groups of samples, see `DecodesAhead`."""
+        groups = dict.fromkeys(self._groups_of(self.numbers(ordinals)).tolist())
+        most = max_bytes // max(1, self.slice_cost.num_bytes)
+        self.groups.decode_ahead(list(groups), self.columns, submit, most=most)
 
 
 def _split_files(

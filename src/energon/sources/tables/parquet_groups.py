@@ -17,7 +17,9 @@ from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.range_file import RangeFile
 from energon.limits import DECODED_BYTES
+from energon.sources.decode_ahead import Submit
 from energon.sources.decoded_blocks import DecodedBlocks
+from energon.sources.tables.columns import RowTable
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles
 
 if TYPE_CHECKING:
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 OPEN_FILES = 64
 
 
+_Place = tuple[int, tuple[str, ...]]
+"""A row group, and the columns of it that are decoded."""
+
+
 class _DecodedGroup(NamedTuple):
     """A row group that is decoded, and has rows that nobody took."""
 
-    table: pa.Table
+    table: RowTable
     rows_left: int
 
 
@@ -54,8 +60,8 @@ class ParquetGroups:
         sizes = [sum(footer.rows) for footer in footers]
         self.file_ends = np.array([0, *accumulate(sizes)])
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
-        self._decoded: DecodedBlocks[tuple[int, tuple[str, ...]], _DecodedGroup] = DecodedBlocks()
-        self._range_files: dict[int, RangeFile] = {}
+        self._decoded: DecodedBlocks[_Place, _DecodedGroup] = DecodedBlocks()
+        self._range_files: OrderedDict[int, RangeFile] = OrderedDict()
 
     @cached_property
     def _listed(self) -> list[ObjectInfo]:
@@ -103,7 +109,7 @@ class ParquetGroups:
         """Return the name of a file for messages."""
         return redact(self.files.path(self.footers[number].name))
 
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
         """Return some columns of a row group, of which the caller takes a number of rows.
 
         Until all of its rows were taken, the same is returned again, for as long as there is
@@ -113,16 +119,20 @@ class ParquetGroups:
             FormatError: If it is damaged.
         """
         place = group, columns
-        found = self._decoded.get(place)
-        if found is None:
-            table = self._decode(group, columns)
-            found = _DecodedGroup(table, table.num_rows)
+        found = self._decoded.get(place) or self._made(place)
         left = found.rows_left - num_rows
         if left > 0:
-            self._decoded.keep(place, found._replace(rows_left=left), found.table.nbytes)
+            self._decoded.keep(place, found._replace(rows_left=left), found.table.num_bytes)
         else:
             self._decoded.drop(place)
         return found.table
+
+    def decode_ahead(
+        self, groups: Sequence[int], columns: tuple[str, ...], submit: Submit, *, most: int
+    ) -> None:
+        """Begin to decode the row groups that are read next; errors are raised by `table`."""
+        places = [(group, columns) for group in groups]
+        self._decoded.begin(places, self._made, submit, most=most)
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return where the contents of some columns of a row group begin and end in the file."""
@@ -146,8 +156,12 @@ class ParquetGroups:
         if found is None:
             found = self._range_files[number] = self.files.open(self._listed[number])
             if len(self._range_files) > OPEN_FILES:
-                del self._range_files[next(iter(self._range_files))]
+                self._range_files.popitem(last=False)
         return found
+
+    def _made(self, place: _Place) -> _DecodedGroup:
+        table = self._decode(*place)
+        return _DecodedGroup(RowTable(table, is_kept=True), table.num_rows)
 
     def _decode(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         with needs_extra("parquet", "Parquet files need pyarrow"):

@@ -22,11 +22,9 @@ from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
 from energon.sources.numbered import LazySource
 from energon.sources.tables.columns import (
+    RowTable,
     class_name,
     class_names,
-    column_values,
-    file_values,
-    is_file_column,
     plain_type,
 )
 from energon.sources.tables.row_kind import RowOptions, file_of_part
@@ -75,7 +73,7 @@ class RowGroups(Protocol):
     def origin(self, number: int) -> str:
         """Return the name of a file for messages."""
 
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> pa.Table:
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
         """Return some columns of a group, of which the caller takes a number of rows."""
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -192,7 +190,7 @@ class RowSource(LazySource):
                     }
                 )
                 paths[place] = {column: own[at] for column, own in own_paths.items()}
-            held += table.nbytes
+            held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
                 for place in places.tolist():
@@ -312,16 +310,14 @@ class RowSource(LazySource):
                     )
 
     def _values(
-        self, table: pa.Table, rows: Ints
+        self, table: RowTable, rows: Ints
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Return the values of some rows of a row group by column, and the paths of files."""
         values, paths = {}, {}
         for name in self.columns:
-            column = table.column(name)
-            if is_file_column(column.type):
-                own, paths[name] = file_values(column, rows)
-            else:
-                own = column_values(column, rows)
+            own, own_paths = table.values(name, rows)
+            if own_paths is not None:
+                paths[name] = own_paths
             if self.takes(name):
                 values[name] = own
             called = f"{name}_name"
