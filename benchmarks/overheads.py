@@ -146,11 +146,10 @@ FIGURES = {
 }
 ABOUT_WORKERS = """\
 A worker does everything that in-line loading does, and more. For samples of 240 bytes, the extra \
-work takes these shares of the CPU time of in-line loading: 12 % because the two lanes share \
-slices, so each worker reads past the samples of the other; 2 % to record the row in case the \
-worker dies; 27 % to turn the batch into columns and compare its sources with them; 22 % to pickle \
-and transfer the columns. The larger the samples and the slower the hooks, the smaller these \
-shares are.
+work takes these shares of the CPU time of in-line loading: 6 % to record the row in case the \
+worker dies; 34 % to turn the batch into columns and compare its sources with them; 30 % to pickle \
+and transfer the columns. Hosting a single lane saves 16 %. The larger the samples and the slower \
+the hooks, the smaller these shares are.
 """
 
 
