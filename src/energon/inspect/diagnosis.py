@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from energon.inspect.machine_checks import Symptom
-from energon.loader.monitoring.profiler import READ
+from energon.loader.monitoring.accounts import READ
 from energon.loader.monitoring.verdict import remedy_for
 from energon.messages import counted
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
-from threading import get_ident
+from threading import get_ident, get_native_id
 from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
@@ -152,7 +152,7 @@ class LaneHost:
         self._open: dict[int, _OpenLane] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
         self._profiler = profiler()
-        self.thread = 0
+        self.thread = self.native_thread = 0
         self.spent: Counter[str] = Counter()
 
     @property
@@ -173,9 +173,11 @@ class LaneHost:
         lane = self._order.lane
         if lane is None:
             raise StopIteration
-        if not self.thread:
-            self._profiler.add(self)
-        self.thread = get_ident()
+        thread = get_ident()
+        if thread != self.thread:
+            if not self.thread:
+                self._profiler.add(self)
+            self.thread, self.native_thread = thread, get_native_id()
         if self._watch is not None:
             self._watch.enter(lane)
         if self._trace is not None:

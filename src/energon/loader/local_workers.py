@@ -19,7 +19,7 @@ from dataclasses import replace
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.io.backends.base import while_needed
 from energon.loader.hosting import Event, LaneHost, WorkerStatus
-from energon.loader.monitoring.profiler import thread_frames
+from energon.loader.monitoring.interpreter import thread_frames
 from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline

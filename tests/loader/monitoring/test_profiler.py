@@ -16,13 +16,13 @@ import pytest
 
 from energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader
 from energon import get_train_dataset as train
-from energon.loader.monitoring.profiler import (
+from energon.loader.monitoring.interpreter import (
     COLLECTS_WITHIN_CALLS,
     SWITCH_SECONDS,
-    profiler,
     prompt_looks,
     thread_frames,
 )
+from energon.loader.monitoring.profiler import profiler
 from tests.datasets import make_crude
 from tests.effort import IN_CI
 
@@ -34,7 +34,7 @@ import threading
 import time
 from types import FrameType
 
-from energon.loader.monitoring.profiler import thread_frames
+from energon.loader.monitoring.interpreter import thread_frames
 
 
 class Waiting:

@@ -41,8 +41,12 @@ FIGURES = {
     "stage_seconds": "How long workers were in a stage",
     "stage_share": "Share of the work that a stage took",
     "stage_seconds_per_sample": "Time of a stage per sample",
+    "stage_slow_calls": "Calls of a hook that took far longer than most",
+    "stage_slow_seconds": "How long these calls took",
     "dataset_stage_seconds": "How long workers were in a stage for a dataset",
     "dataset_stage_seconds_per_sample": "Time of a stage per sample of a dataset",
+    "dataset_stage_slow_calls": "Calls of a hook for a dataset that took far longer than most",
+    "dataset_stage_slow_seconds": "How long these calls took",
     "store_events": "Requests, bytes, retries, stalls and cache hits of a store",
     "cache_events": "Hits and misses of the cache pool, and files that its disk could not take",
     "worker_pid": "Process id of a worker",
@@ -109,8 +113,9 @@ def _window(figures: Mapping[str, Any]) -> Iterator[Figure]:
     for event, count in figures["cache"].items():
         yield Figure("cache_events", {"event": event}, count)
     for stage, about in figures["stages"].items():
-        for name in ("seconds", "share", "seconds_per_sample"):
-            yield Figure(f"stage_{name}", {"stage": stage}, about[name])
+        for name, value in about.items():
+            if name != "datasets":
+                yield Figure(f"stage_{name}", {"stage": stage}, value)
         for dataset, of_dataset in about["datasets"].items():
             for name, value in of_dataset.items():
                 labels = {"stage": stage, "dataset": dataset}

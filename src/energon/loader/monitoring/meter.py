@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon.loader.monitoring.profiler import (
+from energon.loader.monitoring.accounts import (
+    ELSEWHERE,
     GIL,
     IDLE,
     REBUILD,
     TRANSFER,
     CpuTimes,
     Spent,
+    Times,
     split_accounts,
 )
 from energon.stages.base import State
@@ -96,10 +98,9 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     seconds = after.time - before.time
     counts = after.counts()
     counts.subtract(before.counts())
-    spent, counted = split_accounts(counts)
-    rebuilt, gil = spent.pop(Spent(REBUILD), 0.0), spent.pop(Spent(GIL), 0.0)
-    gil_share = _ratio(gil, sum(spent.values()))
-    spent, idle = _with_known_times(spent, before, after)
+    times, counted = split_accounts(counts)
+    rebuilt = times.pop(Spent(REBUILD), Times()).seconds
+    spent, idle, gil_share = _known_times(times, before, after)
     busy = sum(spent.values())
     if rebuilt:
         spent[Spent(TRANSFER)] = spent.get(Spent(TRANSFER), 0.0) + rebuilt
@@ -122,7 +123,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "busy_share": _ratio(busy, busy + idle),
         "gil_share": gil_share,
         "restarts": counted.get("worker_deaths", 0) + counted.get("worker_timeouts", 0),
-        "stages": _stages(spent, busy + rebuilt, samples, datasets),
+        "stages": _stages(spent, times, busy + rebuilt, samples, datasets),
         "stores": _stores(counted),
         "cache": {name: counted.get(f"cache {name}", 0) for name in ("hits", "misses", "failed")},
     }
@@ -133,37 +134,66 @@ def _waited(before: LoaderMark, after: LoaderMark) -> float:
     return min(after.time - before.time, after.waited - before.waited)
 
 
-def _with_known_times(
-    spent: Mapping[Spent, float],
+def _known_times(
+    times: Mapping[Spent, Times],
     before: LoaderMark,
     after: LoaderMark,
     workers: Sequence[WorkerMark] | None = None,
-) -> tuple[dict[Spent, float], float]:
-    """Return what was spent on what, and for how long there was nothing to do.
+) -> tuple[dict[Spent, float], float, float]:
+    """Return the seconds that were spent on what, those without work, and the share of the GIL.
 
-    A look that is due comes as soon as Python code lets other threads run, so it finds a host
-    waiting more often than it waits. What a batch is made of is seen right, but for how long hosts
-    were at work is known better: a trainer that makes its batches waited for them, and who has
-    used a CPU was not idle.
+    What looks have found are shares; for how long hosts did anything at all is known better. A
+    trainer that makes its batches waited for them, and a host that has used a CPU was not idle.
 
     Args:
-        spent: What looks have found.
+        times: What looks have found.
         before: The earlier mark,
         after: and the later one.
         workers: Whose time it is, as of the later mark; None for all.
     """
-    spent = dict(spent)
+    workers = workers or after.workers
+    times = dict(times)
+    gil = times.pop(Spent(GIL), Times()).seconds
+    spent = _weighed(times, before, after, workers)
+    spent.pop(Spent(ELSEWHERE), None)
+    gil_share = _ratio(gil, sum(spent.values()))
     idle = spent.pop(Spent(IDLE), 0.0)
     seen = sum(spent.values())
     if after.is_inline:
         known = _waited(before, after)
         idle = after.time - before.time - known
     else:
-        used = [_cpu_times(worker, before) for worker in (workers or after.workers)]
+        used = [_cpu_times(worker, before) for worker in workers]
         known = max(seen, sum(each.used for each in used if each is not None))
         idle = max(0.0, idle - (known - seen))
     factor = _ratio(known, seen)
-    return {each: factor * seconds for each, seconds in spent.items()}, idle
+    return {each: factor * seconds for each, seconds in spent.items()}, idle, gil_share
+
+
+def _weighed(
+    times: Mapping[Spent, Times],
+    before: LoaderMark,
+    after: LoaderMark,
+    workers: Sequence[WorkerMark],
+) -> dict[Spent, float]:
+    """Return the seconds of each stage, such that hosts were blocked for as long as they were.
+
+    On a busy machine, a look may get a CPU only when a host leaves it to wait for something, so
+    looks find hosts blocked too often. The system knows for how long they were.
+    """
+    cpu = [_cpu_times(worker, before) for worker in workers]
+    running = sum(each.running for each in times.values())
+    blocked = sum(each.blocked for each in times.values())
+    wall = len(workers) * (after.time - before.time)
+    if not running or not blocked or not wall or None in cpu:
+        return {spent: each.seconds for spent, each in times.items()}
+    ran = min(1.0, sum(each.used + each.waited for each in cpu if each is not None) / wall)
+    of_running = ran * (running + blocked) / running
+    of_blocked = (1 - ran) * (running + blocked) / blocked
+    return {
+        spent: of_running * each.running + of_blocked * each.blocked
+        for spent, each in times.items()
+    }
 
 
 def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
@@ -181,9 +211,7 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
     for worker in after.workers:
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
-        spent, _ = split_accounts(counts)
-        spent.pop(Spent(GIL), None)
-        spent, idle = _with_known_times(spent, before, after, [worker])
+        spent, idle, _ = _known_times(split_accounts(counts)[0], before, after, [worker])
         busy = sum(spent.values())
         times = _cpu_times(worker, before)
         found.append(
@@ -214,26 +242,39 @@ def _drawn(
 
 def _stages(
     spent: Mapping[Spent, float],
+    times: Mapping[Spent, Times],
     busy: float,
     samples: int,
     datasets: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Return what each stage took, the longest first."""
+    """Return what each stage took, the longest first.
+
+    Args:
+        spent: The seconds of each stage and dataset.
+        times: What looks have found, including slow calls.
+        busy: All seconds of work.
+        samples: Number of samples.
+        datasets: What was drawn of each dataset.
+    """
     names = list(datasets)
     found: dict[str, Any] = {}
     for (stage, leaf), seconds in spent.items():
-        about = found.setdefault(stage, {"seconds": 0.0, "datasets": {}})
-        about["seconds"] += seconds
+        about = found.setdefault(stage, {**_NOTHING, "datasets": {}})
+        seen = times.get(Spent(stage, leaf), Times())
+        own = {"seconds": seconds, "slow_calls": seen.calls, "slow_seconds": seen.slow}
+        for name, number in own.items():
+            about[name] += number
         if 0 <= leaf < len(names):
-            of_dataset = {"seconds": seconds}
             drawn = datasets[names[leaf]]["samples"]
-            if drawn > 0:
-                of_dataset["seconds_per_sample"] = seconds / drawn
-            about["datasets"][names[leaf]] = of_dataset
+            per_sample = {"seconds_per_sample": seconds / drawn} if drawn > 0 else {}
+            about["datasets"][names[leaf]] = {**own, **per_sample}
     for about in found.values():
         about["share"] = _ratio(about["seconds"], busy)
         about["seconds_per_sample"] = _ratio(about["seconds"], samples)
     return dict(sorted(found.items(), key=lambda item: -item[1]["seconds"]))
+
+
+_NOTHING = {"seconds": 0.0, "slow_calls": 0, "slow_seconds": 0.0}
 
 
 def _stores(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:

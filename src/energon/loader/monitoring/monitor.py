@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon.loader.hosting import WorkerStatus
+from energon.loader.monitoring.accounts import cpu_times, split_accounts
 from energon.loader.monitoring.meter import (
     DrawnAt,
     LaneMark,
@@ -18,7 +19,6 @@ from energon.loader.monitoring.meter import (
     figures_between,
     worker_figures,
 )
-from energon.loader.monitoring.profiler import cpu_times, split_accounts
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports

@@ -1,55 +1,62 @@
 """Find out what hosts of lanes spend their time on, by looking at their threads now and then.
 
-Nothing is measured where samples are made: a thread looks many times a second which function a
+Nothing is measured where samples are made: a thread looks a few times a second which function a
 host is in, and puts the time since its last look to the account of that stage. So a sample costs
 nothing, and what a stage takes is known to a few percent after a minute.
 
-A look needs the GIL. Python code releases it after the switch interval of 5 ms, or earlier when it
-calls something that releases it; a look that waited for that would find the call instead of the
-code before it. So the time of each look is set in advance, independently of what hosts do, and the
-switch interval is shortened just before. A machine that has no CPU for the look delays it, too.
-
-Shares travel with the statistics of lanes, as microseconds under names made by `account`.
+The time of each look is set in advance, independently of what hosts do, and the switch interval of
+the GIL is shortened just before, see `interpreter.py`. Even so, a machine without a CPU to spare
+delays looks, often until the host waits for something. So each look also asks the system whether
+the host runs or waits. How long it did either is known exactly, see `meter.py`, so that looks which
+find it waiting too often count less.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import random
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from energon.samples.crude import flat
+from energon.loader.monitoring.accounts import (
+    AUX,
+    DECODE,
+    ELSEWHERE,
+    GIL,
+    IDLE,
+    OTHER,
+    READ,
+    TRANSFER,
+    Spent,
+    account,
+)
+from energon.loader.monitoring.interpreter import switching, thread_frames
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.lane import CurrentItem
 
 PERIOD_SECONDS = 0.05
+"""How often a new host is looked at: often enough for a verdict after some seconds."""
+EAGER_SECONDS = 15.0
+"""For so long; after that, all hosts are looked at more rarely."""
+CALM = 4
+"""How much more rarely: often enough for the shares of a minute."""
+SLOW_SECONDS = 0.1
+"""A call of a hook that is seen for longer than this, by several looks, is slow."""
 ARM_SECONDS = 0.006
 """How long before a look the switch interval is shortened: the usual one, and some more."""
-SWITCH_SECONDS = 0.000097
-"""The short switch interval; nobody else sets just this one."""
 LOOK_SECONDS = 10.0
 """A thread that looks for nobody any more ends after so long."""
-
-READ, DECODE, AUX, TRANSFER, IDLE, OTHER = "read", "decode", "aux", "transfer", "idle", "other"
-"""What is not a hook. `aux` is what hooks read, `other` the work of the loader between all that."""
-REBUILD = "rebuild"
-"""What the trainer does with a batch that a process has sent; not looked at, but measured."""
-GIL = "gil"
-"""The time before looks that had to wait for the GIL, so that some thread ran Python code."""
 GIL_SECONDS = 0.00025
 """A look that is later than this, and has not waited for a CPU, has waited for the GIL. Without
 others it is late by 0.06 to 0.17 ms, with two threads that compute by milliseconds."""
 
-_PREFIX = "time "
 _ROOT = str(Path(__file__).parents[2]) + os.sep
 _OURS, _USER, _STAGE, _HOST, _LEAF = "ours", "user", "stage", "host", "leaf"
 _ROOMS = {
@@ -70,58 +77,8 @@ _FUNCTIONS = {
     ("loader/local_workers.py", "put"): IDLE,
 }
 """What single functions mean: a batch is made, passed on, or there is no room for it."""
-
-
-class Spent(NamedTuple):
-    """What time is spent on.
-
-    Args:
-        stage: One of the names above, or the name of a hook.
-        leaf: Number of the dataset; -1 if there are several, or none.
-    """
-
-    stage: str
-    leaf: int = -1
-
-
-def account(spent: Spent) -> str:
-    """Return the name under which statistics of a lane have the microseconds for it."""
-    return f"{_PREFIX}{spent.stage} {spent.leaf}"
-
-
-def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, float], dict[str, int]]:
-    """Return the seconds that are in statistics, and what else there is.
-
-    Example:
-        >>> split_accounts({"batches": 3, account(Spent("read", 1)): 250_000})
-        ({Spent(stage='read', leaf=1): 0.25}, {'batches': 3})
-    """
-    seconds: dict[Spent, float] = {}
-    others: dict[str, int] = {}
-    for name, count in counts.items():
-        if name.startswith(_PREFIX):
-            stage, _, leaf = name.removeprefix(_PREFIX).rpartition(" ")
-            seconds[Spent(stage, int(leaf))] = count / 1e6
-        else:
-            others[name] = count
-    return seconds, others
-
-
-class CpuTimes(NamedTuple):
-    """How long a thread has run, and how long it was ready to run without a CPU, in seconds."""
-
-    used: float
-    waited: float
-
-
-def cpu_times(thread: int) -> CpuTimes | None:
-    """Return the CPU times of a thread by its number; None if the system does not report them."""
-    try:
-        with open(f"/proc/{thread}/schedstat") as file:
-            used, waited, *_ = file.read().split()
-        return CpuTimes(int(used) / 1e9, int(waited) / 1e9)
-    except (OSError, ValueError):
-        return None
+_NO_CALL = (READ, TRANSFER, IDLE, OTHER, ELSEWHERE)
+"""What is no part of a call of a hook."""
 
 
 class Profiled(Protocol):
@@ -129,6 +86,8 @@ class Profiled(Protocol):
 
     thread: int
     """Identifier of the thread that makes its batches."""
+    native_thread: int
+    """The number that the system has for it."""
     spent: Counter[str]
     """Microseconds by account, which only the profiler adds to. The host replaces it when it takes
     what is in it; what is added meanwhile is lost, which is less than a look in a thousand."""
@@ -138,11 +97,36 @@ class Profiled(Protocol):
         """What it works on; None if that is not known."""
 
 
+class _Look(NamedTuple):
+    """What a look has found: a host, what it does, and for which call of a hook."""
+
+    host: Profiled
+    spent: Spent
+    call: tuple[str, RestoreKey] | None
+
+
+@dataclass
+class _SeenCall:
+    """A call of a hook that looks have found.
+
+    Args:
+        call: The call; each has a tuple of its own.
+        since: When a look has first found it.
+        microseconds: The time put to its account while it was not known to be slow.
+        is_slow: Whether it is.
+    """
+
+    call: tuple[str, RestoreKey]
+    since: float
+    microseconds: int = 0
+    is_slow: bool = False
+
+
 class Profiler:
     """Looks at the hosts of this process.
 
     Args:
-        period_seconds: How often on average.
+        period_seconds: How often on average, while a host is new.
     """
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
@@ -151,8 +135,10 @@ class Profiler:
         self._kinds: dict[CodeType, str] = {}
         # Batches may take as long as a period each; looks are not to find them at the same point.
         self._random = random.Random()
-        self._looked_at = self._due = 0.0
-        self._queued = 0.0
+        self._looked_at = self._due = self._eager_until = 0.0
+        self._queued: float | None = None
+        self._threads = ThreadStates()
+        self._calls: WeakKeyDictionary[Profiled, _SeenCall] = WeakKeyDictionary()
         self._is_armed = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -162,6 +148,7 @@ class Profiler:
         """Look at a host from now on, for as long as there is one."""
         with self._lock:
             self._hosts.add(host)
+            self._eager_until = time.perf_counter() + EAGER_SECONDS
             if self._is_driven or (self._thread is not None and self._thread.is_alive()):
                 return
             self._begin()
@@ -179,44 +166,72 @@ class Profiler:
         if now >= self._due:
             self._disarm()
             late, self._due = now - self._due, max(now, self._due) + self._draw_period()
-            looked = self.look()
-            # A single host shares its GIL with nobody, and those who drive wait less exactly.
-            if len(looked[1]) > 1 and not self._is_driven:
-                self._note_gil(late, *looked)
+            self.look(late)
         elif now >= self._due - ARM_SECONDS and not self._is_armed:
             self._is_armed = True
-            _switching.shorten()
+            switching.shorten()
+            if self._measures_gil:
+                self._queued = self._threads.queued(threading.get_native_id())
         before = 0.0 if self._is_armed else ARM_SECONDS
         return max(0.0, self._due - before - time.perf_counter())
 
-    def look(self) -> tuple[int, list[Profiled]]:
+    @property
+    def _measures_gil(self) -> bool:
+        """Whether several hosts share the GIL; those who drive wait less exactly than a thread."""
+        return len(self._hosts) > 1 and not self._is_driven
+
+    def look(self, late: float = 0.0) -> None:
         """Record what each host does, and that it has done so since the last look.
 
-        Returns:
-            The microseconds since then, and the hosts that were at work or idle.
+        Args:
+            late: Seconds since it was due.
         """
         now, found = time.perf_counter(), []
         microseconds = int((now - self._looked_at) * 1e6)
         self._looked_at = now
         with thread_frames() as frames, self._lock:
             for host in list(self._hosts):
-                frame = frames.get(host.thread)
-                spent = None if frame is None else self._spent_in(frame, host.current)
-                if spent is not None:
-                    host.spent[account(spent)] += microseconds
-                    found.append(host)
-        return microseconds, found
-
-    def _note_gil(self, late: float, microseconds: int, hosts: Sequence[Profiled]) -> None:
-        """Record that a look was late because of the GIL.
-
-        To find out, files are read, which releases the GIL. So this comes after the look.
-        """
-        times, before = cpu_times(threading.get_native_id()), self._queued
-        self._queued = 0.0 if times is None else times.waited
-        if late - (self._queued - before) > GIL_SECONDS:
-            for host in hosts:
+                frame, current = frames.get(host.thread), host.current
+                if frame is not None:
+                    spent = self._spent_in(frame, current) or Spent(ELSEWHERE)
+                    found.append(_Look(host, spent, None if current is None else current.call))
+        # To ask the system, files are read, which releases the GIL. So this comes after the look.
+        waited_for_gil = False
+        if self._measures_gil and self._queued is not None:
+            queued = self._threads.queued(threading.get_native_id())
+            waited_for_gil = late - ((queued or 0.0) - self._queued) > GIL_SECONDS
+            self._queued = None
+        for host, spent, call in found:
+            blocked = self._threads.is_blocked(host.native_thread)
+            host.spent[account(spent, "blocked" if blocked else "running")] += microseconds
+            if waited_for_gil and spent.stage != ELSEWHERE:
                 host.spent[account(Spent(GIL))] += microseconds
+            self._note_call(host, spent, call, microseconds, now)
+        self._threads.keep([threading.get_native_id(), *(host.native_thread for host, *_ in found)])
+
+    def _note_call(
+        self,
+        host: Profiled,
+        spent: Spent,
+        call: tuple[str, RestoreKey] | None,
+        microseconds: int,
+        now: float,
+    ) -> None:
+        """Record how long a call takes that several looks find."""
+        if call is None or spent.stage in _NO_CALL:
+            self._calls.pop(host, None)
+            return
+        seen = self._calls.get(host)
+        if seen is None or seen.call is not call:
+            seen = self._calls[host] = _SeenCall(call, now)
+        seen.microseconds += microseconds
+        if now - seen.since < SLOW_SECONDS:
+            return
+        if not seen.is_slow:
+            seen.is_slow = True
+            host.spent[account(spent, "calls")] += 1
+        host.spent[account(spent, "slow")] += seen.microseconds
+        seen.microseconds = 0
 
     def spent_by(self, host: Profiled) -> Spent | None:
         """Return what a host is doing now; None if it is nothing for its batches."""
@@ -244,10 +259,11 @@ class Profiler:
     def _disarm(self) -> None:
         if self._is_armed:
             self._is_armed = False
-            _switching.restore()
+            switching.restore()
 
     def _draw_period(self) -> float:
-        return self.period_seconds * self._random.uniform(0.5, 1.5)
+        calm = 1 if time.perf_counter() < self._eager_until else CALM
+        return self.period_seconds * calm * self._random.uniform(0.5, 1.5)
 
     def _spent_in(self, frame: FrameType | None, current: CurrentItem | None) -> Spent | None:
         """Return what a thread is doing; None for what has nothing to do with a host."""
@@ -288,47 +304,38 @@ def _in_hook(work: str, current: CurrentItem | None) -> Spent:
     return Spent(work or name or OTHER, leaf)
 
 
-class _Switching:
-    """The switch interval of this process, short for as long as anyone is about to look."""
+class ThreadStates:
+    """What the system knows about threads of this process.
+
+    Files are kept open: the GIL is released for a single short call only, after which a thread that
+    had to leave it to the caller counts as running again.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._usual = 0.0
+        self._files: dict[tuple[int, str], int] = {}
 
-    def shorten(self) -> None:
-        """Shorten the interval until `restore` has been called as many times."""
-        with self._lock:
-            self._users += 1
-            if self._users == 1 and sys.getswitchinterval() > SWITCH_SECONDS:
-                self._usual = sys.getswitchinterval()
-                sys.setswitchinterval(SWITCH_SECONDS)
+    def is_blocked(self, thread: int) -> bool:
+        """Return whether a thread waits for something else than a CPU; False if unknown."""
+        return self._read(thread, "stat").rpartition(b") ")[2][:1] in (b"S", b"D")
 
-    def restore(self) -> None:
-        """Return to the program's interval, unless it has set another one in the meantime."""
-        with self._lock:
-            self._users -= 1
-            if not self._users and abs(sys.getswitchinterval() - SWITCH_SECONDS) < 1e-9:
-                sys.setswitchinterval(self._usual)
+    def queued(self, thread: int) -> float | None:
+        """Return for how many seconds a thread has waited for a CPU; None if unknown."""
+        about = self._read(thread, "schedstat").split()
+        return int(about[1]) / 1e9 if len(about) > 1 else None
 
-    def begin_in_child(self) -> None:
-        """Restore the interval in a fork, which has none of the threads that were about to look."""
-        self._lock = threading.Lock()
-        self._users = 1
-        self.restore()
+    def _read(self, thread: int, name: str) -> bytes:
+        try:
+            if (thread, name) not in self._files:
+                path = f"/proc/self/task/{thread}/{name}"
+                self._files[thread, name] = os.open(path, os.O_RDONLY)
+            return os.pread(self._files[thread, name], 512, 0)
+        except OSError:
+            return b""
 
-
-_switching = _Switching()
-
-
-@contextmanager
-def prompt_looks() -> Iterator[None]:
-    """Let looks in the block come at the moment at which they are due, see above."""
-    _switching.shorten()
-    try:
-        yield
-    finally:
-        _switching.restore()
+    def keep(self, threads: Collection[int]) -> None:
+        """Close the files of all other threads."""
+        for each in [each for each in self._files if each[0] not in threads]:
+            os.close(self._files.pop(each))
 
 
 _profiler = Profiler()
@@ -339,61 +346,10 @@ def profiler() -> Profiler:
     return _profiler
 
 
-COLLECTS_WITHIN_CALLS = sys.version_info < (3, 12)
-"""Whether this Python may collect garbage wherever it allocates memory."""
-
-NEVER_REACHED = 2**31 - 59
-"""The threshold that stands for "no collections during a look"; nobody else sets just this one."""
-
-_frames_lock = threading.Lock()
-_threshold = gc.get_threshold()
-"""What the program has set, while it is replaced."""
-
-
-@contextmanager
-def thread_frames() -> Iterator[dict[int, FrameType]]:
-    """Yield the frame of each thread; only inside the block may the callers be looked up.
-
-    CPython 3.11 makes frame objects when they are asked for, and could collect garbage in the
-    middle of that: finalizers then let other threads run, while the lock that new threads need is
-    held, or a frame is checked that ends. So garbage is not collected meanwhile. From 3.12 on it
-    is only collected between two instructions, and nothing is paused.
-    """
-    if not COLLECTS_WITHIN_CALLS:
-        yield sys._current_frames()
-        return
-    with _frames_lock:
-        _pause_collection()
-        try:
-            yield sys._current_frames()
-        finally:
-            _resume_collection()
-
-
-def _pause_collection() -> None:
-    """Let the collector wait for more objects than there can be.
-
-    It is not disabled: whether the program has done so meanwhile could not be told afterwards. A
-    threshold that it sets meanwhile is another one than this, and stays.
-    """
-    global _threshold
-    found = gc.get_threshold()
-    if found[0] != NEVER_REACHED:  # else the program has read ours during a look, and set it since
-        _threshold = found
-    gc.set_threshold(NEVER_REACHED, *_threshold[1:])
-
-
-def _resume_collection() -> None:
-    if gc.get_threshold()[0] == NEVER_REACHED:
-        gc.set_threshold(*_threshold)
-
-
 def _reset_after_fork() -> None:
-    global _profiler, _frames_lock
+    global _profiler
+    _profiler._threads.keep(())
     _profiler = Profiler()
-    _frames_lock = threading.Lock()
-    _switching.begin_in_child()
-    _resume_collection()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -22,16 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
 from energon.io.file_lock import hold_lock
-from energon.loader.monitoring.profiler import (
-    IDLE,
-    OTHER,
-    REBUILD,
-    TRANSFER,
-    Profiled,
-    Spent,
-    profiler,
-    prompt_looks,
-)
+from energon.loader.monitoring.accounts import IDLE, OTHER, REBUILD, TRANSFER, Spent
+from energon.loader.monitoring.interpreter import prompt_looks
+from energon.loader.monitoring.profiler import Profiled, profiler
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.worker import WorkerConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from energon.loader.monitoring.profiler import AUX, DECODE, OTHER, READ, TRANSFER
+from energon.loader.monitoring.accounts import AUX, DECODE, OTHER, READ, TRANSFER
 from energon.messages import counted
 
 KEEPS_UP = 0.05
@@ -25,6 +25,10 @@ RUNS = 0.6
 ONE_INTERPRETER, ONE_THREAD = 0.5, 1.2
 """If the GIL is taken for a larger share of the time than this, and more threads than this are at
 work on average, they wait for each other."""
+RARE = 0.1
+"""Slow calls are exceptions if a hook has them for a smaller share of its samples than this."""
+LONGEST_QUEUE = 64
+"""No larger prefetch_factor is recommended: that many batches take much memory."""
 SLACK = 1.1
 """Work is never dealt to workers quite evenly."""
 IDLE_TRAINER = 0.02
@@ -132,7 +136,7 @@ def verdict_of(
     # The first cause that applies explains the wait; any further one would be misleading.
     causes = _rebuilding(case) or _too_short(case) or _starved(case)
     if not causes and not troubles:
-        causes = _idle(case)
+        causes = _slow_calls(case) or _idle(case)
     if not causes:
         causes = [*_where(case), *_sharing_one_interpreter(case)]
         if len(causes) < 2 and not troubles:
@@ -221,6 +225,71 @@ def _starved(case: _Case) -> list[str]:
 def _too_short(case: _Case) -> list[str]:
     """Say that no look at the work has been taken yet."""
     return [] if case.stage else ["the cause will be known after a few more batches"]
+
+
+def _slow_calls(case: _Case) -> list[str]:
+    """Name rare samples that take much longer than others, if they are what the trainer waits for.
+
+    Batches are delivered in order, so that one of them can keep all workers waiting.
+    """
+    figures, setup = case.figures, case.setup
+    found = max(_with_datasets(case), key=lambda each: each.slow_seconds, default=None)
+    if found is None or not 0 < found.slow_calls < RARE * found.calls:
+        return []
+    others_wait = setup.workers and figures["busy_share"] < IDLE
+    waited = figures["wait_share"] * figures["seconds"]
+    if found.slow_seconds < 0.5 * (waited if others_wait else figures["busy_seconds"]):
+        return []
+    seconds = found.slow_seconds / found.slow_calls
+    rest = max(0.0, found.seconds - found.slow_seconds) / (found.calls - found.slow_calls)
+    step = figures["seconds"] * (1 - figures["wait_share"]) / figures["batches"]
+    remedy = "skip such samples, or limit their time"
+    needed = needed_workers(figures)
+    if needed is not None:
+        needed = max(needed, setup.workers)
+        queue = math.ceil(SLACK * seconds / step / needed)
+        if queue <= LONGEST_QUEUE:
+            workers = counted(needed, "worker")
+            remedy += f"; {workers} with prefetch_factor={max(2, queue)} would bridge them"
+    return [
+        f"1 {found.unit} in {found.calls / found.slow_calls:.0f} takes {_seconds(seconds)} in "
+        f"{found.where} (the others {_seconds(rest)})",
+        remedy,
+    ]
+
+
+class _HookCalls(NamedTuple):
+    """The calls of a hook, for one dataset or for batches of several.
+
+    Args:
+        where: The hook, and its dataset.
+        unit: What a call is for.
+        calls: How many calls there were,
+        seconds: and how long they took.
+        slow_calls: How many of them took very long,
+        slow_seconds: and for how long.
+    """
+
+    where: str
+    unit: str
+    calls: float
+    seconds: float
+    slow_calls: int
+    slow_seconds: float
+
+
+def _with_datasets(case: _Case) -> Iterator[_HookCalls]:
+    """Yield the calls of each hook and dataset in which some were slow."""
+    for stage, about in case.figures["stages"].items():
+        where = _IN_WORDS.get(stage, stage)
+        for name, each in about["datasets"].items():
+            if each["slow_calls"] and each.get("seconds_per_sample"):
+                calls = each["seconds"] / each["seconds_per_sample"]
+                numbers = each["seconds"], each["slow_calls"], each["slow_seconds"]
+                yield _HookCalls(f"{where} of {name!r}", "sample", calls, *numbers)
+        if about["slow_calls"] and not about["datasets"]:
+            numbers = about["seconds"], about["slow_calls"], about["slow_seconds"]
+            yield _HookCalls(where, "batch", case.figures["batches"], *numbers)
 
 
 def _idle(case: _Case) -> list[str]:

@@ -15,7 +15,7 @@ from enum import Enum
 
 from energon.errors import WorkerError
 from energon.loader.hosting import Event, WorkerStatus
-from energon.loader.monitoring.profiler import REBUILD, Spent, account
+from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.processes.link import POLL_SECONDS, ProcessLink, TellsTime, UnreadEvent
