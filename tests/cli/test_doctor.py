@@ -11,9 +11,11 @@ import pytest
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose
 from energon.inspect.machine_checks import surroundings
+from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
-from tests.datasets import make_crude
+from tests.control_groups import slow_disk
+from tests.datasets import make_crude, write_shard
 from tests.servers.web import web_server
 
 QUICK = ("--seconds", "0.2", "--try-workers", "2", "--kind", "thread")
@@ -84,6 +86,17 @@ def test_a_store_is_not_held_against_a_cache(root):
     assert found.is_remote
     assert not found.slices
     assert not any("of what reading alone does" in line for line in found.advice)
+
+
+@pytest.mark.slow
+def test_a_slow_disk(tmp_path):
+    samples = [(f"s{n}", {"bin": bytes(100_000)}) for n in range(120)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    make = make_with(tmp_path / "ds", Waiting())
+    with slow_disk(tmp_path / "ds", 8_000_000):
+        found = diagnose(make, seconds=0.3, workers=[], kinds=["thread"])
+    assert any("storage limits the run: it delivers" in line for line in found.advice)
 
 
 def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):

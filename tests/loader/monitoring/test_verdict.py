@@ -21,8 +21,8 @@ from energon.io.files import forget_stores, open_store
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.verdict import LoaderSetup, verdict_of
 from energon.prepare.dataset import prepare_dataset
-from energon.surroundings import CGROUP
 from tests.cache.stores import CountingStore
+from tests.control_groups import half_a_cpu, moved_to, slow_disk
 from tests.datasets import make_crude, write_shard
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
@@ -74,6 +74,12 @@ def root(tmp_path_factory):
     return make_crude(tmp_path_factory.mktemp("verdict") / "coco", [60, 60])
 
 
+@pytest.fixture
+def often(monkeypatch):
+    """Let looks come so often that they find calls of a quarter of a second several times."""
+    monkeypatch.setattr(profiler(), "period_seconds", 0.01)
+
+
 def load(root, encoder, *, workers=0, kind="process", batches=BATCHES, step=0.002, **settings):
     """Return the loader after some batches, each of which the trainer works on for `step`."""
     config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
@@ -105,8 +111,8 @@ def test_a_slow_hook(root, workers, kind):
     assert len(stats["workers"]) == max(1, workers)
 
 
-def test_threads_that_wait_for_the_gil(root, monkeypatch):
-    monkeypatch.setattr(profiler(), "period_seconds", 0.01)
+@pytest.mark.usefixtures("often")
+def test_threads_that_wait_for_the_gil(root):
     for _ in range(3):
         with load(root, Computing(0.005), workers=2, kind="thread", batches=20) as loader:
             verdict = loader.verdict()
@@ -163,12 +169,34 @@ def distant(tmp_path, monkeypatch, quick_retries):
     forget_stores()
 
 
+def test_a_slow_disk(tmp_path):
+    samples = [(f"s{n}", {"bin": bytes(50_000)}) for n in range(100)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    with slow_disk(tmp_path / "ds", 4_000_000):
+        with load(tmp_path / "ds", Encoder(), batches=15) as loader:
+            verdict = loader.verdict()
+    assert "the training process spends " in verdict
+    assert "in reading of 'ds/train' " in verdict
+    assert verdict.endswith("or from a faster disk")
+
+
 def test_a_slow_store(distant):
     with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
         verdict = loader.verdict()
         stores = loader.stats()["run"]["stores"]
     assert "in reading" in verdict
     assert stores[distant.url]["requests"] > 5
+
+
+@pytest.mark.usefixtures("often")
+def test_one_of_two_datasets_is_on_a_slow_store(distant, root, tmp_path):
+    (tmp_path / "mix.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+        f"      - {{weight: 1, path: {distant.url}/far}}\n      - {{weight: 1, path: {root}}}\n"
+    )
+    with load(tmp_path / "mix.yaml", Encoder(), step=0.001, batches=30) as loader:
+        assert "in reading of 'far/train'" in loader.verdict()
 
 
 def test_a_store_that_throttles(distant):
@@ -266,12 +294,6 @@ class Stalling(Encoder):
         if int(sample["__key__"][1:]) % 60 == 30:
             time.sleep(self.seconds)
         return sample
-
-
-@pytest.fixture
-def often(monkeypatch):
-    """Let looks come so often that they find calls of a quarter of a second several times."""
-    monkeypatch.setattr(profiler(), "period_seconds", 0.01)
 
 
 @pytest.mark.usefixtures("often")
@@ -463,38 +485,23 @@ def test_a_dead_worker(root, tmp_path, caplog):
 LIMITED = """
 import os, sys
 from pathlib import Path
-Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
 from tests.loader.monitoring.test_verdict import Computing, load, make_crude
 if __name__ == "__main__":
+    Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
     root = make_crude(Path(sys.argv[1]), [60, 60])
-    with load(root, Computing(0.01), workers=int(sys.argv[3]), step=0.0, batches=24) as loader:
+    with load(root, Computing(0.01), workers=3, step=0.0, batches=24) as loader:
         print(loader.verdict())
 """
 
 
-@pytest.fixture
-def limited_group():
-    """A control group that may keep half a CPU busy."""
-    top, name = CGROUP, f"energon-test-{os.getpid()}"
-    if (top / "cpu").is_dir():
-        top = top / "cpu"
-    group = top / name
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("control groups cannot be made here")
-    try:
-        try:
-            if (group / "cpu.cfs_quota_us").exists():
-                (group / "cpu.cfs_quota_us").write_text("50000")
-            else:
-                (group / "cpu.max").write_text("50000 100000")
-        except OSError:
-            pytest.skip("control groups cannot be limited here")
-        yield group
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
-        group.rmdir()
+def test_the_quota_of_a_container(root):
+    with half_a_cpu() as group, moved_to(group):
+        with load(root, Computing(0.003), step=0, batches=30) as loader:
+            verdict = loader.verdict()
+    assert "training process waits " in verdict
+    assert "of the time, and the quota of its control group" in verdict
+    assert "allows only 0.5: give it more" in verdict
+    assert "fewer workers" not in verdict
 
 
 def run_script(text, *arguments):
@@ -510,15 +517,12 @@ def run_script(text, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "who"), [(3, "3 workers wait "), (0, "training process waits ")]
-)
-def test_the_quota_of_a_container(tmp_path, limited_group, workers, who):
-    verdict = run_script(LIMITED, tmp_path / "ds", limited_group, str(workers))
-    assert who in verdict
+def test_workers_that_share_the_quota_of_a_container(tmp_path):
+    with half_a_cpu() as group:
+        verdict = run_script(LIMITED, tmp_path / "ds", group)
+    assert "3 workers wait " in verdict
     assert "of the time, and the quota of its control group" in verdict
-    assert "allows only 0.5: give it more" in verdict
-    assert ("or use fewer workers" in verdict) is (workers > 1)
+    assert "allows only 0.5: give it more, or use fewer workers" in verdict
 
 
 STARVED = """

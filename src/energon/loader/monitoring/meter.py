@@ -11,6 +11,7 @@ from energon.loader.monitoring.accounts import (
     ELSEWHERE,
     GIL,
     IDLE,
+    READ,
     REBUILD,
     TRANSFER,
     CpuTimes,
@@ -259,18 +260,24 @@ def _stages(
     names = list(datasets)
     found: dict[str, Any] = {}
     for (stage, leaf), seconds in spent.items():
-        about = found.setdefault(stage, {**_NOTHING, "datasets": {}})
+        if stage == READ and len(names) == 1:
+            leaf = 0  # samples of a block are built for all datasets together
         seen = times.get(Spent(stage, leaf), Times())
-        own = {"seconds": seconds, "slow_calls": seen.calls, "slow_seconds": seen.slow}
-        for name, number in own.items():
-            about[name] += number
+        about = found.setdefault(stage, {**_NOTHING, "datasets": {}})
+        places = [about]
         if 0 <= leaf < len(names):
-            drawn = datasets[names[leaf]]["samples"]
-            per_sample = {"seconds_per_sample": seconds / drawn} if drawn > 0 else {}
-            about["datasets"][names[leaf]] = {**own, **per_sample}
+            places.append(about["datasets"].setdefault(names[leaf], {**_NOTHING}))
+        for place in places:
+            place["seconds"] += seconds
+            place["slow_calls"] += seen.calls
+            place["slow_seconds"] += seen.slow
     for about in found.values():
         about["share"] = _ratio(about["seconds"], busy)
         about["seconds_per_sample"] = _ratio(about["seconds"], samples)
+        for name, of_dataset in about["datasets"].items():
+            if datasets[name]["samples"] > 0:
+                per_sample = of_dataset["seconds"] / datasets[name]["samples"]
+                of_dataset["seconds_per_sample"] = per_sample
     return dict(sorted(found.items(), key=lambda item: -item[1]["seconds"]))
 
 

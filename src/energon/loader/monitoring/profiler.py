@@ -71,6 +71,8 @@ _ROOMS = {
 """What code of ours is part of, by the beginning of its path."""
 _FUNCTIONS = {
     ("sources/reader.py", "_read_leaf"): _LEAF,
+    ("sources/reader.py", "_read_leaf_lazily"): _LEAF,
+    ("sources/read_ahead.py", "_settle"): _LEAF,
     ("loader/hosting.py", "__next__"): _HOST,
     ("loader/processes/main.py", "_serve"): TRANSFER,
     ("loader/processes/main.py", "_wait"): IDLE,
