@@ -173,9 +173,9 @@ def test_a_slow_disk(tmp_path):
     samples = [(f"s{n}", {"bin": bytes(50_000)}) for n in range(100)]
     write_shard(tmp_path / "ds/0.tar", samples)
     prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
-    with slow_disk(tmp_path / "ds", 4_000_000):
-        with load(tmp_path / "ds", Encoder(), batches=15) as loader:
-            verdict = loader.verdict()
+    slow = slow_disk(tmp_path / "ds", 4_000_000)
+    with slow, load(tmp_path / "ds", Encoder(), batches=15) as loader:
+        verdict = loader.verdict()
     assert "the training process spends " in verdict
     assert "in reading of 'ds/train' " in verdict
     assert verdict.endswith("or from a faster disk")
@@ -495,9 +495,9 @@ if __name__ == "__main__":
 
 
 def test_the_quota_of_a_container(root):
-    with half_a_cpu() as group, moved_to(group):
-        with load(root, Computing(0.003), step=0, batches=30) as loader:
-            verdict = loader.verdict()
+    settings = {"step": 0, "batches": 30}
+    with half_a_cpu() as group, moved_to(group), load(root, Computing(0.003), **settings) as loader:
+        verdict = loader.verdict()
     assert "training process waits " in verdict
     assert "of the time, and the quota of its control group" in verdict
     assert "allows only 0.5: give it more" in verdict

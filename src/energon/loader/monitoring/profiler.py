@@ -138,7 +138,7 @@ class Profiler:
         # Batches may take as long as a period each; looks are not to find them at the same point.
         self._random = random.Random()
         self._looked_at = self._due = self._eager_until = 0.0
-        self._queued: float | None = None
+        self._queued = 0.0
         self._threads = ThreadStates()
         self._calls: WeakKeyDictionary[Profiled, _SeenCall] = WeakKeyDictionary()
         self._is_armed = False
@@ -199,10 +199,9 @@ class Profiler:
                     found.append(_Look(host, spent, None if current is None else current.call))
         # To ask the system, files are read, which releases the GIL. So this comes after the look.
         waited_for_gil = False
-        if self._measures_gil and self._queued is not None:
-            queued = self._threads.queued(threading.get_native_id())
-            waited_for_gil = late - ((queued or 0.0) - self._queued) > GIL_SECONDS
-            self._queued = None
+        if self._measures_gil:
+            before, self._queued = self._queued, self._threads.queued(threading.get_native_id())
+            waited_for_gil = late - (self._queued - before) > GIL_SECONDS
         for host, spent, call in found:
             blocked = self._threads.is_blocked(host.native_thread)
             host.spent[account(spent, "blocked" if blocked else "running")] += microseconds
@@ -320,10 +319,10 @@ class ThreadStates:
         """Return whether a thread waits for something else than a CPU; False if unknown."""
         return self._read(thread, "stat").rpartition(b") ")[2][:1] in (b"S", b"D")
 
-    def queued(self, thread: int) -> float | None:
-        """Return for how many seconds a thread has waited for a CPU; None if unknown."""
+    def queued(self, thread: int) -> float:
+        """Return for how many seconds a thread has waited for a CPU; 0 if unknown."""
         about = self._read(thread, "schedstat").split()
-        return int(about[1]) / 1e9 if len(about) > 1 else None
+        return int(about[1]) / 1e9 if len(about) > 1 else 0.0
 
     def _read(self, thread: int, name: str) -> bytes:
         try:
