@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose
 from energon.inspect.machine_checks import surroundings
+from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
@@ -107,6 +110,64 @@ def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
     found = [each.what for each in surroundings()]
     assert any("this is energon 99.0" in each and "is installed" in each for each in found)
     assert any("energon is on the path 2 times" in each for each in found)
+
+
+def found_here(dataset=None, **settings):
+    return {each.what: each.is_bad for each in surroundings(dataset, **settings)}
+
+
+@contextmanager
+def open_files(limit):
+    """Let this process open so many files only."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("limit", "is_bad"), [(1000, False), (500, True)])
+def test_few_files_that_may_be_open(limit, is_bad):
+    with open_files(limit):
+        found = found_here()
+    (line,) = [each for each in found if f"a process may open {limit} files" in each]
+    assert found[line] is is_bad
+    assert "`ulimit -n 4096`" in line
+
+
+def test_little_shared_memory(monkeypatch):
+    monkeypatch.setattr("energon.inspect.machine_checks.SHARED_MEMORY_BYTES", 1 << 62)
+    assert any("start the container with --shm-size" in each for each in found_here())
+
+
+def test_jpeg_images_without_a_fast_decoder(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert any("install energon-loader[fast-jpeg]" in each for each in found_here())
+    monkeypatch.undo()
+    assert not any("fast-jpeg" in each for each in found_here())
+
+
+def test_a_wrong_clock(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 100_000.0)
+    assert found_here()["the clock is wrong by years; stores refuse signed requests"]
+
+
+def test_a_package_that_overwrites_this_one(tmp_path, monkeypatch):
+    assert not any("megatron-energon is installed" in each for each in found_here())
+    (tmp_path / SIGN).parent.mkdir(parents=True)
+    (tmp_path / SIGN).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = [each for each, is_bad in found_here().items() if is_bad]
+    assert "megatron-energon is installed as well" in line
+
+
+def test_a_dataset_that_is_larger_than_memory(root, tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    dataset = make_with(root, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
+    found = found_here(dataset, cgroup=tmp_path)
+    assert any("each epoch is read from disk, not from the page cache" in each for each in found)
+    assert not any("page cache" in each for each in found_here(dataset))
 
 
 def test_a_path_on_the_command_line(root):
