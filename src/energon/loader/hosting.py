@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
-from threading import get_ident, get_native_id
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
+from energon.loader.monitoring.batch_clock import BatchClock
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.pipeline import DescribesRows, Pipeline
@@ -152,7 +153,8 @@ class LaneHost:
         self._open: dict[int, _OpenLane] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
         self._profiler = profiler()
-        self.thread = self.native_thread = 0
+        self._clock = BatchClock(self._host)
+        self.thread = 0
         self.spent: Counter[str] = Counter()
 
     @property
@@ -173,11 +175,10 @@ class LaneHost:
         lane = self._order.lane
         if lane is None:
             raise StopIteration
-        thread = get_ident()
-        if thread != self.thread:
-            if not self.thread:
-                self._profiler.add(self)
-            self.thread, self.native_thread = thread, get_native_id()
+        if not self.thread:
+            self._profiler.add(self)
+        self.thread = get_ident()
+        self._clock.begin()
         if self._watch is not None:
             self._watch.enter(lane)
         if self._trace is not None:
@@ -201,6 +202,8 @@ class LaneHost:
             self._watch.leave()
         if self._trace is not None:
             self._trace.end(lane)
+        if (measured := self._clock.end()) is not None:
+            opened.lane.counts.update(measured)
         if self.spent:
             spent, self.spent = self.spent, Counter()
             opened.lane.counts.update(dict(spent))

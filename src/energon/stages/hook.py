@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from types import GeneratorType
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from energon.errors import (
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
+from energon.stages.clock import HookClock
 from energon.stages.failures import (
     SHOWN_SAMPLES,
     cause_in_words,
@@ -153,6 +156,8 @@ class HookRunner:
         self.seeds_calls = hook.restore_seeds
         self.returns_something = hook.title is not None
         self.record = hook.record
+        self.untimed: HookRunner | None = None
+        """The runner that this one is a copy of, if its calls are timed."""
         self.tally = Tally()
         # Keyed by identity: the equality of user functions is unpredictable.
         self._tallies = lane.host.tallies[id(hook)]
@@ -166,6 +171,8 @@ class HookRunner:
         """
         before, active.lane = active.lane, self.lane
         self.lane.current.known_call = (self.name, address)
+        clock = self.lane.host.clock
+        began = 0.0 if clock is None else perf_counter()
         try:
             if self.seeds_calls and self.lane.host.seeds_calls:
                 output = self.call(argument, address)
@@ -178,11 +185,20 @@ class HookRunner:
             raise
         finally:
             active.lane = before
+            if clock is not None:
+                clock.add(self.name, address, began)
         if output is None or type(output) is GeneratorType:
             return self.settle(output, argument, address)
         self.tally.succeeded += 1
         self.record.succeeded = True
         return output
+
+    def timed(self, clock: HookClock, leaf: int) -> HookRunner:
+        """Return a copy whose calls are timed, for samples of one dataset."""
+        runner = copy(self)
+        runner.untimed = self
+        runner.function = clock.timed(self.function, self.name, leaf)
+        return runner
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
         """Call the function, seeded unless it is known not to draw random numbers."""
@@ -234,6 +250,8 @@ class HookRunner:
         for sub in count():
             before, active.lane = active.lane, self.lane
             self.lane.current.known_call = (self.name, (*address, sub))
+            clock = self.lane.host.clock
+            began = 0.0 if clock is None else perf_counter()
             try:
                 output = self._next(outputs, (*address, sub))
             except Exception as error:
@@ -244,6 +262,8 @@ class HookRunner:
                 raise
             finally:
                 active.lane = before
+                if clock is not None:
+                    clock.add(self.name, address, began)
             if output is SKIPPED:
                 return
             if output is None and self.hook.title is not None:

@@ -17,6 +17,7 @@ from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
+from energon.stages.clock import HookClock
 from energon.stages.random_state import DrawWatch
 from energon.worker import WorkerConfig
 
@@ -83,6 +84,8 @@ class Host:
         draws: Whether their hooks draw random numbers; None while unknown.
         watch: Detects draws; None when nothing needs to be detected.
         tallies: For each hook, by a private key, the tallies of all lanes that have run it.
+        clock: Measures calls of hooks in the current batch; None if they are not measured.
+        read_seconds: How long reading blocks has taken.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
@@ -96,6 +99,8 @@ class Host:
         return self.watch is None or self.watch.seeds
 
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
+    clock: HookClock | None = None
+    read_seconds: float = 0.0
 
 
 class HookLoop:

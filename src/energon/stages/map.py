@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
@@ -19,6 +19,7 @@ from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.apply import ApplyIterator, reapply, replay
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
+from energon.stages.clock import HookClock, leaf_of
 from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
 from energon.stages.lane import HookLoop, Lane
 
@@ -81,6 +82,16 @@ class _Runners(dict[int, tuple[HookRunner, ...]]):
         # Leaves that share a hook share its failures. Keyed by identity: the equality of user
         # functions is unpredictable.
         self._known: dict[int, HookRunner] = {}
+        self._timed: dict[tuple[int, int], tuple[HookRunner, ...]] = {}
+
+    def timed(self, leaf: int, key: RestoreKey | None, clock: HookClock) -> tuple[HookRunner, ...]:
+        """Return the runners of a leaf, whose calls are timed, for the sample with this key."""
+        number = leaf_of(key)
+        found = self._timed.get((leaf, number))
+        if found is None:
+            found = tuple(runner.timed(clock, number) for runner in self[leaf])
+            self._timed[leaf, number] = found
+        return found
 
     def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
         for hook in self._hooks[leaf]:
@@ -276,7 +287,12 @@ class _MapIterator(ApplyIterator):
         ]
         loop.keys, loop.start, loop.rest, loop.recorded = keys, start, iter(items), ()
         loop.finished, self.places = 0, places
-        chains = [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
+        chains: Iterable[tuple[HookRunner, ...]] = (
+            [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
+        )
+        if (clock := lane.host.clock) is not None:
+            leaves: Iterable[int] = [key[0] for key in keys] if self.is_by_leaf else repeat(0)
+            chains = map(by_leaf.timed, leaves, keys, repeat(clock))
         rows = count(start * lane.stride + lane.offset, lane.stride)
         # Each row is reported as its item is drawn, at the cost of one call from C.
         noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
@@ -348,10 +364,11 @@ class _MapIterator(ApplyIterator):
             outputs: Receives the output.
         """
         loop, current = self.loop, self.lane.current
+        # A generator may outlast the batch, and with it the clock.
+        last, *rest = [each.untimed or each for each in runners[runners.index(last) :]]
         several = last.settle(output, argument, current.address)
-        following = runners[runners.index(last) + 1 :]
         key = loop.keys[loop.taken - 1]
-        output = self._begin_outputs(several, following, flat(current.address), key)
+        output = self._begin_outputs(several, tuple(rest), flat(current.address), key)
         if output is not SKIPPED:
             outputs.append(output)
             if self.places is not None:

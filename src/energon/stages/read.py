@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -210,7 +211,9 @@ class _ReadIterator(DatasetIterator[Any]):
         self._waiting = []
 
     def _read(self, requested: int) -> None:
+        began = perf_counter()
         self._blocks.read(self.rows, requested)
+        self.lane.host.read_seconds += perf_counter() - began
         if self.rows.row == self.rows.stop:
             raise StopIteration
 

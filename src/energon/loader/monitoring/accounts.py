@@ -13,13 +13,18 @@ READ, DECODE, AUX, TRANSFER, IDLE, OTHER = "read", "decode", "aux", "transfer", 
 """What is not a hook. `aux` is what hooks read, `other` the work of the loader between all that."""
 ELSEWHERE = "elsewhere"
 """What a trainer does between the batches that it makes."""
+BATCHES = "batches"
+"""All that is done to make batches."""
+CHOSEN = "chosen"
+"""What is done to make the batches in which hooks are timed, except for reading blocks."""
 REBUILD = "rebuild"
-"""What the trainer does with a batch that a process has sent; not looked at, but measured."""
+"""What the trainer does with a batch that a process has sent."""
 GIL = "gil"
 """The time before looks that had to wait for the GIL, so that some thread ran Python code."""
 
-_PREFIX: Final = "time "
-_Kind = Literal["running", "blocked", "slow", "calls"]
+_PREFIX: Final = "time"
+_BETWEEN: Final = "\t"
+_Kind = Literal["seen", "timed", "slow", "calls"]
 
 
 class Spent(NamedTuple):
@@ -28,10 +33,13 @@ class Spent(NamedTuple):
     Args:
         stage: One of the names above, or the name of a hook.
         leaf: Number of the dataset; -1 if there are several, or none.
+        within: What it is a part of whose time is known: the name of a hook, `READ` for reading a
+            block, or "".
     """
 
     stage: str
     leaf: int = -1
+    within: str = ""
 
 
 @dataclass
@@ -39,45 +47,39 @@ class Times:
     """The seconds of a stage.
 
     Args:
-        running: With the thread on a CPU, or ready to run.
-        blocked: With the thread waiting for something else, such as a disk, a lock or the GIL.
-        slow: In calls of a hook that took much longer than a look is due, out of the two above.
+        seen: Before looks that found it.
+        timed: By the clock.
+        slow: In calls of a hook that several looks found, out of `seen`.
         calls: The number of these calls.
     """
 
-    running: float = 0.0
-    blocked: float = 0.0
+    seen: float = 0.0
+    timed: float = 0.0
     slow: float = 0.0
     calls: int = 0
 
-    @property
-    def seconds(self) -> float:
-        """Seconds in total."""
-        return self.running + self.blocked
 
-
-def account(spent: Spent, kind: _Kind = "running") -> str:
+def account(spent: Spent, kind: _Kind = "seen") -> str:
     """Return the name under which statistics of a lane have the microseconds for it."""
-    return f"{_PREFIX}{kind} {spent.stage} {spent.leaf}"
+    return _BETWEEN.join([_PREFIX, kind, spent.stage, str(spent.leaf), spent.within])
 
 
 def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, Times], dict[str, int]]:
     """Return the times that are in statistics, and what else there is.
 
     Example:
-        >>> split_accounts({"batches": 3, account(Spent("read", 1)): 250_000})
-        ({Spent(stage='read', leaf=1): Times(running=0.25, blocked=0.0, slow=0.0, calls=0)}, \
-{'batches': 3})
+        >>> times, others = split_accounts({"batches": 3, account(Spent("read", 1)): 250_000})
+        >>> times[Spent("read", 1)].seen, others
+        (0.25, {'batches': 3})
     """
     times: dict[Spent, Times] = {}
     others: dict[str, int] = {}
     for name, count in counts.items():
-        if not name.startswith(_PREFIX):
+        if not name.startswith(_PREFIX + _BETWEEN):
             others[name] = count
             continue
-        kind, _, spent = name.removeprefix(_PREFIX).partition(" ")
-        stage, _, leaf = spent.rpartition(" ")
-        about = times.setdefault(Spent(stage, int(leaf)), Times())
+        _, kind, stage, leaf, within = name.split(_BETWEEN)
+        about = times.setdefault(Spent(stage, int(leaf), within), Times())
         setattr(about, kind, count if kind == "calls" else count / 1e6)
     return times, others
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from energon.loader.monitoring.accounts import (
+    BATCHES,
+    CHOSEN,
     ELSEWHERE,
     GIL,
     IDLE,
+    OTHER,
     READ,
     REBUILD,
     TRANSFER,
@@ -100,8 +103,10 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     times, counted = split_accounts(counts)
-    rebuilt = times.pop(Spent(REBUILD), Times()).seconds
-    spent, idle, gil_share = _known_times(times, before, after)
+    rebuilt = times.pop(Spent(REBUILD), Times()).seen
+    gil = times.pop(Spent(GIL), Times()).seen
+    gil_share = _ratio(gil, sum(each.seen for each in times.values()))
+    spent, idle = _seconds_by_stage(times, before, after, after.workers)
     busy = sum(spent.values())
     if rebuilt:
         spent[Spent(TRANSFER)] = spent.get(Spent(TRANSFER), 0.0) + rebuilt
@@ -135,66 +140,74 @@ def _waited(before: LoaderMark, after: LoaderMark) -> float:
     return min(after.time - before.time, after.waited - before.waited)
 
 
-def _known_times(
-    times: Mapping[Spent, Times],
-    before: LoaderMark,
-    after: LoaderMark,
-    workers: Sequence[WorkerMark] | None = None,
-) -> tuple[dict[Spent, float], float, float]:
-    """Return the seconds that were spent on what, those without work, and the share of the GIL.
-
-    What looks have found are shares; for how long hosts did anything at all is known better. A
-    trainer that makes its batches waited for them, and a host that has used a CPU was not idle.
-
-    Args:
-        times: What looks have found.
-        before: The earlier mark,
-        after: and the later one.
-        workers: Whose time it is, as of the later mark; None for all.
-    """
-    workers = workers or after.workers
-    times = dict(times)
-    gil = times.pop(Spent(GIL), Times()).seconds
-    spent = _weighed(times, before, after, workers)
-    spent.pop(Spent(ELSEWHERE), None)
-    gil_share = _ratio(gil, sum(spent.values()))
-    idle = spent.pop(Spent(IDLE), 0.0)
-    seen = sum(spent.values())
-    if after.is_inline:
-        known = _waited(before, after)
-        idle = after.time - before.time - known
-    else:
-        used = [_cpu_times(worker, before) for worker in workers]
-        known = max(seen, sum(each.used for each in used if each is not None))
-        idle = max(0.0, idle - (known - seen))
-    factor = _ratio(known, seen)
-    return {each: factor * seconds for each, seconds in spent.items()}, idle, gil_share
-
-
-def _weighed(
+def _seconds_by_stage(
     times: Mapping[Spent, Times],
     before: LoaderMark,
     after: LoaderMark,
     workers: Sequence[WorkerMark],
-) -> dict[Spent, float]:
-    """Return the seconds of each stage, such that hosts were blocked for as long as they were.
+) -> tuple[dict[Spent, float], float]:
+    """Return the seconds that were spent on what, and those without work.
 
-    On a busy machine, a look may get a CPU only when a host leaves it to wait for something, so
-    looks find hosts blocked too often. The system knows for how long they were.
+    Args:
+        times: What looks have found, and what was measured.
+        before: The earlier mark,
+        after: and the later one.
+        workers: Whose time it is, as of the later mark.
     """
-    cpu = [_cpu_times(worker, before) for worker in workers]
-    running = sum(each.running for each in times.values())
-    blocked = sum(each.blocked for each in times.values())
-    wall = len(workers) * (after.time - before.time)
-    if not running or not blocked or not wall or None in cpu:
-        return {spent: each.seconds for spent, each in times.items()}
-    ran = min(1.0, sum(each.used + each.waited for each in cpu if each is not None) / wall)
-    of_running = ran * (running + blocked) / running
-    of_blocked = (1 - ran) * (running + blocked) / blocked
-    return {
-        spent: of_running * each.running + of_blocked * each.blocked
-        for spent, each in times.items()
-    }
+    seen = {spent: each.seen for spent, each in times.items() if each.seen}
+    outside = {spent: seen.pop(spent, 0.0) for spent in (Spent(IDLE), Spent(TRANSFER))}
+    seen.pop(Spent(ELSEWHERE), None)
+    seconds = after.time - before.time
+    if after.is_inline:
+        known = _waited(before, after)
+        found = _divided(times, seen, known)
+        return found, seconds - known
+    known = times.get(Spent(BATCHES), Times()).timed or sum(seen.values())
+    found = _divided(times, seen, known)
+    rest = _scaled(outside, max(0.0, len(workers) * seconds - known), Spent(IDLE))
+    idle = rest.pop(Spent(IDLE), 0.0)
+    return found | rest, idle
+
+
+def _divided(
+    times: Mapping[Spent, Times], seen: Mapping[Spent, float], known: float
+) -> dict[Spent, float]:
+    """Return how the time in which batches were made is divided among stages.
+
+    Reading blocks is measured, and hooks in some of the batches. Looks say how each of these times
+    is divided further, and what is done in the rest of the time.
+
+    Args:
+        times: What was measured.
+        seen: What looks have found in batches.
+        known: The sum.
+    """
+    measured = {spent: each.timed for spent, each in times.items() if each.timed}
+    batches, chosen = measured.pop(Spent(BATCHES), 0.0), measured.pop(Spent(CHOSEN), 0.0)
+    if batches <= 0 or chosen <= 0:
+        return _scaled(seen, known, Spent(OTHER))
+    read = min(batches, measured.pop(Spent(READ), 0.0))
+    factor = (batches - read) / chosen
+    parts = {Spent(hook, leaf): factor * taken for (hook, leaf, _), taken in measured.items()}
+    parts[Spent(READ)] = read
+    parts[Spent(OTHER)] = max(0.0, batches - sum(parts.values()))
+    looks: dict[Spent, dict[Spent, float]] = {}
+    for spent, found in seen.items():
+        part = Spent(spent.within, -1 if spent.within == READ else spent.leaf)
+        looks.setdefault(part if part in parts else Spent(OTHER), {})[spent] = found
+    total: defaultdict[Spent, float] = defaultdict(float)
+    for part, taken in parts.items():
+        for spent, share in _scaled(looks.get(part, {}), taken, part).items():
+            total[spent._replace(within="")] += share
+    return _scaled(total, known, Spent(OTHER))
+
+
+def _scaled(found: Mapping[Spent, float], known: float, default: Spent) -> dict[Spent, float]:
+    """Return times in the same proportion that have a known sum."""
+    sum_found = sum(found.values())
+    if not sum_found:
+        return {default: known} if known else {}
+    return {spent: known * each / sum_found for spent, each in found.items()}
 
 
 def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
@@ -212,7 +225,9 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
     for worker in after.workers:
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
-        spent, idle, _ = _known_times(split_accounts(counts)[0], before, after, [worker])
+        of_worker, _ = split_accounts(counts)
+        of_worker.pop(Spent(GIL), None)
+        spent, idle = _seconds_by_stage(of_worker, before, after, [worker])
         busy = sum(spent.values())
         times = _cpu_times(worker, before)
         found.append(
@@ -258,19 +273,22 @@ def _stages(
         datasets: What was drawn of each dataset.
     """
     names = list(datasets)
+    slow: defaultdict[tuple[str, int], Times] = defaultdict(Times)
+    for (stage, leaf, _), each in times.items():
+        slow[stage, leaf].calls += each.calls
+        slow[stage, leaf].slow += each.slow
     found: dict[str, Any] = {}
-    for (stage, leaf), seconds in spent.items():
+    for (stage, leaf, _), seconds in spent.items():
         if stage == READ and len(names) == 1:
             leaf = 0  # samples of a block are built for all datasets together
-        seen = times.get(Spent(stage, leaf), Times())
         about = found.setdefault(stage, {**_NOTHING, "datasets": {}})
         places = [about]
         if 0 <= leaf < len(names):
             places.append(about["datasets"].setdefault(names[leaf], {**_NOTHING}))
         for place in places:
             place["seconds"] += seconds
-            place["slow_calls"] += seen.calls
-            place["slow_seconds"] += seen.slow
+            place["slow_calls"] += slow[stage, leaf].calls
+            place["slow_seconds"] += slow[stage, leaf].slow
     for about in found.values():
         about["share"] = _ratio(about["seconds"], busy)
         about["seconds_per_sample"] = _ratio(about["seconds"], samples)

@@ -1,14 +1,12 @@
-"""Find out what hosts of lanes spend their time on, by looking at their threads now and then.
+"""Find out what hosts of lanes do, by looking at their threads now and then.
 
-Nothing is measured where samples are made: a thread looks a few times a second which function a
-host is in, and puts the time since its last look to the account of that stage. So a sample costs
-nothing, and what a stage takes is known to a few percent after a minute.
+Nothing is done where samples are made: a thread looks a few times a second which function a host is
+in, and puts the time since its last look to the account of that stage. So a sample costs nothing,
+and what hooks read and decode is known, which datasets these are for, and which calls take long.
+How long hooks take in total is measured, see `batch_clock.py`; looks say how it is divided.
 
 The time of each look is set in advance, independently of what hosts do, and the switch interval of
-the GIL is shortened just before, see `interpreter.py`. Even so, a machine without a CPU to spare
-delays looks, often until the host waits for something. So each look also asks the system whether
-the host runs or waits. How long it did either is known exactly, see `meter.py`, so that looks which
-find it waiting too often count less.
+the GIL is shortened just before, see `interpreter.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -38,7 +35,8 @@ from energon.loader.monitoring.accounts import (
     account,
 )
 from energon.loader.monitoring.interpreter import switching, thread_frames
-from energon.samples.crude import RestoreKey, flat
+from energon.samples.crude import RestoreKey
+from energon.stages.clock import leaf_of
 from energon.stages.lane import CurrentItem
 
 PERIOD_SECONDS = 0.05
@@ -58,13 +56,13 @@ GIL_SECONDS = 0.00025
 others it is late by 0.06 to 0.17 ms, with two threads that compute by milliseconds."""
 
 _ROOT = str(Path(__file__).parents[2]) + os.sep
-_OURS, _USER, _STAGE, _HOST, _LEAF = "ours", "user", "stage", "host", "leaf"
+_OURS, _USER, _STAGE, _HOST, _LEAF, _BLOCK = "ours", "user", "stage", "host", "leaf", "block"
 _ROOMS = {
     "decode/": DECODE,
     "io/": AUX,
     "sources/": AUX,
     "cache/": AUX,
-    "stages/blocks.py": READ,
+    "stages/block": _OURS,
     "stages/read.py": READ,
     "stages/": _STAGE,
 }
@@ -73,6 +71,7 @@ _FUNCTIONS = {
     ("sources/reader.py", "_read_leaf"): _LEAF,
     ("sources/reader.py", "_read_leaf_lazily"): _LEAF,
     ("sources/read_ahead.py", "_settle"): _LEAF,
+    ("stages/read.py", "_read"): _BLOCK,
     ("loader/hosting.py", "__next__"): _HOST,
     ("loader/processes/main.py", "_serve"): TRANSFER,
     ("loader/processes/main.py", "_wait"): IDLE,
@@ -88,8 +87,6 @@ class Profiled(Protocol):
 
     thread: int
     """Identifier of the thread that makes its batches."""
-    native_thread: int
-    """The number that the system has for it."""
     spent: Counter[str]
     """Microseconds by account, which only the profiler adds to. The host replaces it when it takes
     what is in it; what is added meanwhile is lost, which is less than a look in a thousand."""
@@ -139,7 +136,7 @@ class Profiler:
         self._random = random.Random()
         self._looked_at = self._due = self._eager_until = 0.0
         self._queued = 0.0
-        self._threads = ThreadStates()
+        self._own = _OwnThread()
         self._calls: WeakKeyDictionary[Profiled, _SeenCall] = WeakKeyDictionary()
         self._is_armed = False
         self._lock = threading.Lock()
@@ -173,7 +170,7 @@ class Profiler:
             self._is_armed = True
             switching.shorten()
             if self._measures_gil:
-                self._queued = self._threads.queued(threading.get_native_id())
+                self._queued = self._own.queued_seconds()
         before = 0.0 if self._is_armed else ARM_SECONDS
         return max(0.0, self._due - before - time.perf_counter())
 
@@ -197,18 +194,16 @@ class Profiler:
                 if frame is not None:
                     spent = self._spent_in(frame, current) or Spent(ELSEWHERE)
                     found.append(_Look(host, spent, None if current is None else current.call))
-        # To ask the system, files are read, which releases the GIL. So this comes after the look.
+        # To find out, a file is read, which releases the GIL. So this comes after the look.
         waited_for_gil = False
         if self._measures_gil:
-            before, self._queued = self._queued, self._threads.queued(threading.get_native_id())
+            before, self._queued = self._queued, self._own.queued_seconds()
             waited_for_gil = late - (self._queued - before) > GIL_SECONDS
         for host, spent, call in found:
-            blocked = self._threads.is_blocked(host.native_thread)
-            host.spent[account(spent, "blocked" if blocked else "running")] += microseconds
+            host.spent[account(spent)] += microseconds
             if waited_for_gil and spent.stage != ELSEWHERE:
                 host.spent[account(Spent(GIL))] += microseconds
             self._note_call(host, spent, call, microseconds, now)
-        self._threads.keep([threading.get_native_id(), *(host.native_thread for host, *_ in found)])
 
     def _note_call(
         self,
@@ -254,6 +249,7 @@ class Profiler:
                     needed_at = now
                 elif now - needed_at > LOOK_SECONDS:
                     self._disarm()
+                    self._own.close()
                     self._thread = None
                     return
 
@@ -273,6 +269,8 @@ class Profiler:
             kind = self._kinds.get(frame.f_code) or self._kind_of(frame.f_code)
             if kind == _LEAF:
                 leaf = frame.f_locals.get("leaf", -1)
+            elif kind == _BLOCK:
+                return Spent(READ, leaf, within=READ)
             elif kind == READ:
                 return Spent(READ, leaf)
             elif kind == _STAGE:
@@ -299,44 +297,38 @@ class Profiler:
 
 def _in_hook(work: str, current: CurrentItem | None) -> Spent:
     """Return what a hook does: what it reads or decodes is put to the account of that."""
-    name, address = ("", ()) if current is None else current.call
-    numbers = flat(address)
-    leaf = numbers[0] if numbers and isinstance(numbers[0], int) else -1
-    return Spent(work or name or OTHER, leaf)
+    name, address = ("", None) if current is None else current.call
+    return Spent(work or name or OTHER, leaf_of(address), within=name)
 
 
-class ThreadStates:
-    """What the system knows about threads of this process.
+class _OwnThread:
+    """What the system knows about the thread that calls.
 
-    Files are kept open: the GIL is released for a single short call only, after which a thread that
-    had to leave it to the caller counts as running again.
+    The file is kept open, so that the GIL is released for a single short call only.
     """
 
     def __init__(self) -> None:
-        self._files: dict[tuple[int, str], int] = {}
+        self._thread = 0
+        self._file = -1
 
-    def is_blocked(self, thread: int) -> bool:
-        """Return whether a thread waits for something else than a CPU; False if unknown."""
-        return self._read(thread, "stat").rpartition(b") ")[2][:1] in (b"S", b"D")
-
-    def queued(self, thread: int) -> float:
-        """Return for how many seconds a thread has waited for a CPU; 0 if unknown."""
-        about = self._read(thread, "schedstat").split()
+    def queued_seconds(self) -> float:
+        """Return for how long the thread has waited for a CPU; 0 if that is unknown."""
+        thread = threading.get_native_id()
+        try:
+            if thread != self._thread:
+                self.close()
+                self._file = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
+                self._thread = thread
+            about = os.pread(self._file, 512, 0).split()
+        except OSError:
+            return 0.0
         return int(about[1]) / 1e9 if len(about) > 1 else 0.0
 
-    def _read(self, thread: int, name: str) -> bytes:
-        try:
-            if (thread, name) not in self._files:
-                path = f"/proc/self/task/{thread}/{name}"
-                self._files[thread, name] = os.open(path, os.O_RDONLY)
-            return os.pread(self._files[thread, name], 512, 0)
-        except OSError:
-            return b""
-
-    def keep(self, threads: Collection[int]) -> None:
-        """Close the files of all other threads."""
-        for each in [each for each in self._files if each[0] not in threads]:
-            os.close(self._files.pop(each))
+    def close(self) -> None:
+        """Close the file."""
+        if self._thread:
+            os.close(self._file)
+            self._thread = 0
 
 
 _profiler = Profiler()
@@ -349,7 +341,7 @@ def profiler() -> Profiler:
 
 def _reset_after_fork() -> None:
     global _profiler
-    _profiler._threads.keep(())
+    _profiler._own.close()
     _profiler = Profiler()
 
 

@@ -321,7 +321,8 @@ def _where(case: _Case) -> list[str]:
     where = _IN_WORDS.get(case.stage, case.stage)
     datasets = sorted(about["datasets"].items(), key=lambda item: -item[1]["seconds"])
     per_sample = about["seconds_per_sample"]
-    if datasets and datasets[0][1]["seconds"] > 0.5 * about["seconds"]:
+    of_datasets = sum(each["seconds"] for each in about["datasets"].values())
+    if datasets and datasets[0][1]["seconds"] > max(0.5 * of_datasets, 0.25 * about["seconds"]):
         name, of_dataset = datasets[0]
         where += f" of {name!r}"
         per_sample = of_dataset.get("seconds_per_sample", per_sample)

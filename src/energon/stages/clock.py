@@ -1,0 +1,61 @@
+"""Measure how long calls of hooks take, in batches that a host chooses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from energon.samples.crude import RestoreKey
+
+
+class HookClock:
+    """How long calls of hooks have taken.
+
+    Attributes:
+        seconds: By the name of the hook and the number of the dataset, -1 if there are several.
+        calls: How many calls there were.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self.calls = 0
+
+    def add(self, name: str, key: RestoreKey, began: float) -> None:
+        """Record that a call ends now.
+
+        Args:
+            name: The hook.
+            key: The address or key of its argument.
+            began: When it began.
+        """
+        self.seconds[name, leaf_of(key)] += perf_counter() - began
+        self.calls += 1
+
+    def timed(self, function: Callable[[Any], Any], name: str, leaf: int) -> Callable[[Any], Any]:
+        """Return a function that does the same and records how long it takes.
+
+        Args:
+            function: The function of a hook.
+            name: The hook.
+            leaf: The number of the dataset.
+        """
+
+        def call(argument: Any) -> Any:
+            began = perf_counter()
+            try:
+                return function(argument)
+            finally:
+                self.seconds[name, leaf] += perf_counter() - began
+                self.calls += 1
+
+        return call
+
+
+def leaf_of(key: RestoreKey | None) -> int:
+    """Return the number of the dataset that an address or key belongs to; -1 if to several."""
+    first: Any = key
+    while isinstance(first, tuple | list) and first:
+        first = first[0]
+    return first if isinstance(first, int) else -1
