@@ -67,6 +67,12 @@ def batches_of(root, encoder, **settings):
     return get_savable_loader(dataset)
 
 
+@pytest.fixture(autouse=True)
+def no_measured_hooks(monkeypatch):
+    """Measure hooks in the first batch only: tracing makes batches slow, so more are chosen."""
+    monkeypatch.setattr("energon.loader.monitoring.batch_clock.SHARE", 1e-9)
+
+
 PATHS = [
     (Encoding, {}, 2.98),
     (Cooking, {}, 4.17),

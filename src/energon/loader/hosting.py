@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
 from threading import get_ident
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
@@ -178,7 +179,9 @@ class LaneHost:
         if not self.thread:
             self._profiler.add(self)
         self.thread = get_ident()
-        self._clock.begin()
+        clock, began = self._clock, perf_counter()
+        if began >= clock.due:
+            clock.choose()
         if self._watch is not None:
             self._watch.enter(lane)
         if self._trace is not None:
@@ -202,8 +205,9 @@ class LaneHost:
             self._watch.leave()
         if self._trace is not None:
             self._trace.end(lane)
-        if (measured := self._clock.end()) is not None:
-            opened.lane.counts.update(measured)
+        clock.seconds += (now := perf_counter()) - began
+        if self._host.clock is not None:
+            opened.lane.counts.update(clock.take(now, now - began))
         if self.spent:
             spent, self.spent = self.spent, Counter()
             opened.lane.counts.update(dict(spent))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from time import perf_counter
 
 from energon.loader.monitoring.accounts import BATCHES, CHOSEN, READ, Spent, account
 from energon.stages.clock import HookClock
@@ -23,45 +22,43 @@ SHARE = 0.001
 
 
 class BatchClock:
-    """Measures the batches of a host.
+    """Measures the batches of a host, which adds to `seconds` itself: calls would take longer.
 
     Args:
         host: What the lanes of the host share.
+
+    Attributes:
+        due: When the next batch is chosen, in seconds of `perf_counter`.
+        seconds: How long all batches since the last one that was chosen have taken.
     """
 
     def __init__(self, host: Host) -> None:
+        self.due = self.seconds = 0.0
         self._host = host
         self._hooks = HookClock()
         self._random = random.Random()
-        self._began = self._next = self._seconds = self._read_before = 0.0
+        self._read_before = 0.0
 
-    def begin(self) -> None:
-        """Begin a batch."""
-        now = self._began = perf_counter()
-        if now < self._next:
-            self._host.clock = None
-            return
+    def choose(self) -> None:
+        """Measure the calls of hooks in the batch that begins now."""
         self._host.clock, self._read_before = self._hooks, self._host.read_seconds
 
-    def end(self) -> Counter[str] | None:
-        """End a batch; return what was measured since the last one that was chosen, if this is."""
-        host, hooks, now = self._host, self._hooks, perf_counter()
-        seconds = now - self._began
-        self._seconds += seconds
-        if host.clock is None:
-            return None
-        found = Counter(
-            {
-                account(Spent(name, leaf), "timed"): round(1e6 * taken)
-                for (name, leaf), taken in hooks.seconds.items()
-            }
-        )
-        read = host.read_seconds - self._read_before
-        for name, taken in ((BATCHES, self._seconds), (CHOSEN, seconds - read)):
-            found[account(Spent(name), "timed")] = round(1e6 * taken)
-        found[account(Spent(READ), "timed")] = round(1e6 * host.read_seconds)
-        pause = hooks.calls * CALL_SECONDS / SHARE - seconds
-        self._next = now + pause * self._random.uniform(0.5, 1.5)
+    def take(self, now: float, seconds: float) -> Counter[str]:
+        """Return what was measured, as statistics, when a chosen batch has ended.
+
+        Args:
+            now: When it has ended.
+            seconds: How long it took.
+        """
+        host, hooks = self._host, self._hooks
+        times = {
+            Spent(BATCHES): self.seconds,
+            Spent(CHOSEN): seconds - (host.read_seconds - self._read_before),
+            Spent(READ): host.read_seconds,
+            **{Spent(name, leaf): taken for (name, leaf), taken in hooks.seconds.items()},
+        }
+        pause = max(0.0, hooks.calls * CALL_SECONDS / SHARE - seconds)
+        self.due = now + pause * self._random.uniform(0.5, 1.5)
         hooks.seconds.clear()
-        hooks.calls, self._seconds, host.read_seconds = 0, 0.0, 0.0
-        return found
+        hooks.calls, self.seconds, host.read_seconds, host.clock = 0, 0.0, 0.0, None
+        return Counter({account(spent, "timed"): round(1e6 * t) for spent, t in times.items()})

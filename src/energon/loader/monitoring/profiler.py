@@ -79,7 +79,7 @@ _FUNCTIONS = {
 }
 """What single functions mean: a batch is made, passed on, or there is no room for it."""
 _NO_CALL = (READ, TRANSFER, IDLE, OTHER, ELSEWHERE)
-"""What is no part of a call of a hook."""
+"""What happens outside of calls of hooks."""
 
 
 class Profiled(Protocol):
