@@ -61,4 +61,4 @@ class BatchClock:
         self.due = now + pause * self._random.uniform(0.5, 1.5)
         hooks.seconds.clear()
         hooks.calls, self.seconds, host.read_seconds, host.clock = 0, 0.0, 0.0, None
-        return Counter({account(spent, "timed"): round(1e6 * t) for spent, t in times.items()})
+        return Counter({account(spent, "timed"): round(1e6 * t) for spent, t in times.items() if t})
