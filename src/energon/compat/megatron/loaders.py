@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from energon.cache.pool import CachePool
+from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
 from energon.loader.pipeline import Pipeline
+from energon.stages.log_samples import keys_of
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ else:
         from torch.utils.data import DataLoader as _DataLoader
     except ImportError:
         _DataLoader = object
-
-_ids = itertools.count()
 
 
 class _LikeTorch(_DataLoader):
@@ -38,6 +38,7 @@ class _LikeTorch(_DataLoader):
     drop_last = False
     timeout = 0
     persistent_workers = True
+    _next_id = 0
     # The constructor of torch's class is never called, so none of its machinery runs.
     _DataLoader__initialized = False
 
@@ -59,12 +60,15 @@ class _LikeTorch(_DataLoader):
     @property
     def id(self) -> int:
         """A number that is unique among the loaders of this process."""
-        return self.__dict__.setdefault("_id", next(_ids))  # type: ignore[no-any-return]
+        if "_id" not in self.__dict__:
+            self.__dict__["_id"] = self.next_id()
+        return self.__dict__["_id"]  # type: ignore[no-any-return]
 
-    @staticmethod
-    def next_id() -> int:
-        """Return a new number for a loader of this process."""
-        return next(_ids)
+    @classmethod
+    def next_id(cls) -> int:
+        """Return a new number for a loader of this process, or for a loop over one."""
+        number, cls._next_id = cls._next_id, cls._next_id + 1
+        return number
 
 
 class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
@@ -110,6 +114,47 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         if cache_pool is not None:
             options = replace(options, cache_pool=cache_pool)
         super().__init__(dataset, worker_config=worker_config, options=options)
+        self._batches_logged = 0
+        if self._log is not None:
+            kind = "SavableLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
+            self._log({"t": f"{kind}.__init__", "config": self.dataset.config()})
+
+    @property
+    def _log(self) -> Callable[[dict[str, Any]], None] | None:
+        """Writes a line to the log of this process; None unless the configuration asks for it."""
+        config = self.worker_config
+        if not isinstance(config, LoggingConfig) or not config.should_log(1):
+            return None
+        return lambda line: config.worker_log(
+            {"t": line.pop("t"), "r": config.rank, "w": None, "id": self.id, **line}
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        return batches if self._log is None else self._logged(batches, self._log)
+
+    def _logged(
+        self, batches: Iterator[Any], log: Callable[[dict[str, Any]], None]
+    ) -> Iterator[Any]:
+        """Yield batches, and log when the loop begins and ends, and the keys of each batch."""
+        kind = "SavableDataLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
+        loop = self.next_id()
+        log({"t": f"{kind}.iter", "iter_id": loop})
+        try:
+            for number, batch in enumerate(batches):
+                keys = keys_of(batch)
+                line = {
+                    "t": f"{kind}.yield",
+                    "iter_id": loop,
+                    "idx": number if self.num_workers else self._batches_logged,
+                    "iter_idx": number,
+                    "global_idx": self._batches_logged,
+                }
+                log(line if keys is None else {**line, "keys": keys})
+                self._batches_logged += 1
+                yield batch
+        finally:
+            log({"t": f"{kind}.StopIteration", "iter_id": loop})
 
 
 class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):

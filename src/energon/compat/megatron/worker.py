@@ -188,13 +188,18 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         _activated.indices = tuple(before)
         return last
 
+    @property
+    def _own_log(self) -> int:
+        """The number of the file of this process: the one before those of its workers."""
+        return self.rank * (self.num_workers + 1)
+
     def worker_log(self, data: dict[str, Any]) -> None:
         """Write a line of JSON to the file of the current lane, or to the logger "energon"."""
         line = json.dumps(data)
         if self.worker_debug_path is None:
             logger.info("%s", line)
             return
-        number = 0 if active.lane is None else active.lane.number
+        number = active.lane.number if active.lane is not None else self._own_log
         path = Path(self.worker_debug_path.format(worker_id=number, pid=os.getpid()))
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as log:
