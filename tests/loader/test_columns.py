@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.loader.transport.columns import OUT_OF_BAND_BYTES, by_column, rebuild
-from energon.samples.crude import CrudeSample, basic_sample_keys, sources_of
+from energon.samples.crude import CrudeSample, SourceInfo, basic_sample_keys, sources_of
 from energon.samples.sample import TextSample
 
 values = st.one_of(
@@ -86,6 +86,22 @@ def test_sources_arrive_as_they_were(batch):
     (source,) = found[-1]["__sources__"]
     assert source.file_names == (f"{found[-1]['__key__']}.txt",)
     assert source.index == found[-1]["__restore_key__"][2]
+
+
+(KNOWN,) = cooked(1)[0]["__sources__"]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [None, (), (KNOWN, KNOWN), [KNOWN], (SourceInfo("ds", 0, None, ("a.txt",)),), ("text",), "t"],
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_sources_of_another_form_arrive_as_they_were(sources, count):
+    batch = cooked(count)
+    batch[-1]["__sources__"] = sources
+    found = send(batch)
+    assert found == batch
+    assert type(found[-1]["__sources__"]) is type(sources)
 
 
 def test_sources_that_follow_from_the_sample_take_no_room():
