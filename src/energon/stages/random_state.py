@@ -34,6 +34,8 @@ _is_worker_process = False
 class _Thread(threading.local):
     inside = False
     """Whether the thread is in a seeded block."""
+    marked: tuple[tuple[Any, ...], States] | None = None
+    """The marks and states that it has copied last."""
 
 
 _thread = _Thread()
@@ -200,11 +202,10 @@ def current_marks() -> tuple[Any, ...]:
 
 def _marked_states() -> tuple[tuple[Any, ...], States]:
     """Return the current marks and states; states are only copied after something has drawn."""
-    global _last_marked
-    marks = current_marks()
-    if _last_marked is None or _last_marked[0] != marks:
-        _last_marked = marks, current_states()
-    return _last_marked
+    marks, last = current_marks(), _thread.marked
+    if last is None or last[0] != marks:
+        last = _thread.marked = marks, current_states()
+    return last
 
 
 def current_states() -> States:
@@ -396,4 +397,3 @@ _numpy_kept: Any = None
 _python: Any = random.random.__self__  # type: ignore[attr-defined]
 _python_memory = _find_python_memory()
 _python_marks: Any = _python_memory and memoryview(_python_memory).cast("B")[:_MARK_BYTES].tobytes
-_last_marked: tuple[tuple[Any, ...], States] | None = None
