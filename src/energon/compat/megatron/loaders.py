@@ -117,7 +117,8 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         self._batches_logged = 0
         if self._log is not None:
             kind = "SavableLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
-            self._log({"t": f"{kind}.__init__", "config": self.dataset.config()})
+            described = dataset.config() if hasattr(dataset, "config") else None
+            self._log({"t": f"{kind}.__init__", "config": described})
 
     @property
     def _log(self) -> Callable[[dict[str, Any]], None] | None:
