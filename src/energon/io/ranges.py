@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from itertools import pairwise
 from typing import NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
@@ -101,7 +100,8 @@ class RemoteObject:
     def _open_copy(self) -> BlockFile | UncachedFile:
         key, size, version, _ = self.info
         # Without a version, a copy is of no use to anybody else.
-        return disk_cache().open(self.store, key, size=size, version=version or uuid4().hex)
+        version = version or os.urandom(16).hex()
+        return disk_cache().open(self.store, key, size=size, version=version)
 
 
 class Merged(NamedTuple):

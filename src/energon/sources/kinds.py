@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -167,6 +166,8 @@ class DatasetKind:
         """Raise ConfigError if a document sets anything under `read` that is not an option."""
         for name in leaf.read:
             if name not in self.options:
+                from difflib import get_close_matches
+
                 close = get_close_matches(str(name), self.options, 1)
                 known = f"its options are {', '.join(self.options)}" if self.options else "has none"
                 hint = f"did you mean {close[0]!r}?" if close else known
