@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 from energon.compat.megatron.datasets import others
 from energon.compat.megatron.datasets import webdataset as factories
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
-from energon.compat.megatron.datasets.webdataset import (
-    DecoderWebdatasetFactory,
-    StandardWebdatasetFactory,
-    WebdatasetFactory,
+from energon.compat.megatron.datasets.opening import (
     check_written,
     current_opening,
     defaults_of,
     opening_for,
+)
+from energon.compat.megatron.datasets.webdataset import (
+    DecoderWebdatasetFactory,
+    StandardWebdatasetFactory,
+    WebdatasetFactory,
 )
 from energon.compat.megatron.names import class_of
 from energon.errors import ConfigError, UnknownArgumentError

@@ -84,9 +84,10 @@ HOMES: dict[str, str] = {
     """,
     "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset IterMapDataset
-        LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
+        BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
+        MapDataset RepeatDataset ShuffleBufferDataset
     """,
+    "compat.megatron.wrappers.watching": "GcDataset LogSampleDataset WatchdogDataset",
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """

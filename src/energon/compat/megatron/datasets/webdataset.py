@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from typing import Any, Self
 
-from energon.compat.megatron.datasets.arguments import DatasetSubset, call_with, read_arguments
+from energon.compat.megatron.datasets.arguments import call_with, read_arguments
 from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
+from energon.compat.megatron.datasets.opening import (
+    check_written,
+    current_opening,
+    defaults_of,
+    opening_for,
+    subset_ranges,
+)
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
-from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Subset
 from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import PartFilter
@@ -34,9 +37,6 @@ from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
-
-_opening: ContextVar[DatasetOpening | None] = ContextVar("opening", default=None)
-"""The dataset of a document that a factory is opening; None if a program calls the factory."""
 
 
 class WebdatasetFactory(PreparesShards, LeafDataset):
@@ -86,12 +86,12 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
     ) -> None:
         if isinstance(part_filter, str):
             raise ConfigError(f"part_filter={part_filter!r}: expected a list of part names")
-        opening = _opening.get()
+        opening = current_opening()
         self.source = WebdatasetSource(
             path,
             split_part=split_part,
             split_config=split_config or "split.yaml",
-            subsets=_subsets(subset),
+            subsets=subset_ranges(subset),
             exclude=() if opening is None else opening.exclude,
             parts=PartFilter(part_filter) if callable(part_filter) else part_filter,
             pool=None if opening is None else opening.pool,
@@ -193,7 +193,9 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             "shuffle_over_epochs": self.shuffle_over_epochs,
             "parallel_shard_iters": self.parallel_shard_iters,
             "max_samples_per_sequence": self.max_samples_per_sequence,
-            "subset": None if self.subset is None else [list(s) for s in _subsets(self.subset)],
+            "subset": None
+            if self.subset is None
+            else [list(s) for s in subset_ranges(self.subset)],
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -354,79 +356,13 @@ class CrudeWebdataset(DecoderWebdatasetFactory):
         super().__init__(path, **settings)
 
 
-@contextmanager
-def opening_for(opening: DatasetOpening) -> Iterator[None]:
-    """Set the dataset of a document that factories called in the block are opening."""
-    token = _opening.set(opening)
-    try:
-        yield
-    finally:
-        _opening.reset(token)
-
-
-def current_opening() -> DatasetOpening | None:
-    """Return the dataset of a document that is being opened; None outside of one."""
-    return _opening.get()
-
-
-def defaults_of(opening: DatasetOpening) -> dict[str, Any]:
-    """Return the arguments of a factory that do not come from the document."""
-    leaf, call = opening.leaf, opening.call
-    worker_config = call.worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
-    defaults = {
-        "path": EPath(leaf.path),
-        "split_part": leaf.split_part,
-        "split_config": leaf.split_config,
-        "training": call.training,
-        "worker_config": worker_config,
-        "decoder": SampleDecoder(),
-        **call.settings,
-    }
-    if leaf.subsets:
-        defaults["subset"] = DatasetSubset(subsets=leaf.subsets)
-    return defaults
-
-
-def check_written(written: Mapping[str, Any], opening: DatasetOpening) -> dict[str, Any]:
-    """Return the arguments that a document has for a factory.
-
-    Raises:
-        ConfigError: If it sets arguments that only the program may set.
-    """
-    for key in _OF_CALLS:
-        if key in written:
-            raise ConfigError(
-                f"{opening.config.origin}: a dataset.yaml cannot set {key!r}; the program that "
-                "opens the dataset does. Remove it"
-            )
-    found = dict(written)
-    if "subset" in found:
-        inner = _subsets(found["subset"])
-        found["subset"] = DatasetSubset(subsets=(*inner, *opening.leaf.subsets))
-    return found
-
-
-_OF_CALLS = ("path", "worker_config", "training")
-
-
-def _subsets(given: Any) -> tuple[Subset, ...]:
-    """Return ranges of samples, the innermost first."""
-    if given is None:
-        return ()
-    if isinstance(given, DatasetSubset):
-        return given.subsets
-    if isinstance(given, Mapping):
-        return (tuple(given["range"]),)
-    return (tuple(given),)
-
-
 def _code(path: str | os.PathLike[str], key: str, given: Any) -> Any:
     """Return a function, loaded from a file next to the dataset if given by name."""
     if not isinstance(given, str):
         return given
     if not (".py" in given or ":" in given):
         raise ConfigError(f"{key} {given!r}: expected a list of part names, or FILE.py:FUNCTION")
-    opening = _opening.get()
+    opening = current_opening()
     config = DatasetConfig(origin=f"{os.fspath(path)}/.nv-meta/dataset.yaml")
     allow = () if opening is None else opening.allow
     return find_code(config, os.fspath(path), key, given, allow)

@@ -15,15 +15,13 @@ from energon.compat.megatron.wrappers.streams import (
     ConcatDataset,
     EpochizeDataset,
     FilterDataset,
-    GcDataset,
     IterMapDataset,
     LimitDataset,
-    LogSampleDataset,
     MapDataset,
     RepeatDataset,
     ShuffleBufferDataset,
-    WatchdogDataset,
 )
+from energon.compat.megatron.wrappers.watching import GcDataset, LogSampleDataset, WatchdogDataset
 
 __all__ = [
     "BatchDataset",
