@@ -87,7 +87,7 @@ HOMES: dict[str, str] = {
         BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
         MapDataset RepeatDataset ShuffleBufferDataset
     """,
-    "compat.megatron.wrappers.watching": "GcDataset LogSampleDataset WatchdogDataset",
+    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """

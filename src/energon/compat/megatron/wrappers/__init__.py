@@ -10,6 +10,7 @@ from energon.compat.megatron.wrappers.batches import (
     MixBatchDataset,
     PackingDataset,
 )
+from energon.compat.megatron.wrappers.monitoring import GcDataset, LogSampleDataset, WatchdogDataset
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
@@ -21,7 +22,6 @@ from energon.compat.megatron.wrappers.streams import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energon.compat.megatron.wrappers.watching import GcDataset, LogSampleDataset, WatchdogDataset
 
 __all__ = [
     "BatchDataset",
