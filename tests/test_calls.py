@@ -69,8 +69,9 @@ def batches_of(root, encoder, **settings):
 
 @pytest.fixture(autouse=True)
 def no_measured_hooks(monkeypatch):
-    """Measure hooks in the first batch only: tracing makes batches slow, so more are chosen."""
+    """Measure hooks in the first batch only: tracing makes batches slow, so more are measured."""
     monkeypatch.setattr("energon.loader.monitoring.batch_clock.SHARE", 1e-9)
+    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 0)
 
 
 PATHS = [

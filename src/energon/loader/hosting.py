@@ -132,6 +132,7 @@ class LaneHost:
         pool: The pool that hooks get, if any.
         watch: Notified of every step, if given.
         trace: Notified when batches begin and end, if given.
+        is_inline: Whether the trainer makes batches itself, and measures how long that takes.
     """
 
     def __init__(
@@ -143,8 +144,10 @@ class LaneHost:
         pool: CachePool | None = None,
         watch: HostWatch | None = None,
         trace: HostTrace | None = None,
+        is_inline: bool = False,
     ) -> None:
         self.pipeline = pipeline
+        self._is_inline = is_inline
         self._pool = pool
         self._positions = positions
         self._lanes = lanes
@@ -169,6 +172,10 @@ class LaneHost:
         opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
         return None if opened is None else opened.lane.current
 
+    def earn(self, seconds: float) -> None:
+        """Let hooks be measured for some more time."""
+        self._clock.earn(seconds)
+
     def __iter__(self) -> LaneHost:
         return self
 
@@ -179,9 +186,10 @@ class LaneHost:
         if not self.thread:
             self._profiler.add(self)
         self.thread = get_ident()
-        clock, began = self._clock, perf_counter()
-        if began >= clock.due:
-            clock.choose()
+        clock = self._clock
+        if clock.is_due:
+            clock.begin()
+        began = 0.0 if self._is_inline else perf_counter()
         if self._watch is not None:
             self._watch.enter(lane)
         if self._trace is not None:
@@ -205,9 +213,10 @@ class LaneHost:
             self._watch.leave()
         if self._trace is not None:
             self._trace.end(lane)
-        clock.seconds += (now := perf_counter()) - began
+        if not self._is_inline:
+            clock.seconds += perf_counter() - began
         if self._host.clock is not None:
-            opened.lane.counts.update(clock.take(now, now - began))
+            opened.lane.counts.update(clock.end())
         if self.spent:
             spent, self.spent = self.spent, Counter()
             opened.lane.counts.update(dict(spent))

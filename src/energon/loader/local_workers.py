@@ -199,7 +199,9 @@ class InlineWorker:
         """Begin to host these lanes."""
         self._thread = threading.get_native_id()
         pool = self._options.cache_pool
-        self._host = LaneHost(self._pipeline, positions, lanes=lanes, pool=pool, trace=self._trace)
+        self._host = LaneHost(
+            self._pipeline, positions, lanes=lanes, pool=pool, trace=self._trace, is_inline=True
+        )
 
     def take(self) -> Event:
         """Make the next event."""

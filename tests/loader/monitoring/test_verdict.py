@@ -308,11 +308,11 @@ def test_rare_samples_that_take_very_long(root, workers, kind):
     seconds = encoder.seconds
     found = re.search(r"1 sample in (\d+) takes ([\d.]+) s in encode_sample of 'coco/tr", verdict)
     assert found, verdict
-    assert 25 <= int(found[1]) <= 125  # 60, give or take a call of the few
+    assert 15 <= int(found[1]) <= 125  # 60, give or take a few calls
     assert 0.5 * seconds <= float(found[2]) <= 3 * seconds  # others may take the CPU from looks
     assert "skip such samples, or limit their time" in verdict
     about = run["stages"]["encode_sample"]["datasets"]["coco/train"]
-    assert 0 < about["slow_calls"] <= 6
+    assert 0 < about["slow_calls"] <= 15  # a busy machine makes others slow, too
     assert about["slow_seconds"] == pytest.approx(about["seconds"], rel=0.5)
 
 

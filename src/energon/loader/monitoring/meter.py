@@ -183,14 +183,15 @@ def _divided(
         known: The sum.
     """
     measured = {spent: each.timed for spent, each in times.items() if each.timed}
-    batches, chosen = measured.pop(Spent(BATCHES), 0.0), measured.pop(Spent(CHOSEN), 0.0)
-    if batches <= 0 or chosen <= 0:
+    measured.pop(Spent(BATCHES), None)
+    chosen = measured.pop(Spent(CHOSEN), 0.0)
+    if known <= 0 or chosen <= 0:
         return _scaled(seen, known, Spent(OTHER))
-    read = min(batches, measured.pop(Spent(READ), 0.0))
-    factor = (batches - read) / chosen
+    read = min(known, measured.pop(Spent(READ), 0.0))
+    factor = (known - read) / chosen
     parts = {Spent(hook, leaf): factor * taken for (hook, leaf, _), taken in measured.items()}
     parts[Spent(READ)] = read
-    parts[Spent(OTHER)] = max(0.0, batches - sum(parts.values()))
+    parts[Spent(OTHER)] = max(0.0, known - sum(parts.values()))
     looks: dict[Spent, dict[Spent, float]] = {}
     for spent, found in seen.items():
         part = Spent(spent.within, -1 if spent.within == READ else spent.leaf)

@@ -95,6 +95,9 @@ class Profiled(Protocol):
     def current(self) -> CurrentItem | None:
         """What it works on; None if that is not known."""
 
+    def earn(self, seconds: float) -> None:
+        """Let it measure its hooks for some more time, see `batch_clock.py`."""
+
 
 class _Look(NamedTuple):
     """What a look has found: a host, what it does, and for which call of a hook."""
@@ -201,6 +204,7 @@ class Profiler:
             waited_for_gil = late - (self._queued - before) > GIL_SECONDS
         for host, spent, call in found:
             host.spent[account(spent)] += microseconds
+            host.earn(microseconds / 1e6)
             if waited_for_gil and spent.stage != ELSEWHERE:
                 host.spent[account(Spent(GIL))] += microseconds
             self._note_call(host, spent, call, microseconds, now)
