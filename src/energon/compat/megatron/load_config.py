@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from energon.compat.megatron.datasets import others
 from energon.compat.megatron.datasets import webdataset as factories
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
-from energon.compat.megatron.datasets.opening import (
+from energon.compat.megatron.datasets.document import (
     check_written,
     current_opening,
     defaults_of,

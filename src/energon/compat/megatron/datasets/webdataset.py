@@ -13,14 +13,14 @@ from functools import cached_property, partial
 from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import call_with, read_arguments
-from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
-from energon.compat.megatron.datasets.opening import (
+from energon.compat.megatron.datasets.document import (
     check_written,
     current_opening,
     defaults_of,
     opening_for,
     subset_ranges,
 )
+from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
