@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -60,6 +60,7 @@ FORCED_BY_MEGATRON = {
     "BasicDataLoader",
     "BatchDataset",
     "DefaultTaskEncoder",
+    "EPath",
     "FileCacheLazy",
     "FileStoreCachePool",
     "MapDataset",
@@ -130,6 +131,46 @@ def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them()
         if name in core and len(places) > len(core[name])
     }
     assert twice <= FORCED_BY_MEGATRON, twice - FORCED_BY_MEGATRON
+
+
+CALLED_BY_OTHERS = {
+    "cli/command_group.py": {"format_commands", "list_commands", "shell_complete"},
+    "cli/mount_fuse.py": {"opendir", "readdir_with_offset", "releasedir", "statfs"},
+    "decode/arrays.py": {"find_class", "persistent_load"},
+    "io/backends/object_backend.py": {"http_open", "https_open"},
+    "io/range_file.py": {"readall", "readinto"},
+    "loader/transport/reports.py": {"emit"},
+    "prepare/processes.py": {"_launch"},
+}
+"""Methods of click, fuse, pickle, urllib, io, logging and multiprocessing."""
+FOR_TESTS = {"io/files.py": {"forget_stores"}, "testing.py": {"check_resume"}}
+
+
+READS_STREAMS = {"formats/tar/stream.py": {"StreamReader", "next_block"}}
+"""The only tar parser has a mode for streams, which only the fluid interface reads."""
+
+
+def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
+    """Each function, method and class is used in the core, or in a page or program of ours."""
+    defined, used = defaultdict(set), Counter()
+    for path, text in modules():
+        if not path.startswith(("compat/", "webdataset/")):
+            code = re.sub(r'"""[\s\S]*?"""|#.*', "", text)
+            used.update(re.findall(r"\w+", code))
+            for name in re.findall(r"^ *(?:def|class) (\w+)", code, re.M):
+                used[name] -= 1
+                defined[name].add(path)
+    repository = ROOT.parents[1]
+    pages = [*repository.glob("docs/*.md"), *repository.glob("examples/**/*.py")]
+    pages += [repository / "README.md", *ROOT.glob("viewer/templates/*")]
+    for page in pages:
+        used.update(re.findall(r"\w+", page.read_text()))
+    unused = defaultdict(set)
+    for name, paths in defined.items():
+        if not (used[name] > 0 or name.startswith("__") or name.endswith("_command")):
+            for path in paths:
+                unused[path].add(name)
+    assert unused == {**CALLED_BY_OTHERS, **FOR_TESTS, **READS_STREAMS}
 
 
 def test_files_are_named_by_what_they_hold():

@@ -130,19 +130,23 @@ class SampleError(EnergonError, ValueError):
     """A hook or a decoder failed on a sample."""
 
     @classmethod
-    def from_sample_key(cls, sample_key: object) -> Self:
-        """Return the error that says that the sample of this key failed."""
-        return cls(f"sample {sample_key!r} failed")
+    def from_sample_key(cls, sample_key: object, message: str = "") -> Self:
+        """Return the error that says that the sample of this key failed, and why."""
+        return cls(f"sample {sample_key!r:.80} failed" + (f": {message}" if message else ""))
 
     @classmethod
     def from_sample(cls, sample: object, message: str = "") -> Self:
-        """Return the error that says that `sample` failed, by its key, and why."""
+        """Return the error that says that `sample` failed, by its key if it has one, and why.
+
+        Example:
+            >>> SampleError.from_sample({"__key__": "a_00350"}, "no caption")
+            SampleError("sample 'a_00350' failed: no caption")
+        """
         if isinstance(sample, dict):
             key = sample.get("__key__")
         else:
             key = getattr(sample, "__key__", None)
-        found = repr(sample)[:80] if key is None else repr(key)
-        return cls(f"sample {found} failed" + (f": {message}" if message else ""))
+        return cls.from_sample_key(sample if key is None else key, message)
 
 
 class DecodeError(SampleError):

@@ -141,15 +141,6 @@ def test_a_difference_is_named_unless_it_is_let_through(caplog):
     assert "batch_size: saved 4, now 8" in caplog.text
 
 
-def test_former_names_do_the_same():
-    (loader,) = loaders(1, lanes=2)
-    take([loader], 3)
-    (resumed,) = loaders(1)
-    resumed.restore_state(loader.save_state(0))
-    assert take([resumed], 2) == [(1, 1), (0, 2)]
-    assert loader.save_state_global(dst_rank=0) == loader.save_state_global(0)
-
-
 def test_progress_in_the_epoch_survives_another_world_size():
     ranks = loaders(2, lanes=4, virtual_epoch_length=6)
     take(ranks, 8)

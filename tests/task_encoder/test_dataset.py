@@ -144,11 +144,6 @@ def test_the_length_of_a_virtual_epoch_is_what_was_asked_for(root):
 def test_the_length_of_endless_data_is_that_of_one_pass(root):
     assert len(train(root, batch_size=3)) == 7
     assert len(train(root, batch_size=3, batch_drop_last=True)) == 6
-    of_three = train(root, batch_size=3, worker_config=config(num_workers=3))
-    assert of_three.len_rank() == 7
-    assert [of_three.len_worker(worker) for worker in range(3)] == [3, 2, 2]
-    assert of_three.can_restore_sample()
-    assert of_three.worker_has_samples()
     half = config(rank=1, world_size=2)
     assert len(train(root, batch_size=3, worker_config=half)) == 4
     assert len(train(root, batch_size=None)) == 20

@@ -15,7 +15,6 @@ from energon import (
     SkipSample,
     TaskEncoder,
     TextSample,
-    batch_list,
     edataclass,
     stateless,
 )
@@ -447,19 +446,6 @@ def test_types_may_follow_one_another(captions):
     encoder = DefaultTaskEncoder(encoded_sample_type=Pair, raw_batch_type=dict, batch_type=Small)
     batches, _ = one_lane(val(captions, encoder))
     assert batches[0] == Small([f"caption {n}" for n in range(4)])
-
-
-def test_fields_are_batched_by_the_actions_for_them(captions):
-    class Encoder(DefaultTaskEncoder):
-        def batch(self, samples):
-            return self._batch(
-                samples, dict, actions={"caption": " ".join}, default_action=batch_list
-            )
-
-    batches, _ = one_lane(val(captions, Encoder(), batch_size=2))
-    assert batches[1]["caption"] == "caption 2 caption 3"
-    assert batches[1]["__key__"] == ["s2", "s3"]
-    assert [image.shape for image in batches[1]["image"]] == [(3, 8, 12)] * 2
 
 
 def test_samples_without_fields_are_batched_as_they_are():

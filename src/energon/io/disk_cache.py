@@ -180,10 +180,6 @@ class DiskCache:
         for each in (path, *(Path(f"{path}{ending}") for ending in _BESIDE)):
             each.unlink(missing_ok=True)
 
-    def used_bytes(self) -> int:
-        """Return the disk space of all entries."""
-        return sum(entry.size for entry in self._entries())
-
     def trim(self) -> None:
         """Delete the least recently used entries until the rest is within the limit."""
         with locked(self.folder / "trim.lock"):

@@ -147,11 +147,6 @@ class EPath:
         return self._address
 
     @property
-    def display_name(self) -> str:
-        """The last part of the path."""
-        return self.name
-
-    @property
     def name(self) -> str:
         """The last part of the path."""
         return address_name(self._address)
@@ -164,7 +159,7 @@ class EPath:
     @property
     def parent(self) -> EPath:
         """The folder that contains it."""
-        return EPath(parent_address(self._address))
+        return type(self)(parent_address(self._address))
 
     @property
     def profile(self) -> str:
@@ -186,7 +181,7 @@ class EPath:
         return Path(local_path(self._address))
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
-        return EPath(join_address(self._address, os.fspath(other)))
+        return type(self)(join_address(self._address, os.fspath(other)))
 
     def with_suffix(self, suffix: str) -> EPath:
         """Return the path with another last suffix; none if `suffix` is empty."""
@@ -329,7 +324,7 @@ class EPath:
         return hash(self._address)
 
     def __reduce__(self) -> tuple[type[EPath], tuple[str]]:
-        return EPath, (self._address,)
+        return type(self), (self._address,)
 
     def _parts(self) -> tuple[str, str]:
         if self.is_local():

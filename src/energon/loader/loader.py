@@ -241,10 +241,6 @@ class BasicDataLoader:
             counts={name: n for name, n in self.stats().items() if isinstance(n, int)},
         )
 
-    def can_restore_sample(self) -> bool:
-        """Return whether the pipeline supports `restore_sample`."""
-        return isinstance(self.dataset, RestoresSamples)
-
     def restore_sample(self, restore_key: Any) -> Any:
         """Recreate a batch, or a sample within one, in this process.
 

@@ -98,19 +98,15 @@ class SavableDataLoader(BasicDataLoader):
         else:
             self._restore(_merged(state, strict), strict, relane)
 
-    def save_state_global(
-        self, global_dst_rank: int = 0, *, dst_rank: int | None = None
-    ) -> State | None:
+    def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """Return the positions of the lanes of all ranks, or None if this is not `global_dst_rank`.
 
         All ranks of the data-parallel group must call this after the same number of steps.
 
         Args:
             global_dst_rank: Which process gets the state, numbered within the whole job.
-            dst_rank: Alias of `global_dst_rank`.
         """
-        target = global_dst_rank if dst_rank is None else dst_rank
-        states = gather_states(self.save_state_rank(), self.worker_config, dst_rank=target)
+        states = gather_states(self.save_state_rank(), self.worker_config, dst_rank=global_dst_rank)
         return None if states is None else merge_saved(states)
 
     def restore_state_global(
@@ -151,20 +147,6 @@ class SavableDataLoader(BasicDataLoader):
                 src_rank=src_rank,
             )
         self._restore(merged, strict, relane)
-
-    def save_state(self, dst_rank: int = 0) -> State | None:
-        """Do what `save_state_global` does, under its former name."""
-        return self.save_state_global(dst_rank)
-
-    def restore_state(
-        self,
-        state: State | Sequence[State],
-        *,
-        strict: bool | Collection[str] = True,
-        relane: bool = False,
-    ) -> None:
-        """Do what `restore_state_global` does, under its former name."""
-        self.restore_state_global(state, strict=strict, relane=relane)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of `save_state_rank` as a flat dict of plain data.

@@ -214,23 +214,6 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         of_a_rank = (self.batch_size or 1) * config.world_size
         return samples // of_a_rank if self.batch_drop_last else -(-samples // of_a_rank)
 
-    def len_rank(self) -> int:
-        """Return how many batches this rank delivers in an epoch."""
-        return len(self)
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        """Return how many batches each worker makes per epoch, or one of them, rounded up."""
-        workers = max(1, self.worker_config.num_workers)
-        return len(range(worker_idx or 0, len(self), workers))
-
-    def worker_has_samples(self) -> bool:
-        """Return True: a dataset without samples cannot be opened."""
-        return True
-
-    def can_restore_sample(self) -> bool:
-        """Return whether `restore_sample` is supported."""
-        return True
-
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
         lane.seed = self.plan.seed

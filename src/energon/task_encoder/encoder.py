@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
-from energon.samples.collate import collate_samples, field_names, generic_batch
+from energon.samples.collate import collate_samples, field_names
 from energon.stages.hook import DEFAULT_TOLERANCE
 from energon.stages.lane import active_batch_number, active_generator, active_sample_number
 from energon.task_encoder.cooker import Cooker, is_generator_function
@@ -126,7 +126,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Combine samples into a batch. May be a generator."""
-        return self._batch(samples)  # type: ignore[no-any-return]
+        return collate_samples(samples)  # type: ignore[no-any-return]
 
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
         """Return a batch as the training step needs it. May be a generator."""
@@ -189,7 +189,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def _hook_method(self, name: str) -> HookMethod:
         """Return the hook of this name, and how it runs."""
         method, overridden = getattr(self, name), overrides(self, name)
-        collates = name == "batch" and not overridden and not overrides(self, "_batch")
+        collates = name == "batch" and not overridden
         spaces = (vars(self), *map(vars, type(self).__mro__))
         return HookMethod(
             function=collate_samples if collates else method,
@@ -197,16 +197,6 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             overridden=overridden,
             may_yield=any(is_generator_function(space[name]) for space in spaces if name in space),
         )
-
-    def _batch(
-        self,
-        samples: Sequence[Any],
-        result_type: type | None = None,
-        actions: dict[str, Callable[[list[Any]], Any]] | None = None,
-        default_action: Callable[[list[Any]], Any] = generic_batch,
-    ) -> Any:
-        """Collate `samples`, see `collate_samples`."""
-        return collate_samples(samples, result_type, actions, default_action)
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -254,7 +244,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Collate `samples` to a `raw_batch_type`."""
-        return self._batch(samples, self._raw_batch_type)  # type: ignore[no-any-return]
+        return collate_samples(samples, self._raw_batch_type)  # type: ignore[no-any-return]
 
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
         """Convert `batch` to `batch_type`."""

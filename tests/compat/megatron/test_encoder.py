@@ -578,3 +578,15 @@ def test_samples_are_made_again_by_the_functions_of_their_own_branch(blend):
             assert batches.restore_sample(batch["__restore_key__"]) == batch
             texts, keys = batch["texts"], batch["keys"]
             assert [text[0] for text in texts] == [key[0] for key in keys]
+
+
+def test_a_batch_hook_counts_as_overridden_only_where_a_program_has_its_own():
+    class Collates(DefaultTaskEncoder):
+        def _batch(self, samples, *arguments):
+            return len(samples)
+
+    assert not DefaultTaskEncoder()._hook_method("batch").overridden
+    assert DefaultTaskEncoder(raw_batch_type=dict)._hook_method("batch").overridden
+    own = Collates()._hook_method("batch")
+    assert own.overridden
+    assert own.function(["a", "b"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import pickle
 import random
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import energon
 import megatron.energon
 import megatron.energon.dataset_config as dataset_config
 from megatron.energon import (
@@ -574,3 +576,11 @@ def test_smaller_batches_continue_with_the_samples_of_each_global_batch(root):
     for each, state in zip(smaller, states, strict=True):
         each.restore_state_rank(state)
     assert global_batches(smaller, 1) == global_batches(first, 2)
+
+
+def test_paths_stay_those_of_programs_from_step_to_step():
+    path = EPath("s3://bucket/coco") / "shards" / "a.tar"
+    assert [path.display_name, path.parent.display_name] == ["a.tar", "shards"]
+    assert pickle.loads(pickle.dumps(path)).display_name == "a.tar"
+    assert path == energon.EPath("s3://bucket/coco/shards/a.tar")
+    assert isinstance(energon.EPath("coco"), EPath)

@@ -121,6 +121,24 @@ def config(num_workers=0):
     return WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
 
 
+def test_batches_and_pipelines_answer_what_programs_ask(root):
+    dataset = get_train_dataset(
+        root, worker_config=config(3), batch_size=7, task_encoder=OwnBatches()
+    )
+    assert dataset.len_rank() == len(dataset) == 9
+    assert [dataset.len_worker(worker) for worker in range(3)] == [3, 3, 3]
+    assert dataset.can_restore_sample()
+    assert dataset.worker_has_samples()
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        assert next(batches)["txt"] == 7
+        state = loader.save_state(0)
+        expected = [next(batches)["__key__"] for _ in range(4)]
+    with get_savable_loader(dataset) as resumed:
+        resumed.restore_state(state)
+        assert [batch["__key__"] for batch in islice(resumed, 4)] == expected
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_program_that_trains_and_saves_its_loader(root, num_workers):
     def loader():

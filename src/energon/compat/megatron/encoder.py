@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from energon.compat.megatron.pipeline import (
     LoadedDataset,
+    as_planned,
     batched,
     blended,
     building,
@@ -39,6 +40,7 @@ from energon.compat.megatron.wrappers import (
 )
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode
+from energon.samples.collate import collate_samples, generic_batch
 from energon.stages.base import Dataset
 from energon.task_encoder import encoder as core
 from energon.task_encoder.cooker import is_generator_function
@@ -63,16 +65,44 @@ BUILDERS = (
 )
 
 
+_BATCH = ("batch", "_batch")
+
+
 class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """The hooks of `energon.TaskEncoder`, and the builders that compose their stages.
 
     Override `build_train_datasets` and `build_val_datasets`, or the methods that they call.
     """
 
+    _raw_batch_type: type | None = None
+
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Combine samples into a batch with `_batch`."""
+        return self._batch(samples, self._raw_batch_type)  # type: ignore[no-any-return]
+
+    def _batch(
+        self,
+        samples: Sequence[Any],
+        result_type: type | None = None,
+        actions: dict[str, Callable[[list[Any]], Any]] | None = None,
+        default_action: Callable[[list[Any]], Any] = generic_batch,
+    ) -> Any:
+        """Collate `samples`, see `collate_samples`."""
+        return collate_samples(samples, result_type, actions, default_action)
+
+    def _hook_method(self, name: str) -> HookMethod:
+        found = super()._hook_method(name)
+        if name != "batch" or self._raw_batch_type is not None:
+            return found
+        hooks = {each: getattr(getattr(self, each), "__func__", None) for each in _BATCH}
+        if any(hook is not getattr(TaskEncoder, each) for each, hook in hooks.items()):
+            return found
+        return replace(found, function=collate_samples, overridden=False)
+
     def assemble(self, recipe: Recipe) -> Any:
         builds = any(getattr(leaf.dataset, "builds_itself", False) for leaf in recipe.opened)
         if not builds and not any(_overrides(self, name) for name in BUILDERS):
-            return super().assemble(recipe)
+            return as_planned(super().assemble(recipe))
         token = building.set(recipe)
         try:
             return _build(self, recipe)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from energon.arguments import ELSEWHERE
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.load_config import GetterCall
+from energon.compat.megatron.pipeline import as_planned
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, UnknownArgumentError
 from energon.metadataset.leaf import LeafList
@@ -53,7 +54,7 @@ def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
     resolved, opened = call.open()
     settings = call.settings(TrainSettings)
     recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
-    return call.encoder.assemble(recipe)
+    return as_planned(call.encoder.assemble(recipe))
 
 
 def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
@@ -170,7 +171,7 @@ class _Call:
         """Return the validation pipeline over `opened`."""
         settings = self.settings(ValidationSettings)
         recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
-        return self.encoder.assemble(recipe)
+        return as_planned(self.encoder.assemble(recipe))
 
 
 def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:

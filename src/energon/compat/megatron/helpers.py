@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
+from energon.compat.megatron.epath import EPath
 from energon.decode.av_container import EXTENSIONS, check_av_spec, decode_av
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
-from energon.io.epath import EPath
 from energon.io.files import read_text
 from energon.samples.crude import carries_key, get_source_info, stamp
 from energon.stages.failures import describe_sources, log_exception
@@ -37,9 +37,6 @@ ImageDecoderType = Literal[
     "pill", "pil", "pilrgb", "pilrgba",
 ]  # fmt: skip
 """What images may become."""
-
-NVDATASET_CACHE_DIR: EPath | Path | None = None
-"""May be set by programs, and has no effect: docs/storage.md says where energon keeps files."""
 
 
 def load_yaml(stream: bytes | str | IO[Any]) -> Any:

@@ -205,7 +205,7 @@ class JsonParser:
             names = {member.name.lower(): member for member in kind}
             if isinstance(raw, str) and raw.lower() in names:
                 return names[raw.lower()]
-        elif isinstance(raw, str) and kind in (EPath, Path):
+        elif isinstance(raw, str) and issubclass(kind, EPath | Path):
             return kind(raw)
         elif isinstance(raw, Mapping) and (allow_imports or "__class__" not in raw):
             return self.raw_to_instance(raw, kind)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.epath import EPath
 from energon.compat.megatron.load_config import GetterCall
 from energon.compat.megatron.pipeline import LoadedDataset
 from energon.errors import ConfigError
-from energon.io.epath import EPath
 from energon.metadataset import resolve as core
 from energon.metadataset.leaf import (
     BlendMode,

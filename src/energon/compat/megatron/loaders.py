@@ -14,7 +14,7 @@ from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
-from energon.loader.pipeline import Pipeline
+from energon.loader.pipeline import Pipeline, RestoresSamples
 from energon.stages.log_samples import keys_of
 from energon.worker import WorkerConfig
 
@@ -157,6 +157,10 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         finally:
             log({"t": f"{kind}.StopIteration", "iter_id": loop})
 
+    def can_restore_sample(self) -> bool:
+        """Return whether the pipeline supports `restore_sample`."""
+        return isinstance(self.dataset, RestoresSamples)
+
 
 class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
     """A `BasicDataLoader` with a state, see `energon.SavableDataLoader`.
@@ -203,6 +207,14 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
         if state is not None or arguments.get("src_rank") is not None:
             arguments.setdefault("strict", self._strict(state))
             super().restore_state_global(state, **arguments)
+
+    def save_state(self, dst_rank: int = 0) -> Any:
+        """Do what `save_state_global` does, under its former name."""
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: Any, **arguments: Any) -> None:
+        """Do what `restore_state_global` does, under its former name."""
+        self.restore_state_global(state, **arguments)
 
     def _strict(self, state: Any) -> bool | list[str]:
         """Return what may differ: the batch size, if the current one divides the saved one."""

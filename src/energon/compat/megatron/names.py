@@ -48,10 +48,11 @@ HOMES: dict[str, str] = {
     "compat.megatron.getters": """
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
+    "compat.megatron.epath": "EPath NVDATASET_CACHE_DIR",
     "compat.megatron.helpers": """
         AVDecoderType AVWebdatasetDecoder ErrorContext INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
         INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME ModuleLoader
-        NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
+        SPLIT_YAML_FILENAME add_sample_restore_key collapse
         format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
         get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
         set_sample_restore_key warn_deprecated
@@ -98,7 +99,7 @@ HOMES: dict[str, str] = {
         AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
         serialize_media_metadata
     """,
-    "io.epath": "DEFAULT_PROFILE_NAME EPath",
+    "io.epath": "DEFAULT_PROFILE_NAME",
     "metadataset.leaf": "DatasetBlendMode=BlendMode TraversedDatasetReference",
     "samples.collate": """
         batch_list batch_pad_stack batch_stack concat_pad generic_batch generic_concat

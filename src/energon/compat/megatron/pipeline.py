@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, SampleDataset
@@ -144,6 +144,38 @@ def item_hooks(loaded: Sequence[Any]) -> list[tuple[Hook, ...]] | None:
     return found
 
 
+@dataclass(frozen=True, repr=False)
+class PlannedDataset(SavableDataset):
+    """The pipeline of a recipe, with what programs ask their datasets."""
+
+    @classmethod
+    def of(cls, dataset: SavableDataset) -> PlannedDataset:
+        """Return `dataset` as one."""
+        return cls(**{each.name: getattr(dataset, each.name) for each in fields(dataset)})
+
+    def len_rank(self) -> int:
+        """Return how many batches this rank delivers in an epoch."""
+        return len(self)
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        """Return how many batches each worker makes per epoch, or one of them, rounded up."""
+        workers = max(1, self.worker_config.num_workers)
+        return len(range(worker_idx or 0, len(self), workers))
+
+    def worker_has_samples(self) -> bool:
+        """Return True: a dataset without samples cannot be opened."""
+        return True
+
+    def can_restore_sample(self) -> bool:
+        """Return whether `restore_sample` is supported."""
+        return True
+
+
+def as_planned(pipeline: Any) -> Any:
+    """Return what an encoder assembled, as a `PlannedDataset` if it is the recipe's own."""
+    return PlannedDataset.of(pipeline) if type(pipeline) is SavableDataset else pipeline
+
+
 def planned(recipe: Recipe, hooks: Sequence[tuple[Hook, ...]]) -> Any:
     """Return the pipeline of a recipe, built by the builders of its encoder.
 
@@ -154,12 +186,12 @@ def planned(recipe: Recipe, hooks: Sequence[tuple[Hook, ...]]) -> Any:
     token = building.set(recipe)
     try:
         stage = then(recipe.samples(), tuple(hooks))
-        samples = replace(recipe.savable(stage), stage=stage)
+        samples = PlannedDataset.of(replace(recipe.savable(stage), stage=stage))
         pipeline = batched(recipe.encoder, samples, recipe)
     finally:
         building.reset(token)
     if isinstance(pipeline, SavableDataset):
-        return recipe.savable(pipeline.stage)
+        return PlannedDataset.of(recipe.savable(pipeline.stage))
     settings, config = recipe.settings, recipe.worker_config
     if isinstance(settings, TrainSettings):
         if settings.virtual_epoch_length:

@@ -15,7 +15,6 @@ from energon.stages.base import (
     ItemPlace,
     State,
     StateKind,
-    check_places,
     unpack,
 )
 from energon.stages.hook import SKIPPED
@@ -52,6 +51,25 @@ class Branches(Dataset[Any]):
             except StateError as error:
                 reasons.append(str(error))
         raise StateError(f"no dataset has {key}: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def check_places(places: Sequence[ItemPlace], *, number_at: int, stop: int | None = None) -> None:
+    """Raise StateError unless places are pairs of a number and a place of the stage below.
+
+    Args:
+        places: Of items that a saved state names.
+        number_at: Where in each pair the number is.
+        stop: What the number is below; None for anything.
+    """
+    for place in places:
+        if isinstance(place, list | tuple) and len(place) == 2:
+            number = place[number_at]
+            if isinstance(number, int) and number >= 0 and (stop is None or number < stop):
+                continue
+        raise StateError(
+            f"saved state has the place {place!r:.100}, which no stage writes; it is damaged or "
+            "was edited"
+        )
 
 
 def open_branches(datasets: Sequence[Dataset[Any]], lane: Lane) -> list[DatasetIterator[Any]]:
