@@ -26,6 +26,7 @@ JSONL_AT_HOME = {
     "sources/tables/jsonl.py": "the kind",
     "sources/tables/jsonl_lines.py": "its lines",
     "metadataset/kind.py": "the registry",
+    "metadataset/advice.py": "messages list the files that can be read",
 }
 JSONL_TABLES = {
     "prepare/importers/folder.py": "metadata.jsonl is a table of image folders",

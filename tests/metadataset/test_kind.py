@@ -6,7 +6,7 @@ import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.files import write_bytes
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.recognition import dataset_kind
 from energon.prepare.importers.detect import find_source
 from tests.metadataset.folders import write
 from tests.servers.web import web_server

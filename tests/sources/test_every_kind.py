@@ -43,7 +43,7 @@ from energon import (
 from energon.errors import EnergonError, FormatError
 from energon.formats.seek_points import SPACING_BYTES
 from energon.metadataset import kind as kinds
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.recognition import dataset_kind
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener

@@ -176,7 +176,7 @@ class _Preparation:
 
 
 def _warn_of_datasets_in(source: AnyPath) -> None:
-    from energon.metadataset.kind import datasets_in
+    from energon.metadataset.advice import datasets_in
 
     if inside := datasets_in(os.fspath(source)):
         echo(

@@ -10,8 +10,8 @@ from energon.errors import EmptyDatasetError
 from energon.inspect.leaves import find_leaves
 from energon.io.address import address_name, is_remote, local_path, redact
 from energon.messages import counted
-from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
+from energon.metadataset.recognition import dataset_kind
 from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named

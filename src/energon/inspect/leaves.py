@@ -11,8 +11,8 @@ from energon.formats.meta.split import find_split
 from energon.io.address import is_remote, local_path, redact
 from energon.messages import nearest
 from energon.metadataset.document import read_metadataset
-from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, LeafList
+from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.sources.kinds import kind_named
 

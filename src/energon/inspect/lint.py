@@ -32,8 +32,8 @@ from energon.inspect.lint_batch import (
     spread,
 )
 from energon.io.address import is_remote, local_path, redact
-from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
+from energon.metadataset.recognition import dataset_kind
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.verify.quarantine import write_quarantine

@@ -13,8 +13,8 @@ from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.meta.yaml import MarkedMap, Seq, as_configuration, load, marked_like, where
 from energon.io.address import is_remote, parent_address, redact
 from energon.io.files import read_document
-from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import absolute
+from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.variables import substitute
 
 if TYPE_CHECKING:

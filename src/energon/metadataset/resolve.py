@@ -33,7 +33,7 @@ from energon.metadataset.document import (
     parse_mapping,
     parse_metadataset,
 )
-from energon.metadataset.kind import dataset_kind, kind_entry
+from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import (
     JoinMember,
     Leaf,
@@ -49,6 +49,7 @@ from energon.metadataset.leaf import (
     inherit,
     repeated,
 )
+from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.tree import (
     BlendTree,
     LeafTree,

@@ -30,7 +30,7 @@ from energon.errors import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.io.file_lock import FileLock, is_unsupported
-from energon.metadataset.kind import advice, explain_missing
+from energon.metadataset.advice import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8
 """Fewer files than this are flushed one by one, to avoid waiting for other programs' writes."""

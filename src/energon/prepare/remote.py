@@ -40,7 +40,7 @@ from energon.io.files import delete_file, list_files, open_store, read_bytes, wr
 from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.limits import read_local_document
-from energon.metadataset.kind import advice, explain_missing
+from energon.metadataset.advice import advice, explain_missing
 from energon.prepare.dataset import without_shards
 from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
 

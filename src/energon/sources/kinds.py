@@ -20,8 +20,9 @@ from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.kind import dataset_kind, kind_entry
+from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
+from energon.metadataset.recognition import dataset_kind
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter

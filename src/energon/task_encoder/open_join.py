@@ -19,8 +19,8 @@ from energon.io.file_lock import locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.document import read_mapping, read_metadataset
-from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
+from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
 from energon.samples.registry import resolve_class, resolve_function

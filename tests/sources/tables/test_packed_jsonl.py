@@ -13,7 +13,7 @@ import zstandard
 from energon import DatasetNotFoundError
 from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.recognition import dataset_kind
 from energon.plan.leaf import PARALLEL_SLICES
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks

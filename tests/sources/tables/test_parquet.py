@@ -30,7 +30,7 @@ from energon import (
 from energon.errors import FormatError, StateError, TruncatedError
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
 from energon.sources.tables import parquet_files
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource

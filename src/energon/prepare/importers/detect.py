@@ -12,7 +12,8 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
-from energon.metadataset.kind import ARROW_KEYS, has_key
+from energon.metadataset.kind import ARROW_KEYS
+from energon.metadataset.recognition import has_key
 from energon.prepare.importers import table
 from energon.prepare.importers.archive import ArchiveSource, is_archive
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata

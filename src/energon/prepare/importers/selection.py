@@ -22,7 +22,7 @@ from energon.io.files import file_size, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
-from energon.metadataset.kind import explain_missing, refuse_metadata
+from energon.metadataset.advice import explain_missing, refuse_metadata
 from energon.prepare.files import list_dataset_files
 
 BUFFER_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from energon.formats.tar.scan_builder import TarScan
 from energon.io.atomic import write_atomic
 from energon.io.range_file import RemoteFile, SkippingReader
 from energon.messages import counted
-from energon.metadataset.kind import advice
+from energon.metadataset.advice import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
 from energon.prepare.index.checksums import RangeSums, with_checksums

@@ -23,7 +23,7 @@ from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
 from energon.io.epath import AnyPath, EPath
 from energon.messages import shell_word
-from energon.metadataset.kind import refuse_metadata
+from energon.metadataset.advice import refuse_metadata
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import dataset_lock, file_state, reporting

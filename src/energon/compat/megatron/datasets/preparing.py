@@ -20,7 +20,7 @@ from energon.formats.tables.part_table_file import open_part_table
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path
-from energon.metadataset.kind import dataset_kind
+from energon.metadataset.recognition import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards

@@ -1,0 +1,145 @@
+"""Recognize what is at a path: a metadataset, or a dataset and its kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
+
+from energon.errors import DatasetNotFoundError, FormatError
+from energon.formats.json_text import parse_json
+from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.files import is_file, open_store, read_document
+from energon.metadataset.advice import (
+    MAX_COMPARED,
+    explain_missing,
+    files_below,
+    names_in_folder,
+    refuse_metadata,
+)
+from energon.metadataset.kind import known_kinds
+
+
+def dataset_kind(path: str | os.PathLike[str]) -> str:
+    """Return the name of the kind of dataset at `path`, looking at as few files as possible.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing that can be loaded.
+        StorageError: If it is remote and cannot be reached.
+    """
+    path = os.fspath(path)
+    if not path:
+        raise DatasetNotFoundError("the path is empty; expected the address of a dataset")
+    refuse_metadata(path)
+    folder = _Folder(path)
+    for entries in known_kinds():
+        name = address_name(path)
+        for entry in entries:
+            if name[1:].endswith(entry.suffixes) and is_file(path):
+                return entry.name
+            if entry.below and path.endswith(entry.below) and ("*" in path or "[" in path):
+                return entry.name
+        for entry in entries:
+            for marker in entry.markers:
+                if is_file(join_address(path, f".nv-meta/{marker}")):
+                    return entry.name
+        for entry in entries:
+            if any(_holds(folder, name, entry.says) for name in entry.holds):
+                return entry.name
+            if entry.pair and _has_pair(folder, entry.pair):
+                return entry.name
+            if entry.below and _are_most(folder, entry.below):
+                return entry.name
+    for entries in known_kinds():
+        for entry in entries:
+            if entry.media and _is_in_most(folder, entry.media):
+                return entry.name
+    raise DatasetNotFoundError(explain_missing(path))
+
+
+class _Folder:
+    """The files at an address. In an object store, one listing answers all questions."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @cached_property
+    def _listed(self) -> list[str] | None:
+        """The first paths of files in an object store; None for other addresses."""
+        if not is_remote(self.path):
+            return None
+        store, key = open_store(self.path)
+        if not store.backend.can_list:
+            return None
+        cut = len(key) + 1 if key else 0
+        return [found.key[cut:] for found in islice(store.backend.list(key), MAX_COMPARED)]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+        listed = self._listed
+        if listed is not None and len(listed) < MAX_COMPARED:
+            return name in listed
+        return is_file(join_address(self.path, name))
+
+    def names(self) -> Sequence[str]:
+        """Return some names directly in it; none if it cannot be listed."""
+        listed = self._listed
+        if listed is not None and len(listed) < MAX_COMPARED:
+            return [name.partition("/")[0] for name in listed]
+        return names_in_folder(self.path)
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """The first paths of files below it."""
+        names = self._listed
+        if names is None:
+            is_far = is_remote(self.path)
+            names = [] if is_far else list(islice(files_below(self.path), MAX_COMPARED))
+        hidden = (".", "_", "README")
+        return [name for name in names if not name.rpartition("/")[2].startswith(hidden)]
+
+
+def _holds(folder: _Folder, name: str, says: str | tuple[str, ...]) -> bool:
+    """Return whether there is a file, and an object in it with a key; "" asks for no key."""
+    if not folder.has(name) or not says:
+        return folder.has(name)
+    return has_key(join_address(folder.path, name), *([says] if isinstance(says, str) else says))
+
+
+def has_key(file: str, *keys: str) -> bool:
+    """Return whether a file holds a JSON object with one of some keys."""
+    try:
+        content = parse_json(read_document(file), origin=redact(file))
+    except FormatError:
+        return False
+    return isinstance(content, dict) and any(key in content for key in keys)
+
+
+def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:
+    """Return whether a pair of files is at an address, or in the folder there."""
+    if all(is_file(folder.path + ending) for ending in endings):
+        return True
+    names = set(folder.names())
+    stems = (name.removesuffix(endings[0]) for name in names if name.endswith(endings[0]))
+    return any(all(stem + ending in names for ending in endings[1:]) for stem in stems)
+
+
+def _are_most(folder: _Folder, ending: str) -> bool:
+    """Return whether most of the first files below a folder have a suffix."""
+    names = folder.compared
+    return 2 * sum(name.endswith(ending) for name in names) > len(names)
+
+
+def _is_in_most(folder: _Folder, endings: tuple[str, ...]) -> bool:
+    """Return whether most samples below a folder, by base name, have a file with such a suffix.
+
+    Example:
+        a/0.jpg, a/0.txt, b/1.jpg and classes.json are three, of which two have one.
+    """
+    samples: dict[str, bool] = {}
+    for name in folder.compared:
+        base, _, file = name.rpartition("/")
+        key = f"{base}/{file.partition('.')[0]}"
+        samples[key] = samples.get(key, False) or name.lower().endswith(endings)
+    return 2 * sum(samples.values()) > len(samples)
