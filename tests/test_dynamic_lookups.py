@@ -71,6 +71,9 @@ REASONS = {
         "setattr(AugmentTaskEncoder, _name, _delegate(_name))": HOOKS,
         "setattr(self, name, getattr(task_encoder, name))": HOOKS,
     },
+    "energon/compat/megatron/pipeline.py": {
+        "getattr(dataset, each.name)": FIELDS,
+    },
     "energon/compat/megatron/names.py": {
         "getattr(import_module(home.module), home.name)": TABLE,
         "import_module(home.module)": TABLE,
@@ -169,7 +172,7 @@ REASONS = {
     "energon/plan/blend.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/plan/leaf.py": {
+    "energon/plan/leaf_order.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/plan/line.py": {

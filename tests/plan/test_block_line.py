@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan import leaf as plan_leaf
+from energon.plan import leaf_order
 from energon.plan.build import blend_plan, epochized_plan
-from energon.plan.leaf import Era, PlanLeaf
+from energon.plan.leaf import PlanLeaf
+from energon.plan.leaf_order import Era, LeafOrder
 from energon.plan.permutation import shuffle_quality
 from tests.plan.test_leaf import draws_by_epoch
 
@@ -151,7 +152,7 @@ def test_an_epoch_that_had_begun_keeps_its_order_with_other_lanes():
     n = leaf.num_samples
     before = blend_plan([leaf], lanes=3, seed=0)
     taken = [before.rows(lane, 0, 40).ordinal for lane in range(3)]
-    order = plan_leaf.LeafOrder([leaf], lanes=4, seed=0, eras=[Era((120,), 3)])
+    order = LeafOrder([leaf], lanes=4, seed=0, eras=[Era((120,), 3)])
     rest = [order.draw(lane, np.zeros(200, np.int32), np.arange(200)) for lane in range(4)]
     epochs = np.concatenate([epoch for epoch, _ in rest])
     ordinals = np.concatenate([ordinal for _, ordinal in rest])
@@ -160,7 +161,7 @@ def test_an_epoch_that_had_begun_keeps_its_order_with_other_lanes():
 
 
 def test_too_many_blocks_are_not_followed(monkeypatch):
-    monkeypatch.setattr(plan_leaf, "MAX_BLOCKS", 20)
+    monkeypatch.setattr(leaf_order, "MAX_BLOCKS", 20)
     leaf = leaf_of([10] * 30, parallel_slices=2)
     plain = PlanLeaf("leaf", 300, slice_samples=10, parallel_slices=2)
     rows = [blend_plan([each], lanes=2, seed=0).rows(1, 0, 300).ordinal for each in (leaf, plain)]

@@ -10,7 +10,7 @@ the same, any cut yields the same rows, and nothing has to be remembered.
 Epochs. The k-th draw of lane v from a leaf of n samples is draw number K = k·V + v of that
 leaf. K // n is the epoch, K % n the position in it, and the positions of an epoch are mapped
 to samples by a permutation. As no two draws share a number, every finished epoch holds each
-sample exactly once, whoever drew it and whatever else was blended in between (`leaf.py`).
+sample exactly once, whoever drew it and whatever else was blended in between (`leaf_order.py`).
 
 Permutations are Feistel networks with cycle walking, keyed with a hash of what they are for:
 no table is ever built, so sizes do not matter (`permutation.py`, `seeds.py`).
@@ -28,7 +28,7 @@ used up or a run was restored with another mix. Epochized blends and validation 
 end as one line (`line.py`); a line may be a source of a blend. What a shuffle buffer would do is
 a permutation of rows in windows (`rows.py`).
 
-All of it can be undone: when a sample is drawn is computed backwards (`find.py`).
+All of it can be undone: when a sample is drawn is computed backwards (`find_draw.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`subset.py`).
 How good a shuffle is can be measured (`permutation.py`).

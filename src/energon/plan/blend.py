@@ -30,7 +30,9 @@ from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
-from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
+from energon.plan.find_draw import find_draw
+from energon.plan.leaf import PlanLeaf
+from energon.plan.leaf_order import Era, LeafOrder
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.rows import Rows

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.curve import Clock
-from energon.plan.leaf import LeafOrder
+from energon.plan.leaf_order import LeafOrder
 from energon.plan.line import Line
 from energon.plan.mix import Mix
 from energon.plan.permutation import permute

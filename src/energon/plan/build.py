@@ -8,7 +8,8 @@ from dataclasses import replace
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.blend import BlendPlan
 from energon.plan.curve import Clock, Curve, Point
-from energon.plan.leaf import Era, PlanLeaf, choose_slice_samples
+from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaf_order import Era
 from energon.plan.line import LinePlan
 from energon.plan.mix import Mix, MixEntry
 from energon.plan.rows import WindowPlan

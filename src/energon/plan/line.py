@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.block_line import MAX_BLOCKS, block_sizes, even_sizes
-from energon.plan.leaf import Era, LeafOrder, PlanLeaf, find_draw
+from energon.plan.find_draw import find_draw
+from energon.plan.leaf import PlanLeaf
+from energon.plan.leaf_order import Era, LeafOrder
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
 

@@ -13,7 +13,8 @@ from energon.plan.blend import BlendPlan
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
 from energon.plan.curve import Clock
 from energon.plan.dealt import DealtPlan
-from energon.plan.leaf import Era, PlanLeaf
+from energon.plan.leaf import PlanLeaf
+from energon.plan.leaf_order import Era
 from energon.plan.line import JOINED, Line, LinePlan
 from energon.plan.mix import Mix
 from energon.plan.rows import Plan, WindowPlan

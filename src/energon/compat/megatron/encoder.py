@@ -65,9 +65,6 @@ BUILDERS = (
 )
 
 
-_BATCH = ("batch", "_batch")
-
-
 class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """The hooks of `energon.TaskEncoder`, and the builders that compose their stages.
 
@@ -94,8 +91,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         found = super()._hook_method(name)
         if name != "batch" or self._raw_batch_type is not None:
             return found
-        hooks = {each: getattr(getattr(self, each), "__func__", None) for each in _BATCH}
-        if any(hook is not getattr(TaskEncoder, each) for each, hook in hooks.items()):
+        hooks = [getattr(hook, "__func__", None) for hook in (self.batch, self._batch)]
+        if hooks != [TaskEncoder.batch, TaskEncoder._batch]:
             return found
         return replace(found, function=collate_samples, overridden=False)
 

@@ -1,0 +1,379 @@
+"""The order in which the samples of a leaf are drawn.
+
+The k-th draw of lane v is draw number K = k·V + v of the leaf. With n samples, K // n is its
+epoch and p = K % n its position there; each finished epoch holds every position once, so it
+is enough to say which sample stands at a position, by a permutation of n that keeps lanes
+reading consecutive samples:
+
+- Columns. A lane meets the positions p with p ≡ const (mod V), so positions are seen as rows
+  i = p // V of V columns c = p % V.
+- Slices. The line of samples is cut into slices of L. The i // L-th slice of column c is
+  chosen by a permutation of all slices.
+- Windows. Within a column, the rows of S consecutive slices are permuted, so at most S slices
+  are open at a time.
+- Rests. What does not fill a slice in every column is dealt as V shorter slices, what does not
+  fill a row singly, each by permutations of their own.
+- Rotation. The line begins at a random sample in every epoch, so slices are cut elsewhere.
+
+If samples are in blocks that are decoded as a whole, slices are these blocks: see `BlockLine`.
+
+Everything is computed element by element on arrays, for draws of many leaves at once.
+
+A run may continue with another number of lanes (`Era`). Then draw numbers continue where they were,
+K = D + k·V + v, and an epoch that has begun keeps its columns, so it is not permuted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
+from energon.plan.block_line import MAX_BLOCKS, BlockLine, pieces_of
+from energon.plan.leaf import WITH_REPLACEMENT, PlanLeaf
+from energon.plan.permutation import divided, permute, picked, shared
+from energon.plan.seeds import U64, combine, derive_seed
+
+
+class Era(NamedTuple):
+    """A part of a run in which its lanes did not change; another one followed."""
+
+    draws: tuple[int, ...]
+    """How often each leaf had been drawn from at its end, since the run began."""
+    lanes: int
+
+
+class LeafOrder:
+    """The order of draws from some leaves, all at once.
+
+    Args:
+        leaves: The leaves.
+        lanes: V.
+        seed: Seed of the run.
+        eras: What went before with other lanes.
+        first: For each leaf, the number of the pass with which draw 0 begins; () for 0.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[PlanLeaf],
+        *,
+        lanes: int,
+        seed: int,
+        eras: Sequence[Era] = (),
+        first: Sequence[int] = (),
+    ) -> None:
+        self.leaves = tuple(leaves)
+        self.lanes = lanes
+        self.seed = seed
+        self.eras = tuple(eras)
+        self.first = np.array(first or [0] * len(self.leaves), np.int64)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "eras", "first")}
+
+    def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
+        """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
+        return self.at(leaf, self.numbers(lane, leaf, draws))
+
+    def numbers(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> Ints:
+        """Return the numbers, among all draws from a leaf, of draws by a lane, elementwise."""
+        table, lanes = self.table, self.lanes
+        numbers = draws * lanes + lane
+        if table.keeps_order.any():
+            # Runs of samples are dealt to the lanes in turn.
+            turn, within = np.divmod(draws, table.slice_samples[leaf])
+            runs = (turn * lanes + lane) * table.slice_samples[leaf] + within
+            numbers = np.where(table.keeps_order[leaf], runs, numbers)
+        return numbers + table.before[leaf] if self.eras else numbers
+
+    def lane_of(self, leaf: int, number: int) -> tuple[int, int] | None:
+        """Return the lane that makes draw `number` of a leaf, and the number among its own draws.
+
+        None if it was made before the run had these lanes.
+        """
+        run = int(self.table.slice_samples[leaf]) if self.table.keeps_order[leaf] else 1
+        number -= int(self.table.before[leaf])
+        if number < 0:
+            return None
+        turn, within = divmod(number, run)
+        turn, lane = divmod(turn, self.lanes)
+        return lane, turn * run + within
+
+    def at(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        """Return epoch and ordinal of draws from leaves by their numbers, elementwise."""
+        methods = self._shuffled, self._replaced, self._in_order
+        leaf = shared(leaf)
+        kind = shared(self.table.kind[leaf])
+        if len(kind) == 1:
+            return methods[kind[0]](leaf, numbers)
+        epoch = np.empty(len(leaf), np.int64)
+        ordinal = np.empty(len(leaf), np.int64)
+        for number, method in enumerate(methods):
+            chosen = np.flatnonzero(kind == number)
+            if len(chosen):
+                epoch[chosen], ordinal[chosen] = method(leaf[chosen], numbers[chosen])
+        return epoch, ordinal
+
+    def quota(self, lane: int, leaf: int, total: int) -> int:
+        """Return how many of the first `total` draws from `leaf` are those of `lane`."""
+        table = self.table
+        run = int(table.slice_samples[leaf]) if table.keeps_order[leaf] else 1
+        full, rest = divmod(max(0, total - int(table.before[leaf])), run * self.lanes)
+        return full * run + min(run, max(0, rest - lane * run))
+
+    def lanes_of(self, leaf: int, pass_: int) -> int:
+        """Return how many lanes there were when a pass over a leaf began."""
+        for era in self.eras:
+            if pass_ * int(self.table.size[leaf]) < era.draws[leaf]:
+                return era.lanes
+        return self.lanes
+
+    def _shuffled(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        table = self.table
+        size = table.size[leaf]
+        pass_, position = divided(numbers, size)
+        numbered = self._numbered(leaf, pass_)
+        keys = combine(table.key[leaf], shared(numbered))
+        if not self.eras or (pass_ * size >= table.before[leaf]).all():
+            place = self._place(table, leaf, position, keys)
+        else:
+            place = self._place_by_era(leaf, pass_ * size, position, keys)
+        # One pass over m copies is m epochs.
+        copy, ordinal = divided(place, table.num_samples[leaf])
+        return numbered * table.copies[leaf] + copy, ordinal
+
+    def _place_by_era(
+        self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
+    ) -> Ints:
+        """Do the same as `_place`, with the number of lanes at the start of each pass."""
+        place = np.empty(len(position), np.int64)
+        left = np.ones(len(position), np.bool_)
+        for era in (*self.eras, None):
+            begun = left if era is None else left & (begin < np.array(era.draws)[leaf])
+            chosen = np.flatnonzero(begun)
+            if len(chosen):
+                table = self.table if era is None else self._table_of(era.lanes)
+                some = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+                place[chosen] = self._place(table, *some)
+                left &= ~begun
+        return place
+
+    def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+        """Return the place on the line of samples of each position in a pass."""
+        if table.lines:
+            in_blocks = table.has_lines[leaf]
+            if in_blocks.all():
+                return _place_by_block(table, leaf, position, keys)
+            if in_blocks.any():
+                place = np.empty(len(position), np.int64)
+                for chosen in np.flatnonzero(in_blocks), np.flatnonzero(~in_blocks):
+                    own = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+                    place[chosen] = self._place(table, *own)
+                return place
+        lanes, size = table.lanes, table.size[leaf]
+        row, column = divided(position, lanes)
+        length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
+        if (row >= sliced).any():
+            leaf, keys = np.broadcast_to(leaf, row.shape), np.broadcast_to(keys, row.shape)
+            return self._place_with_rest(table, leaf, row, column, keys)
+        window_rows = length * table.parallel[leaf]
+        window = row // window_rows
+        begin = window * window_rows
+        span = np.minimum(window_rows, sliced - begin)
+        column, mixed, inner = shared(column), length > 1, row - begin
+        if mixed.any():
+            places = slice(None) if mixed.all() else np.flatnonzero(mixed)
+            numbers = WINDOW, picked(column, places), shared(picked(window, places))
+            inner[places] = permute(
+                inner[places], picked(span, places), combine(picked(keys, places), *numbers)
+            )
+        slice_row, within = divided(begin + inner, length)
+        slice_ = permute(slice_row * lanes + column, sliced // length * lanes, combine(keys, SLICE))
+        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
+        place = slice_ * length + within + rotation
+        return place - np.where(place < size, 0, size)
+
+    def _place_with_rest(
+        self,
+        table: LeafTable,
+        leaf: NDArray[np.int32],
+        row: Ints,
+        column: Ints,
+        keys: U64,
+    ) -> Ints:
+        """Do the same as `_place`, also for rows that do not fill a slice in every column."""
+        lanes, size = table.lanes, table.size[leaf]
+        length, parallel = table.slice_samples[leaf], table.parallel[leaf]
+        sliced = table.sliced_rows[leaf]
+        window_rows = length * parallel
+        # Rows of full slices: permute inside the window, then find the slice.
+        window = row // window_rows
+        begin = window * window_rows
+        in_rest = row >= sliced
+        begin = np.where(in_rest, sliced, begin)
+        rest_rows = size // lanes - sliced
+        stop = np.where(in_rest, sliced + rest_rows, np.minimum(begin + window_rows, sliced))
+        inner = row - begin
+        span = np.maximum(stop - begin, 1)
+        mixed = length > 1
+        single = row >= size // lanes
+        chosen = np.flatnonzero(mixed & ~single)
+        if len(chosen):
+            inner = inner.copy()
+            inner[chosen] = permute(
+                inner[chosen],
+                span[chosen],
+                combine(keys[chosen], WINDOW, column[chosen], window[chosen]),
+            )
+        slice_row, within = np.divmod(begin + inner, length)
+        number = slice_row * lanes + column
+        count = (sliced // length) * lanes
+        base = np.zeros_like(size)
+        width = length
+        purpose = np.full(len(leaf), SLICE, np.int64)
+        if in_rest.any():
+            # The rows that fill no slice: one shorter slice a column, behind the others.
+            number = np.where(in_rest, column, number)
+            within = np.where(in_rest, inner, within)
+            count = np.where(in_rest, lanes, count)
+            base = np.where(in_rest, sliced * lanes, base)
+            width = np.where(in_rest, rest_rows, width)
+            purpose = np.where(in_rest, REST, purpose)
+            # The last, incomplete row.
+            within = np.where(single, 0, within)
+            count = np.where(single, size % lanes, count)
+            base = np.where(single, size - size % lanes, base)
+            width = np.where(single, 1, width)
+            purpose = np.where(single, SINGLE, purpose)
+        slice_ = permute(number, count, combine(keys, purpose))
+        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
+        return (base + slice_ * width + within + rotation) % size
+
+    def _replaced(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        table = self.table
+        size, length = table.num_samples[leaf], table.slice_samples[leaf]
+        keys = table.key[leaf]
+        if self.first.any():
+            keys = combine(keys, self.first[leaf])
+        window_rows = length * table.parallel[leaf]
+        row, column = np.divmod(numbers, self.lanes)
+        window, inner = np.divmod(row, window_rows)
+        inner = permute(inner, window_rows, combine(keys, WINDOW, column, window))
+        slice_ = (window * window_rows + inner) // length
+        start = (combine(keys, SLICE, column, slice_) % size.astype(np.uint64)).astype(np.int64)
+        steps = inner % length
+        ordinal = (start + steps) % size
+        for number, line in table.lines.items():
+            chosen = np.flatnonzero(np.broadcast_to(leaf, start.shape) == number)
+            ordinal[chosen] = line.within(start[chosen], steps[chosen])
+        return self._numbered(leaf, numbers // size), ordinal
+
+    def _in_order(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
+        epoch, ordinal = np.divmod(numbers, self.table.num_samples[leaf])
+        return self._numbered(leaf, epoch), ordinal
+
+    def _numbered(self, leaf: NDArray[np.int32], passes: Ints) -> Ints:
+        """Return the numbers of passes in the run, of which draw 0 need not begin the first."""
+        return passes + self.first[leaf] if self.first.any() else passes
+
+    @cached_property
+    def table(self) -> LeafTable:
+        """The leaves as arrays."""
+        return self._table_of(self.lanes)
+
+    def table_of_pass(self, leaf: int, pass_: int) -> LeafTable:
+        """Return the leaves as arrays, as they were when a pass over one of them began."""
+        return self._table_of(self.lanes_of(leaf, pass_))
+
+    def _table_of(self, lanes: int) -> LeafTable:
+        found = self._tables.get(lanes)
+        if found is None:
+            before = self.eras[-1].draws if self.eras else ()
+            found = self._tables[lanes] = LeafTable(self.leaves, lanes, self.seed, before)
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[int, LeafTable]:
+        return {}
+
+
+SHUFFLED, REPLACED, IN_ORDER = range(3)
+WINDOW, SLICE, REST, SINGLE, ROTATION = range(5)
+
+
+class LeafTable:
+    """The properties of all leaves as arrays."""
+
+    def __init__(
+        self, leaves: Sequence[PlanLeaf], lanes: int, seed: int, before: Sequence[int]
+    ) -> None:
+        self.lanes = lanes
+        self.before = np.array(before or [0] * len(leaves), np.int64)
+        multipliers = [leaf.shuffle_over_epochs for leaf in leaves]
+        self.kind = np.array(
+            [
+                IN_ORDER if m is None else REPLACED if m == WITH_REPLACEMENT else SHUFFLED
+                for m in multipliers
+            ]
+        )
+        self.num_samples = np.array([leaf.num_samples for leaf in leaves], np.int64)
+        self.copies = np.array([max(1, m or 1) for m in multipliers], np.int64)
+        self.size = self.num_samples * self.copies
+        self.key = np.array([derive_seed(seed, "leaf", leaf.uid) for leaf in leaves], np.uint64)
+        self.parallel = np.array([leaf.parallel_slices for leaf in leaves], np.int64)
+        requested = np.array([leaf.slice_samples for leaf in leaves], np.int64)
+        # A small leaf is cut finer, so that every lane still mixes all its open slices.
+        rows = self.size // lanes
+        fits = np.maximum(1, np.where(rows < 8, 1, rows // self.parallel))
+        self.slice_samples = np.where(
+            self.kind == SHUFFLED,
+            np.minimum(requested, fits),
+            np.minimum(requested, self.num_samples),
+        )
+        self.sliced_rows = rows // self.slice_samples * self.slice_samples
+        self.keeps_order = self.kind == IN_ORDER
+        self.lines = {
+            number: BlockLine(sizes)
+            for number, leaf in enumerate(leaves)
+            if (sizes := self._blocks(number, leaf)) is not None
+        }
+        self.has_lines = np.array([number in self.lines for number in range(len(leaves))])
+
+    def _blocks(self, number: int, leaf: PlanLeaf) -> Ints | None:
+        """Return the sizes of the blocks that the slices of a leaf follow; None for none."""
+        if leaf.blocks is None or self.keeps_order[number]:
+            return None
+        copies, sizes = int(self.copies[number]), np.array(leaf.blocks, np.int64)
+        least = self.lanes * min(leaf.parallel_slices, MIXED_BLOCKS)
+        if self.kind[number] == SHUFFLED and len(sizes) * copies < least:
+            sizes = pieces_of(sizes, max(1, int(self.size[number]) // least))
+        return np.tile(sizes, copies) if len(sizes) * copies <= MAX_BLOCKS else None
+
+
+def _place_by_block(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+    """Return the place on the line of samples of each position in a pass, for leaves in blocks."""
+    row, column = divided(position, table.lanes)
+    rows, rest = divided(table.size[leaf], table.lanes)
+    window_rows = table.slice_samples[leaf] * table.parallel[leaf]
+    window = row // window_rows
+    begin = window * window_rows
+    span = np.minimum(window_rows, rows + (column < rest) - begin)
+    mixed = combine(keys, WINDOW, shared(column), shared(window))
+    place = column * rows + np.minimum(column, rest) + begin + permute(row - begin, span, mixed)
+    passes = shared(combine(keys, SLICE))
+    if len(passes) == 1:
+        return table.lines[int(leaf[0])].samples_at(place, int(passes[0]))
+    leaf = np.broadcast_to(leaf, place.shape)
+    for key in np.unique(passes):
+        chosen = np.flatnonzero(passes == key)
+        place[chosen] = table.lines[int(leaf[chosen[0]])].samples_at(place[chosen], int(key))
+    return place
+
+
+MIXED_BLOCKS = 4
+"""Blocks that a lane reads in each epoch at least; if there are not so many, it reads pieces."""
