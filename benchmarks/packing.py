@@ -20,9 +20,9 @@ import numpy as np
 
 from energon.packing import Packer
 from energon.plan.rows import Rows
-from energon.stages.blocks import RowsAtOnce
 from energon.stages.hook import Hook
 from energon.stages.lane import Lane
+from energon.stages.lazy_rows import RowsAtOnce
 from energon.stages.pack import PackDataset
 from energon.stages.read import ReadDataset
 

@@ -181,7 +181,7 @@ REASONS = {
     "energon/plan/recipe.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/prepare/assistant/fields.py": {
+    "energon/prepare/assistant/show.py": {
         "getattr(about, name)": FIELDS,
     },
     "energon/prepare/importers/draw.py": {

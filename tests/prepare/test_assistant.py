@@ -12,16 +12,13 @@ from rich.console import Console
 from energon.errors import ConfigError
 from energon.prepare.assistant.fields import (
     check_field,
-    describe_value,
     first_samples,
     known_ways,
     loader_template,
     part_names,
-    preview,
-    printable,
-    show_sample,
     suggest,
 )
+from energon.prepare.assistant.show import describe_value, preview, printable, show_sample
 from energon.samples.sample import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 

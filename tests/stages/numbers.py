@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.blocks import RowsAtOnce
+from energon.stages.lazy_rows import RowsAtOnce
 from energon.stages.read import ReadDataset
 
 

@@ -16,7 +16,7 @@ from energon.plan.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
 from energon.sources.webdataset import included, places_of
-from energon.stages.blocks import LazyLeafRows
+from energon.stages.lazy_rows import LazyLeafRows
 
 
 class NumberedSource(SingleSource, ABC):

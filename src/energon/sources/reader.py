@@ -19,7 +19,8 @@ from energon.samples.crude import SourceInfo, record_sources
 from energon.sources.decode_ahead import DecodeAhead, decoded_ahead
 from energon.sources.kinds import Source
 from energon.sources.read_ahead import PlannedReadAhead
-from energon.stages.blocks import LazyLeafRows, LazyRows, ReadAhead, RowsAtOnce
+from energon.stages.blocks import ReadAhead
+from energon.stages.lazy_rows import LazyLeafRows, LazyRows, RowsAtOnce
 
 
 @dataclass(frozen=True)

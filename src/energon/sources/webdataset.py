@@ -37,7 +37,7 @@ from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import ReadRows, SlicedRows, lazy_rows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.stages.blocks import LazyLeafRows, RowsAtOnce
+from energon.stages.lazy_rows import LazyLeafRows, RowsAtOnce
 
 logger = logging.getLogger("energon")
 

@@ -15,26 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from math import ceil
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from energon.plan.dealt import plan_together
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import record_sources
 from energon.stages.block_pieces import BlockPieces
 from energon.stages.lane import Lane
+from energon.stages.lazy_rows import LazyRows, ReleasedRows, RowsAtOnce
 
 MAX_PLANNED_ROWS = 4096
 """Rows planned at once; the cost per row of numpy calls is flat from about here on."""
 MAX_BLOCK_BYTES = 8 << 20
 """Bytes read at once for a lane: enough for full spans, small enough for hundreds of lanes."""
-
-
-T = TypeVar("T")
 PlanRows = Callable[[int, int], Rows]
 """Return the rows of a lane: `rows(start, count)`."""
 
@@ -58,58 +55,6 @@ class Reader(Protocol):
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.
         """
-
-
-class LazyRows(Protocol):
-    """Samples whose bytes are in memory, and which are built only when they are taken.
-
-    Building and releasing samples batch by batch takes two thirds of the time of building
-    thousands at once, which would evict one another from the CPU cache.
-    """
-
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`.
-
-        The iterator may have a method `columns(count)` that returns the next `count` samples
-        already collated, or None if fewer are left; it then also has a length hint. Rows of
-        several datasets are collated together if each has the same `column_names`.
-        """
-
-
-class LazyLeafRows(LazyRows, Protocol):
-    """Samples of one dataset."""
-
-    def with_sources(self, dataset_path: str) -> LazyRows:
-        """Return the same samples with their origin in `__sources__`."""
-
-
-class ReleasedRows:
-    """Base of samples that iterators release as they pass them on.
-
-    The next batch then reuses the memory of the last. Nothing else may keep them until then.
-    """
-
-
-@dataclass(frozen=True)
-class RowsAtOnce(ReleasedRows):
-    """Samples that are already built."""
-
-    samples: list[Any]
-
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`."""
-        return released(self.samples[start:stop])
-
-    def with_sources(self, dataset_path: str) -> RowsAtOnce:
-        """Store the origin of each sample in it."""
-        record_sources(dataset_path, self.samples)
-        return self
-
-
-def released(items: list[T]) -> Iterator[T]:
-    """Yield items, each of which is taken out of the list first."""
-    items.reverse()
-    return map(list.pop, repeat(items, len(items)))
 
 
 class SharedBlock:

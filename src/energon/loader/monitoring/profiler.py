@@ -63,6 +63,7 @@ _ROOMS = {
     "sources/": AUX,
     "cache/": AUX,
     "stages/block": _OURS,
+    "stages/lazy_rows.py": _OURS,
     "stages/read.py": READ,
     "stages/": _STAGE,
 }

@@ -17,17 +17,15 @@ from energon.messages import counted
 from energon.prepare.assistant.fields import (
     check_field,
     check_field_map,
-    describe_value,
     first_samples,
     is_required,
     known_ways,
     loader_template,
     own_fields,
     part_names,
-    printable,
-    show_samples,
     suggest,
 )
+from energon.prepare.assistant.show import describe_value, printable, show_samples
 from energon.prepare.dataset import CRUDE, LOADER_FILE, describe_samples
 from energon.prepare.splits import (
     SplitRequest,
