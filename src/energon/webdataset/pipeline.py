@@ -116,10 +116,7 @@ class DataPipeline(TorchLookalike):
 
     def iterator(self) -> Iterator[Any]:
         """Return the items of the next loop, as if no number of items were set."""
-        snapshot, epoch = self.snapshot(), self._epochs.begin()
-        count = snapshot.extent.passes
-        first = epoch if count is None else epoch * count
-        return snapshot.passes(current_place(), epoch=first, count=count)
+        return self.snapshot().passes_of_loop(current_place(), self._epochs.begin())
 
     def iterator1(self) -> Iterator[Any]:
         """Return the items of one pass."""

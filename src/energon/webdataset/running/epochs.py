@@ -18,13 +18,15 @@ from energon.io.atomic import write_atomic
 from energon.webdataset.running.place import Place, torch_worker_info
 
 _EPOCH_BITS = 32
-
-
 _MASK = (1 << _EPOCH_BITS) - 1
 
 
 class EpochCounter:
     """How many epochs were begun, by all copies of a pipeline in workers together.
+
+    All workers of a DataLoader begin an epoch, but it counts once. So the shared number is kept
+    with a mark of those who began the last epoch: whoever has the same mark joins it, anyone else
+    begins the next.
 
     Args:
         epochs: How many there were before.

@@ -355,11 +355,11 @@ def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
     snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
     extent = snapshot.extent
     if extent.goes_on:
-        items: Iterator[Any] = snapshot.passes(place, epoch=epoch, count=None)
+        items: Iterator[Any] = snapshot.passes(place, first=epoch, count=None)
         if batch is not None and extent.scope == "worker":
             return EpochBatches(items, extent.rank_share(place.world_size), batch)
     else:
-        items = snapshot.items_of_epoch(place, epoch)
+        items = snapshot.items_of_loop(place, epoch)
     if batch is None:
         return items
     return batch.open(items, Context(place, snapshot.seed, epoch, ("loader",)))

@@ -118,18 +118,20 @@ class Snapshot:
             items = stage.open(items, context.at(number))
         return items
 
-    def passes(self, place: Place, *, epoch: int, count: int | None) -> Passes:
-        """Return the items of several passes that begin with `epoch`; None means no end."""
+    def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
+        """Return the items of `count` passes from number `first` on; None means no end."""
         return Passes(
-            lambda number: self.open(Context(place, self.seed, number)), epoch=epoch, count=count
+            lambda number: self.open(Context(place, self.seed, number)), first=first, count=count
         )
 
-    def items_of_epoch(self, place: Place, epoch: int) -> Iterator[Any]:
-        """Return the items of loop number `epoch`, for whoever opens each loop on its own."""
-        extent = self.extent
-        first = epoch if extent.passes is None else epoch * extent.passes
-        passes = self.passes(place, epoch=first, count=extent.passes)
-        share = extent.share(place, epoch)
+    def passes_of_loop(self, place: Place, number: int) -> Passes:
+        """Return the passes of a loop that does not continue the one before it."""
+        count = self.extent.passes
+        return self.passes(place, first=number if count is None else number * count, count=count)
+
+    def items_of_loop(self, place: Place, number: int) -> Iterator[Any]:
+        """Return the items of such a loop."""
+        passes, share = self.passes_of_loop(place, number), self.extent.share(place, number)
         return passes if share is None else Limited(passes, share)
 
 
@@ -137,16 +139,16 @@ class Passes(StageIterator):
     """Items of one pass over the data after the other.
 
     Args:
-        open_pass: Opens the pipeline for an epoch.
-        epoch: The first one.
+        open_pass: Opens the pipeline for the pass of a number, which seeds shuffles.
+        first: The number of the first pass.
         count: How many passes; None means no end.
     """
 
     def __init__(
-        self, open_pass: Callable[[int], Iterator[Any]], *, epoch: int, count: int | None
+        self, open_pass: Callable[[int], Iterator[Any]], *, first: int, count: int | None
     ) -> None:
         self._open_pass = open_pass
-        self._epoch = epoch
+        self._number = first
         self._left = count
         self._current: Iterator[Any] | None = None
         super().__init__()
@@ -155,7 +157,7 @@ class Passes(StageIterator):
         while self._left is None or self._left > 0:
             is_whole = self._current is None
             if self._current is None:
-                self._current = self._open_pass(self._epoch)
+                self._current = self._open_pass(self._number)
             items = iter(self._current)
             first = next(items, _END)
             if first is not _END:
@@ -166,17 +168,17 @@ class Passes(StageIterator):
                 return
             close(self._current)
             self._current = None
-            self._epoch += 1
+            self._number += 1
             self._left = None if self._left is None else self._left - 1
 
     def state_dict(self) -> State:
         current = None if self._current is None else state_of(self._current)
-        return {"epoch": self._epoch, "left": self._left, "pass": current}
+        return {"epoch": self._number, "left": self._left, "pass": current}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._left, current = unpack(state, "epoch", "left", "pass")
+        self._number, self._left, current = unpack(state, "epoch", "left", "pass")
         if current is not None:
-            self._current = self._open_pass(self._epoch)
+            self._current = self._open_pass(self._number)
             load_state(self._current, current)
 
     def close(self) -> None:
@@ -220,7 +222,7 @@ class Loop(StageIterator):
         snapshot: What is iterated over.
         epochs: Counts the loops.
         place: Where.
-        epoch: Number of the loop, from 0.
+        epoch: Number of the loop, from 0. A loop over the data once is pass number `epoch`.
         before: The loop before this one; None if it is not known here.
         state: Where to begin; None is at its beginning.
 
@@ -254,8 +256,7 @@ class Loop(StageIterator):
         snapshot, place, epoch = self.snapshot, self.place, self.epoch
         extent = snapshot.extent
         if not extent.goes_on:
-            first = epoch if extent.passes is None else epoch * extent.passes
-            return snapshot.passes(place, epoch=first, count=extent.passes)
+            return snapshot.passes_of_loop(place, epoch)
         if (
             before is not None
             and before.snapshot.extent.goes_on
@@ -264,7 +265,7 @@ class Loop(StageIterator):
             return before._passes
         if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
             # Sources that draw shards at random continue as well with other draws.
-            return snapshot.passes(place, epoch=epoch, count=None)
+            return snapshot.passes(place, first=epoch, count=None)
         return self._advanced()
 
     def _advanced(self) -> Passes:
@@ -275,7 +276,7 @@ class Loop(StageIterator):
         with a new pass.
         """
         extent = self.snapshot.extent
-        passes = self.snapshot.passes(self.place, epoch=self.epoch, count=None)
+        passes = self.snapshot.passes(self.place, first=self.epoch, count=None)
         noted = self._epochs.notes.read(self.place)
         if noted is not None and self._may_use(noted):
             passes.load_state_dict(noted["items"])
@@ -347,7 +348,7 @@ class Loop(StageIterator):
             self._passes = self._first_pass(None)
             return
         count = self.snapshot.extent.passes
-        self._passes = self.snapshot.passes(self.place, epoch=epoch, count=count)
+        self._passes = self.snapshot.passes(self.place, first=epoch, count=count)
         self._passes.load_state_dict(items)
         self._given = given
 

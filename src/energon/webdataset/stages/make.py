@@ -140,7 +140,7 @@ class PipelineSource(Stage):
     pipeline: Any
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        items: Iterator[Any] = self.pipeline.snapshot().items_of_epoch(context.place, context.epoch)
+        items: Iterator[Any] = self.pipeline.snapshot().items_of_loop(context.place, context.epoch)
         return items
 
     def describe(self) -> dict[str, Any]:
