@@ -10,6 +10,7 @@ import json
 import lzma
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError, MissingExtraError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    FormatError,
+    MissingExtraError,
+)
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.formats.tables.part_table import PartTable
@@ -290,8 +297,23 @@ def test_archives_that_are_cut_off_are_refused(tmp_path, suffix):
     compress(path, suffix)
     path = next((tmp_path / "in").iterdir())
     path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(FormatError, match="restore the archive"):
+    with pytest.raises(FormatError, match="restore"):
         pack(tmp_path / "in", tmp_path / "out")
+
+
+def test_an_archive_is_recognized_by_its_content_and_files_of_two_samples_are_not_lost(tmp_path):
+    path = tmp_path / "in/a.tar"
+    write_shard(path, [("0", {"txt": b"first"})])
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    pack(tmp_path / "in", tmp_path / "out")
+    assert samples_of(tmp_path / "out") == {"0": {"txt": b"first"}}
+    with tarfile.open(path, "w") as tar:
+        for content in (b"first", b"second"):
+            member = tarfile.TarInfo("0.txt")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(DuplicateSampleKeyError, match="the field 'txt' twice"):
+        pack(tmp_path / "in", tmp_path / "other")
 
 
 def check_rows(found, *, count):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
-import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any
 
-from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta.split import splits_by_name
 from energon.formats.tar.headers import split_name
+from energon.formats.tar.stream import SampleParser, StreamReader
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
+from energon.prepare.importers.decompress import open_decompressed
 from energon.prepare.importers.row import PackSource, Selects, every
 from energon.prepare.importers.selection import (
     FileSelection,
     is_about_data,
-    open_ascending,
 )
 from energon.prepare.index.index import COMPRESSED
 
@@ -57,83 +56,52 @@ class ArchiveSource(PackSource):
         self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
         for name in self._splits[split]:
-            for sample in self._of(name, start, is_selected):
-                start -= 1
-                if sample is not None:
-                    yield sample
-
-    def _of(
-        self, name: str, start: int, is_selected: Selects
-    ) -> Iterator[Mapping[str, Any] | None]:
-        """Yield the samples of an archive; None for samples that are not needed, and not read."""
-        path = self.folder / name
-        prefix = f"{_stem(name)}/" if self.prefix_keys else ""
-        current: str | None = None
-        is_needed = False
-        sample: dict[str, Any] = {}
-        try:
-            with reporting(path), _open(path) as tar:
-                for member in tar:
-                    names = split_name(member.name) if member.isreg() else None
-                    if names is None:
-                        continue
-                    key, part = names
-                    if key != current:
-                        if current is not None:
-                            yield sample or None
-                        current, sample = key, {}
-                        start -= 1
-                        row = {"folder": name.rpartition("/")[0]}
-                        is_needed = start < 0 and is_selected(prefix + key, row)
-                    if is_needed:
-                        sample["__key__"] = prefix + key
-                        sample[part] = _content(tar, member)
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise FormatError(f"{path}: {error}; restore the archive or recreate it") from error
-        if current is not None:
-            yield sample or None
+            prefix = f"{_stem(name)}/" if self.prefix_keys else ""
+            chosen = _Chosen(start, is_selected, prefix, {"folder": name.rpartition("/")[0]})
+            for sample in _read(self.folder / name, chosen):
+                yield {**sample, "__key__": prefix + sample["__key__"]}
+            start -= chosen.num_seen
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    data = file.read() if file is not None else b""
-    if len(data) != member.size:
-        raise TruncatedError(f"{member.name} is truncated; restore the archive")
-    return data
+class _Chosen:
+    """Splits the names of files into key and part, and counts samples.
+
+    Args:
+        start: How many samples to skip.
+        is_selected: Returns by key and row whether a sample is needed.
+        prefix: What comes before keys.
+        row: The same for all samples.
+    """
+
+    def __init__(
+        self, start: int, is_selected: Selects, prefix: str, row: Mapping[str, Any]
+    ) -> None:
+        self.num_seen = 0
+        self._start, self._is_selected = start, is_selected
+        self._prefix, self._row = prefix, row
+        self._key: str | None = None
+        self._is_needed = False
+
+    def __call__(self, name: str) -> tuple[str, str] | None:
+        """Return key and part of a file; None if it is not needed, and not read."""
+        names = split_name(name)
+        if names is not None and names[0] != self._key:
+            self._key = names[0]
+            self._is_needed = self.num_seen >= self._start and self._is_selected(
+                self._prefix + self._key, self._row
+            )
+            self.num_seen += 1
+        return names if self._is_needed else None
 
 
-@contextmanager
-def _open(path: AnyPath) -> Iterator[tarfile.TarFile]:
-    if not path.name.endswith((".tar.zst", ".tzst")):
-        with open_ascending(path) as file, _read_tar(file, "r:*") as tar:
-            yield tar
-        return
-    with needs_extra("formats", f"{path}: zst needs zstandard"):
-        import zstandard
-    with open_ascending(path) as file:
-        stream: BinaryIO = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        try:
-            with _read_tar(stream, "r|") as tar:
-                yield tar
-        except zstandard.ZstdError as error:
-            raise FormatError(f"{path}: {error}; restore the archive") from error
-
-
-def _read_tar(file: BinaryIO, mode: Literal["r:*", "r|"]) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
-
-
-class _Member(tarfile.TarInfo):
-    """A member of an archive that must have an end marker."""
-
-    @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(tar)
-        except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
-            raise EOFError(
-                "ends without the end marker of a tar archive; members may be missing"
-            ) from error
+def _read(path: AnyPath, chosen: _Chosen) -> Iterator[Mapping[str, Any]]:
+    parser = SampleParser(str(path), split=chosen)
+    with reporting(path), open_decompressed(path, advice="restore the archive") as file:
+        # What is compressed is decompressed anyway.
+        is_compressed = isinstance(file, gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile)
+        reader = StreamReader(file, parser, reads_all=is_compressed)
+        while (samples := reader.next_block()) is not None:
+            yield from samples
 
 
 def _stem(name: str) -> str:

@@ -157,7 +157,7 @@ def first_keys(source: PackSource, count: int) -> list[tuple[str, Row]]:
 
     for split in source.split_names():
         for _ in source.samples(split, is_selected=is_last):
-            return found
+            return found[:count]
     return found
 
 

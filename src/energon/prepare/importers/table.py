@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError, EnergonError, FormatError, needs_extra
+from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
 from energon.prepare.files import reporting
+from energon.prepare.importers.decompress import COMPRESSED, open_decompressed
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
-from energon.prepare.importers.selection import FileSelection, open_ascending
+from energon.prepare.importers.selection import FileSelection
 
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".csv", ".tsv", ".json", *LINES, ".parquet")
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
@@ -264,42 +260,9 @@ def _check_seen(path: AnyPath, unseen: set[str], number: int, there: Iterable[st
         )
 
 
-@contextmanager
-def _opened(path: AnyPath) -> Iterator[BinaryIO]:
-    """Open a table to read it from the beginning to the end, decompressed.
-
-    Raises:
-        FormatError: If it is compressed and damaged.
-    """
+def _opened(path: AnyPath) -> AbstractContextManager[BinaryIO]:
     suffix = path.suffix.lower()
-    if suffix not in COMPRESSED:
-        with open_ascending(path) as file:
-            yield file
-        return
-    if suffix == ".zst":
-        with needs_extra("formats", f"{path}: zst needs zstandard"):
-            import zstandard
-        damaged: tuple[type[Exception], ...] = (zstandard.ZstdError,)
-    else:
-        damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
-    with open_ascending(path) as file:
-        unpacked: Any = (
-            io.BufferedReader(
-                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            )
-            if suffix == ".zst"
-            else _OPENERS[suffix](file)
-        )
-        try:
-            with unpacked:
-                yield cast("BinaryIO", unpacked)
-        except EnergonError:
-            raise
-        except damaged as error:
-            raise FormatError(f"{path}: {error}; copy the file again") from error
-
-
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return open_decompressed(path, suffix if suffix in COMPRESSED else "")
 
 
 def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:

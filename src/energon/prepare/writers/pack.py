@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -349,15 +350,21 @@ class _SplitRouter:
         is_new: Callable[[str, str], bool],
     ) -> Iterator[dict[str, Any]]:
         """Yield samples that are new, with the names of their splits."""
-        split = ""
+        routed: deque[tuple[str, str]] = deque()
 
         def is_selected(key: str, row: Row) -> bool:
-            nonlocal split
             split = self.route(key, row)
-            return is_new(split, key)
+            if not is_new(split, key):
+                return False
+            routed.append((key, split))
+            return True
 
         for part in parts:
             for sample in source.samples(part, start, is_selected):
+                # Sources may ask about samples before they have yielded the ones before these.
+                key, split = routed.popleft()
+                while key != sample["__key__"]:
+                    key, split = routed.popleft()
                 yield {**sample, SPLIT: split}
 
     def _is_new(self, split: str, key: str) -> bool:
