@@ -147,10 +147,6 @@ CALLED_BY_OTHERS = {
 FOR_TESTS = {"io/files.py": {"forget_stores"}, "testing.py": {"check_resume"}}
 
 
-READS_STREAMS = {"formats/tar/stream.py": {"StreamReader", "next_block"}}
-"""The only tar parser has a mode for streams, which only the fluid interface reads."""
-
-
 def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
     """Each function, method and class is used in the core, or in a page or program of ours."""
     defined, used = defaultdict(set), Counter()
@@ -171,7 +167,7 @@ def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
         if not (used[name] > 0 or name.startswith("__") or name.endswith("_command")):
             for path in paths:
                 unused[path].add(name)
-    assert unused == {**CALLED_BY_OTHERS, **FOR_TESTS, **READS_STREAMS}
+    assert unused == {**CALLED_BY_OTHERS, **FOR_TESTS}
 
 
 def test_files_are_named_by_what_they_hold():

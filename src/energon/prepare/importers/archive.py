@@ -57,13 +57,13 @@ class ArchiveSource(PackSource):
     ) -> Iterator[Mapping[str, Any]]:
         for name in self._splits[split]:
             prefix = f"{_stem(name)}/" if self.prefix_keys else ""
-            chosen = _Chosen(start, is_selected, prefix, {"folder": name.rpartition("/")[0]})
+            chosen = _NeededFiles(start, is_selected, prefix, {"folder": name.rpartition("/")[0]})
             for sample in _read(self.folder / name, chosen):
                 yield {**sample, "__key__": prefix + sample["__key__"]}
             start -= chosen.num_seen
 
 
-class _Chosen:
+class _NeededFiles:
     """Splits the names of files into key and part, and counts samples.
 
     Args:
@@ -94,7 +94,7 @@ class _Chosen:
         return names if self._is_needed else None
 
 
-def _read(path: AnyPath, chosen: _Chosen) -> Iterator[Mapping[str, Any]]:
+def _read(path: AnyPath, chosen: _NeededFiles) -> Iterator[Mapping[str, Any]]:
     parser = SampleParser(str(path), split=chosen)
     with reporting(path), open_decompressed(path, advice="restore the archive") as file:
         # What is compressed is decompressed anyway.
