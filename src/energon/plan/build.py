@@ -8,13 +8,11 @@ from dataclasses import replace
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.blend import BlendPlan
 from energon.plan.curve import Clock, Curve, Point
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaf import PlanLeaf
 from energon.plan.leaf_order import Era
 from energon.plan.line import LinePlan
 from energon.plan.mix import Mix, MixEntry
 from energon.plan.rows import WindowPlan
-
-__all__ = ["blend_plan", "choose_slice_samples", "concat_plan", "epochized_plan", "mix_plan"]
 
 
 def blend_plan(

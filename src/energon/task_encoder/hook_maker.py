@@ -162,7 +162,7 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
 def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
     """Warn of methods whose names are nearly those of a hook that is not overridden."""
     known = vars(TaskEncoder).keys()
-    hooks = [name for name in _HOOKS if not _overrides(encoder, name)]
+    hooks = [name for name in HOOKS if not _overrides(encoder, name)]
     classes = type(encoder).__mro__[:-1]
     own = {name for kind in classes for name, value in vars(kind).items() if callable(value)}
     for name in sorted(own - known):
@@ -173,10 +173,11 @@ def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
         warn_once(logger, place, "%s is not a hook, did you mean %s?", place, close)
 
 
-_HOOKS = (
+HOOKS = (
     *("encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
     *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion"),
 )
+"""The hooks that any dataset may have; crude ones also have `cook_crude_sample`."""
 
 
 def _overrides(encoder: AnyTaskEncoder, hook: str) -> bool:

@@ -30,7 +30,7 @@ from energon.stages.seed import SeedDataset
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker, check_encoder
+from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
@@ -326,7 +326,7 @@ class Recipe:
 
     @property
     def _users(self) -> tuple[Hook, ...]:
-        return self._hooks.overridden(*_SEEDED)
+        return self._hooks.overridden(*HOOKS)
 
 
 def make_reader(
@@ -359,16 +359,6 @@ def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[An
     return MapDataset(stage, hooks)
 
 
-_SEEDED = (
-    "encode_sample",
-    "preencode_sample",
-    "select_samples_to_pack",
-    "postencode_sample",
-    "pack_selected_samples",
-    "batch_group_criterion",
-    "batch",
-    "encode_batch",
-)
 _YIELDING = (
     "cook_crude_sample",
     "encode_sample",

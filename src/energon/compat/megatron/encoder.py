@@ -46,6 +46,7 @@ from energon.task_encoder import encoder as core
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import HookMethod
+from energon.task_encoder.hook_maker import HOOKS
 from energon.task_encoder.recipe import Recipe, train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
@@ -367,18 +368,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return call_inner
 
 
-HOOKS = (
-    "cook_crude_sample",
-    "encode_sample",
-    "preencode_sample",
-    "postencode_sample",
-    "select_samples_to_pack",
-    "pack_selected_samples",
-    "batch_group_criterion",
-    "batch",
-    "encode_batch",
-)
-for _name in (*HOOKS, *BUILDERS):
+for _name in ("cook_crude_sample", *HOOKS, *BUILDERS):
     setattr(AugmentTaskEncoder, _name, _delegate(_name))
 
 
