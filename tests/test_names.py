@@ -144,6 +144,7 @@ CALLED_BY_OTHERS = {
     "prepare/processes.py": {"_launch"},
 }
 """Methods of click, fuse, pickle, urllib, io, logging and multiprocessing."""
+PROGRAMS = ("benchmarks", "examples")
 FOR_TESTS = {"io/files.py": {"forget_stores"}, "testing.py": {"check_resume"}}
 
 
@@ -158,7 +159,8 @@ def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
                 used[name] -= 1
                 defined[name].add(path)
     repository = ROOT.parents[1]
-    pages = [*repository.glob("docs/*.md"), *repository.glob("examples/**/*.py")]
+    pages = [*repository.glob("docs/*.md"), *repository.glob("docs/site/*.py")]
+    pages += [path for name in PROGRAMS for path in repository.glob(f"{name}/**/*.py")]
     pages += [repository / "README.md", *ROOT.glob("viewer/templates/*")]
     for page in pages:
         used.update(re.findall(r"\w+", page.read_text()))
