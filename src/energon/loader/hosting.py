@@ -261,7 +261,8 @@ class LaneHost:
             host=self._host,
         )
         with nullcontext() if self._pool is None else activated(self._pool):
-            batches = self.pipeline.open_lane(lane, position.saved_state())
+            state = None if position.state is None else position.saved_state()
+            batches = self.pipeline.open_lane(lane, state)
         following = iter(batches)
         if self._pool is not None:
             following = _with_pool(following, self._pool, lane.counts)
