@@ -32,4 +32,4 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     assert len(steady.files) <= 13, steady.report()
     assert steady.calls.total() <= 69, steady.report()
     assert steady.deepest <= 13, steady.report()
-    assert len(first.files) <= 36, first.report()  # one finds modules, in a longer session
+    assert len(first.files) <= 40, first.report()  # one finds modules, in a longer session
