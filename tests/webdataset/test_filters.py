@@ -5,6 +5,7 @@ import io
 import pickle
 import random
 import threading
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -41,6 +42,38 @@ def test_shuffling_mixes_as_well_as_a_buffer_of_that_size_can():
         found[order[0]] += 1
     assert min(found.values()) > 15
     assert len(found) == 8
+
+
+class Item:
+    """Something that can be referred to weakly."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "items"),
+    [
+        (wds.batched(4, collation_fn=None), 4),
+        (wds.batched(4, collation_fn=list, partial=False), 4),
+        (wds.map(lambda item: [item]), 1),
+        (filters.Apply(lambda item: [item]), 1),
+    ],
+)
+def test_what_was_yielded_is_released_before_the_next_items_are_read(stage, items):
+    """They reuse its memory."""
+    alive, found = weakref.WeakSet(), []
+
+    def source():
+        for number in range(20):
+            if number % items == 0:
+                found.append(len(alive))
+            item = Item()
+            alive.add(item)
+            yield item
+            del item
+
+    outputs = stage(source())
+    for _ in range(5):
+        next(outputs)
+    assert found == [0] * 5
 
 
 def test_shuffling_starts_after_some_items_and_fills_its_buffer_on_the_way():

@@ -348,3 +348,4 @@ def _host_into(host: LaneHost, channel: _Channel) -> None:
                 return
             if not channel.put(event):
                 return
+            del event  # the trainer may have dropped the batch, whose memory the next one reuses

@@ -179,8 +179,7 @@ class _LoaderIterator(StageIterator):
         if not self._is_restored:
             self._loader.begin_epoch(self._epoch)
         converts = self._converts and has_torch()
-        for batch in self._loader:
-            yield convert(batch) if converts else batch
+        yield from map(convert, self._loader) if converts else self._loader
 
     def state_dict(self) -> State:
         state = self._loader.save_state_rank()

@@ -337,11 +337,13 @@ class EpochBatches(StageIterator):
         super().__init__(items)
 
     def _run(self) -> Iterator[Any]:
-        items, size, collate = iter(self._source), self._batch.batchsize, self._batch.collation_fn
-        while batch := list(islice(items, min(size, self._left))):
-            self._left = self._left - len(batch) or self._length
-            if len(batch) == size or self._batch.partial:
-                yield batch if collate is None else collate(batch)
+        items = iter(self._source)
+        yield from self._batch.batches(iter(lambda: self._next_items(items), []))
+
+    def _next_items(self, items: Iterator[Any]) -> list[Any]:
+        batch = list(islice(items, min(self._batch.batchsize, self._left)))
+        self._left = self._left - len(batch) or self._length
+        return batch
 
     def state_dict(self) -> State:
         return {"source": state_of(self._source), "left": self._left}

@@ -162,6 +162,7 @@ class Passes(StageIterator):
             first = next(items, _END)
             if first is not _END:
                 yield first
+                del first  # it may be a large batch
                 yield from items
             elif self._left is None and is_whole:
                 # Whoever waits for items that never come would wait forever.

@@ -84,6 +84,15 @@ class Batched(Stage):
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _BatchedIterator(self, source)
 
+    def batches(self, lists: Iterator[list[Any]]) -> Iterator[Any]:
+        """Return the batches of lists of items.
+
+        No variable keeps a batch while the next one is made, which then reuses its memory.
+        """
+        if not self.partial:
+            lists = filter(lambda batch: len(batch) == self.batchsize, lists)
+        return lists if self.collation_fn is None else map(self.collation_fn, lists)
+
 
 class _BatchedIterator(StageIterator):
     def __init__(self, stage: Batched, source: Iterator[Any]) -> None:
@@ -91,11 +100,8 @@ class _BatchedIterator(StageIterator):
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        size, collate = self._stage.batchsize, self._stage.collation_fn
-        items = iter(self._source)
-        while batch := list(islice(items, size)):
-            if len(batch) == size or self._stage.partial:
-                yield batch if collate is None else collate(batch)
+        stage, items = self._stage, iter(self._source)
+        yield from stage.batches(iter(lambda: list(islice(items, stage.batchsize)), []))
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
         if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
             result["__key__"] = item["__key__"]
         yield result
+        del item, result  # the next ones reuse their memory
 
 
 def _apply(
@@ -121,6 +122,7 @@ def _apply(
             _note_origin(error, item)
             raise
         yield result
+        del item, result  # the next ones reuse their memory
 
 
 def _select(
