@@ -14,7 +14,7 @@ from energon import (
     get_train_dataset,
 )
 from tests.datasets import make_crude
-from tests.tracing import ROOT, Trace
+from tests.tracing import ROOT, Trace, measure_no_hooks
 
 BATCH_SIZE = 16
 
@@ -69,9 +69,7 @@ def batches_of(root, encoder, **settings):
 
 @pytest.fixture(autouse=True)
 def no_measured_hooks(monkeypatch):
-    """Measure hooks in the first batch only: tracing makes batches slow, so more are measured."""
-    monkeypatch.setattr("energon.loader.monitoring.batch_clock.SHARE", 1e-9)
-    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 0)
+    measure_no_hooks(monkeypatch)
 
 
 PATHS = [

@@ -128,6 +128,9 @@ REASONS = {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,
     },
+    "energon/loader/monitoring/accounts.py": {
+        "setattr(about, kind, count if kind == 'calls' else count / 1000000.0)": FIELDS,
+    },
     "energon/loader/processes/fork_server.py": {
         "importlib.import_module(name)": TABLE,
     },

@@ -44,3 +44,9 @@ class Trace:
         lines = [f"{self.calls.total()} calls, {len(self.files)} files, {self.deepest} frames"]
         lines += [f"{count:5} {file} {name}" for (file, name), count in self.calls.most_common()]
         return "\n".join(lines)
+
+
+def measure_no_hooks(monkeypatch):
+    """Let hosts time no hooks: tracing makes batches slow, so more than usual would be timed."""
+    monkeypatch.setattr("energon.loader.monitoring.batch_clock.SHARE", 1e-9)
+    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 0)
