@@ -94,7 +94,7 @@ def test_a_wheel_has_all_modules_their_types_and_two_commands(wheel):
     modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
     assert modules <= names
     assert {"energon/py.typed", "energon/__init__.pyi", "megatron/energon/py.typed"} <= names
-    assert "megatron/energon/flavors/__init__.pyi" in names
+    assert {"megatron/energon/flavors/__init__.pyi", "energon/webdataset/__init__.pyi"} <= names
     assert "energon/metadataset/schema.json" in names
     assert "megatron/__init__.py" not in names  # other distributions have packages there, too
     assert not [name for name in names if name.startswith(("tests", "docs", "examples"))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +164,17 @@ def test_names_of_its_modules(module):
     found = importlib.import_module(f"energon.webdataset.{module}")
     for name in DEEP[module].split():
         assert hasattr(found, name), name
+
+
+def test_type_checkers_see_the_same_names():
+    stub = ast.parse(Path(wds.__file__).with_name("__init__.pyi").read_text()).body
+    seen = {
+        alias.asname: node.module.removeprefix("energon.webdataset").removeprefix(".")
+        for node in stub
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {**wds._HOME, "gopen": "gopen", **dict.fromkeys(wds._MODULES, "")}
 
 
 def test_a_function_and_a_module_have_the_same_name():
