@@ -29,7 +29,6 @@ TABLES = (
     ".jsonl",
     ".ndjson",
     ".parquet",
-    ".arrow",
     ".jsonl.gz",
     ".csv.gz",
 )
@@ -171,6 +170,8 @@ def advice(path: str) -> str:
     if is_file(path) and not _is_bucket(path):
         if path.lower().endswith(TABLES):
             return f"is a table; {pack} makes a sample of each row"
+        if path.endswith(".arrow"):
+            return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
         if path.endswith(".tar"):
             folder = shown.rpartition("/")[0] or "."
             return (
@@ -199,6 +200,11 @@ def advice(path: str) -> str:
     if path.startswith("hf://datasets/") and "@" not in path:
         root = split_address(path).root
         return f"has files ({kinds}); the hub may have Parquet copies of them: {root}{CONVERTED}"
+    if any(name.endswith(".arrow") for name in names):
+        return (
+            "has Arrow files, but no valid state.json or dataset_dict.json, which save_to_disk "
+            "writes beside them; save the dataset again, or copy the missing file"
+        )
     if tables and 2 * tables > len(names):
         return f"has tables ({kinds}); {pack} makes a sample of each row; {_READABLE}"
     if kinds:

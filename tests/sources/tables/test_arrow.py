@@ -133,6 +133,7 @@ def test_damaged_files_are_reported(folder):
         ("[]", "expected a list of files, found None"),
         ('{"_data_files": [{"filename": "../x.arrow"}]}', "expected a list of files"),
         ('{"_data_files": [{}]}', "expected a list of files"),
+        ('{"_data_files": 3}', "expected a list of files, found 3"),
         ("{", r"state\.json"),
         ('{"_data_files": [], "_indices_data_files": [{}]}', "call flatten_indices"),
     ],
@@ -141,6 +142,24 @@ def test_a_state_that_makes_no_sense_is_reported(folder, state, problem):
     (folder / "state.json").write_text(state)
     with pytest.raises(FormatError, match=problem):
         ArrowSource(folder)
+
+
+@pytest.mark.parametrize("state", [None, "", "{", "[]", "{}"])
+def test_a_folder_without_a_valid_state_is_not_taken_for_tables(folder, state):
+    if state is None:
+        (folder / "state.json").unlink()
+    else:
+        (folder / "state.json").write_text(state)
+    result = run("info", folder)
+    assert result.exit_code == 2
+    assert f"{folder} has Arrow files, but no valid state.json" in result.output
+    assert "energon pack" not in result.output
+
+
+def test_an_arrow_file_alone_leads_to_its_folder(folder):
+    assert f"is an Arrow file; name its folder, {folder}" in (
+        run("info", folder / "data-00000-of-00003.arrow").output
+    )
 
 
 def test_nothing_to_read_and_other_places_are_errors(tmp_path, folder):

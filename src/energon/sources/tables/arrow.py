@@ -213,8 +213,9 @@ def data_files(folder: str) -> list[str]:
     path = os.path.join(folder, STATE)
     about = parse_json(read_bytes(path), origin=path)
     files = about.get("_data_files") if isinstance(about, Mapping) else None
-    names = [each.get("filename") if isinstance(each, Mapping) else each for each in files or ()]
-    if not isinstance(files, list) or not all(_is_name(name) for name in names):
+    listed = files if isinstance(files, list) else [None]
+    names = [each.get("filename") if isinstance(each, Mapping) else each for each in listed]
+    if not all(_is_name(name) for name in names):
         raise FormatError(f"{path}: expected a list of files, found {files!r:.100}")
     if about.get("_indices_data_files"):
         raise FormatError(
