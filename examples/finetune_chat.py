@@ -8,9 +8,9 @@ a small one is created there. A line is a conversation: `{"images": ["7.png"], "
 "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "…"}]}`. Conversations
 are packed into sequences of CONTEXT tokens, in which each attends only to itself, and images are
 read when their pack is made. The loss covers only the answers of the assistant, and weighs all of
-their tokens equally across ranks. If CHECKPOINT exists, the run continues where it was saved: a
-step has the same packs with any number of workers, and on any number of ranks that divides
-MICRO_BATCHES.
+their tokens equally across ranks. CHECKPOINT is written every 10 steps, and a run that finds one
+continues there, also after it was killed: a step has the same packs with any number of workers, and
+on any number of ranks that divides MICRO_BATCHES.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("data", type=Path)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
     rank = int(os.environ.get("RANK", "0"))
@@ -199,14 +200,28 @@ def main(arguments: Sequence[str] | None = None) -> float:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        data = loader.save_state_global(global_dst_rank=0)
+            if step % options.save_every == 0 or step == options.steps:
+                data = loader.save_state_global(global_dst_rank=0)
+                if rank == 0:
+                    save(
+                        options.checkpoint,
+                        model=model.state_dict(),
+                        optimizer=optimizer.state_dict(),
+                        data=data,
+                        step=step,
+                    )
     if rank == 0:
         click.echo(f"step {step}: loss {loss:.4f}")
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": data, "step": step}, options.checkpoint)
     if world_size > 1:
         torch.distributed.destroy_process_group()
     return loss
+
+
+def save(path: Path, **content: object) -> None:
+    """Write a checkpoint: whenever the process is killed, there is a complete one."""
+    new = path.with_name(f"{path.name}.new")
+    torch.save(content, new)
+    new.replace(path)
 
 
 def chats(data: Path) -> dict[str, object]:

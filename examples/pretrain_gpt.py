@@ -6,8 +6,8 @@
 CORPORA is a folder with the token files web.bin, web.idx, code.bin and code.idx, as `energon pack
 --to tokens` writes them; if it does not exist, small ones are created there. Documents are
 concatenated and cut into sequences, and each attends only to itself. The share of code grows during
-the run. If CHECKPOINT exists, the run continues where it was saved: a step has the same sequences
-on any number of ranks that divides MICRO_BATCHES.
+the run. CHECKPOINT is written every 10 steps, and a run that finds one continues there, also after
+it was killed: a step has the same sequences on any number of ranks that divides MICRO_BATCHES.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("corpora", type=Path)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     options = parser.parse_args(arguments)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
@@ -72,14 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> float:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        data = loader.save_state_global(global_dst_rank=0)
+            if step % options.save_every == 0 or step == options.steps:
+                data = loader.save_state_global(global_dst_rank=0)
+                if rank == 0:
+                    save(
+                        options.checkpoint,
+                        model=model.state_dict(),
+                        optimizer=optimizer.state_dict(),
+                        data=data,
+                        step=step,
+                    )
     if rank == 0:
         click.echo(f"step {step}: loss {loss:.4f}")
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": data, "step": step}, options.checkpoint)
     if world_size > 1:
         torch.distributed.destroy_process_group()
     return loss
+
+
+def save(path: Path, **content: object) -> None:
+    """Write a checkpoint: whenever the process is killed, there is a complete one."""
+    new = path.with_name(f"{path.name}.new")
+    torch.save(content, new)
+    new.replace(path)
 
 
 def blend(corpora: Path) -> dict[str, object]:

@@ -5,9 +5,9 @@
 
 DATA is a folder with the Parquet files web/*.parquet, of columns image and caption, and a prepared
 dataset of tar shards, photos; if it does not exist, small ones are created there. Two thirds of the
-pairs come from web. Each pair is contrasted with all others of the step, across ranks. If
-CHECKPOINT exists, the run continues where it was saved: a step has the same pairs, with the same
-crops, on any number of ranks that divides MICRO_BATCHES.
+pairs come from web. Each pair is contrasted with all others of the step, across ranks. CHECKPOINT
+is written every 10 steps, and a run that finds one continues there, also after it was killed: a
+step has the same pairs, with the same crops, on any number of ranks that divides MICRO_BATCHES.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("data", type=Path)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
     job = Job.begin()
@@ -146,16 +147,30 @@ def main(arguments: Sequence[str] | None = None) -> float:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        data = loader.save_state_global(global_dst_rank=0)
+            if step % options.save_every == 0 or step == options.steps:
+                data = loader.save_state_global(global_dst_rank=0)
+                if job.rank == 0:
+                    save(
+                        options.checkpoint,
+                        model=model.state_dict(),
+                        optimizer=optimizer.state_dict(),
+                        data=data,
+                        step=step,
+                    )
     accuracy = 0.0
     if job.rank == 0:
         accuracy = validate(model, options.data)
         click.echo(f"step {step}: loss {loss:.4f}, accuracy {accuracy:.2f}")
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**content, "data": data, "step": step}, options.checkpoint)
     if job.world_size > 1:
         torch.distributed.destroy_process_group()
     return accuracy
+
+
+def save(path: Path, **content: object) -> None:
+    """Write a checkpoint: whenever the process is killed, there is a complete one."""
+    new = path.with_name(f"{path.name}.new")
+    torch.save(content, new)
+    new.replace(path)
 
 
 def blend(data: Path) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energon import WorkerConfig, get_train_dataset
-from tests.examples.test_pretrain_gpt import EXAMPLES, train
+from tests.examples.test_pretrain_gpt import EXAMPLES, train, train_and_kill
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,11 +70,12 @@ def test_a_run_goes_on_where_it_was_saved(program, data, tmp_path):
 
 
 @pytest.mark.slow  # processes that import torch
-def test_a_run_goes_on_with_other_workers_and_ranks_and_learns(data, tmp_path):
+def test_a_killed_run_goes_on_with_other_workers_and_ranks_and_learns(data, tmp_path):
     settings = {"program": "finetune_chat.py"}
     whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
-    first = train(data, cut, "--steps", 2, "--workers", 2, ranks=1, **settings)
-    expected = train(data, whole, "--steps", 4, ranks=1, **settings)
-    found = train(data, cut, "--steps", 4, "--workers", 1, ranks=3, **settings)
+    steps = 2 + train_and_kill(data, cut, "--workers", 2, ranks=1, **settings)
+    expected = train(data, whole, "--steps", steps, ranks=1, **settings)
+    found = train(data, cut, "--steps", steps, "--workers", 1, ranks=3, **settings)
     assert found == pytest.approx(expected, abs=1e-3)
-    assert train(data, cut, "--steps", 25, ranks=2, **settings) < first / 3
+    untrained = train(data, tmp_path / "new.pt", "--steps", 1, ranks=1, **settings)
+    assert train(data, cut, "--steps", steps + 21, ranks=2, **settings) < untrained / 3

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -21,11 +25,20 @@ def train(*arguments, ranks, program="pretrain_gpt.py"):
 
 def printed(*arguments, ranks, program):
     """Run a program on some ranks, and return what the first one prints; the others are silent."""
+    running = started(*arguments, ranks=ranks, program=program)
+    outputs = [each.communicate(timeout=240)[0] for each in running]
+    assert [each.returncode for each in running] == [0] * ranks
+    assert not any(outputs[1:])
+    return outputs[0]
+
+
+def started(*arguments, ranks, program):
+    """Start a program on some ranks."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    running = [
+    return [
         subprocess.Popen(
             [sys.executable, str(EXAMPLES / program), *map(str, arguments)],
             env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
@@ -34,18 +47,29 @@ def printed(*arguments, ranks, program):
         )
         for rank in range(ranks)
     ]
-    outputs = [each.communicate(timeout=120)[0] for each in running]
-    assert [each.returncode for each in running] == [0] * ranks
-    assert not any(outputs[1:])
-    return outputs[0]
+
+
+def train_and_kill(data, checkpoint, *arguments, ranks, program="pretrain_gpt.py"):
+    """Kill a program on some ranks while it trains, and return how many steps it has saved."""
+    endless = "--steps", 10**6, "--save-every", 1
+    running = started(data, checkpoint, *endless, *arguments, ranks=ranks, program=program)
+    try:
+        wait_until(lambda: checkpoint.exists() or any(each.poll() for each in running))
+        time.sleep(0.2)  # a step is shorter: some are saved, and one is half done
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
+    assert [each.returncode for each in running] == [-signal.SIGKILL] * ranks
+    return torch.load(checkpoint)["step"]
 
 
 @pytest.mark.slow  # six processes that import torch
-def test_a_run_goes_on_with_other_ranks_as_if_nothing_had_happened(tmp_path):
+def test_a_killed_run_goes_on_with_other_ranks_as_if_nothing_had_happened(tmp_path):
     # Two ranks begin without data: one of them makes it.
-    train(tmp_path / "corpora", tmp_path / "cut.pt", "--steps", 3, ranks=2)
-    found = train(tmp_path / "corpora", tmp_path / "cut.pt", "--steps", 8, ranks=3)
-    expected = train(tmp_path / "corpora", tmp_path / "whole.pt", "--steps", 8, ranks=1)
+    steps = 3 + train_and_kill(tmp_path / "corpora", tmp_path / "cut.pt", ranks=2)
+    found = train(tmp_path / "corpora", tmp_path / "cut.pt", "--steps", steps, ranks=3)
+    expected = train(tmp_path / "corpora", tmp_path / "whole.pt", "--steps", steps, ranks=1)
     assert found == pytest.approx(expected, abs=2e-4)
     whole, cut = (torch.load(tmp_path / f"{name}.pt") for name in ("whole", "cut"))
     for name, value in whole["model"].items():

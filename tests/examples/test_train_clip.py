@@ -7,7 +7,7 @@ import runpy
 import pytest
 import torch
 
-from tests.examples.test_pretrain_gpt import EXAMPLES, train
+from tests.examples.test_pretrain_gpt import EXAMPLES, train, train_and_kill
 
 pytest.importorskip("pyarrow")
 
@@ -50,11 +50,11 @@ def test_images_find_their_captions(program, data, tmp_path):
 
 
 @pytest.mark.slow  # four processes that import torch
-def test_a_run_goes_on_with_two_ranks_as_if_nothing_had_happened(data, tmp_path):
+def test_a_killed_run_goes_on_with_two_ranks_as_if_nothing_had_happened(data, tmp_path):
     settings = {"program": "train_clip.py"}
-    train(data, tmp_path / "whole.pt", "--steps", 5, ranks=1, **settings)
-    train(data, tmp_path / "cut.pt", "--steps", 2, ranks=1, **settings)
-    train(data, tmp_path / "cut.pt", "--steps", 5, ranks=2, **settings)
+    steps = 3 + train_and_kill(data, tmp_path / "cut.pt", ranks=1, **settings)
+    train(data, tmp_path / "cut.pt", "--steps", steps, ranks=2, **settings)
+    train(data, tmp_path / "whole.pt", "--steps", steps, ranks=1, **settings)
     cut = model_of(tmp_path / "cut.pt")
     for name, value in model_of(tmp_path / "whole.pt").items():
         assert torch.allclose(value, cut[name], atol=1e-3), name
