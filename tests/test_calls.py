@@ -61,8 +61,8 @@ def crude(tmp_path_factory):
     return make_crude(tmp_path_factory.mktemp("calls") / "ds", [100, 100, 100, 100])
 
 
-def batches_of(root, encoder, **settings):
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
+def batches_of(root, encoder, lanes=1, **settings):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=lanes)
     dataset = get_train_dataset(root, worker_config=config, task_encoder=encoder, **settings)
     return get_savable_loader(dataset)
 
@@ -120,3 +120,18 @@ def test_a_sixth_more_calls_are_noticed(crude, encoder, settings, calls):
 
     with pytest.raises(AssertionError, match="more.py more"):
         check_calls(crude, Wasteful, settings, calls)
+
+
+@pytest.mark.parametrize("encoder", [Encoding, Cooking])
+def test_the_default_lanes_take_few_calls_more_than_one_lane(crude, encoder):
+    calls = {}
+    for lanes in (1, None):
+        with batches_of(crude, encoder(), lanes, batch_size=32) as loader:
+            batches = iter(loader)
+            for _ in range(300):  # blocks have grown by then
+                next(batches)
+            with Trace() as trace:
+                for _ in range(384):
+                    next(batches)
+        calls[lanes] = trace.calls.total() / 384
+    assert calls[None] < calls[1] + 4, trace.report()

@@ -79,11 +79,11 @@ class LateReader(NumberReader):
 LANES, BATCH = 6, 4
 
 
-def lanes_of_a_stream():
+def lanes_of_a_stream(total=None, reader=None):
     """Lanes that share a stream of numbers, with what was asked for by their reader."""
-    reader = LateReader()
+    reader = reader or LateReader()
     object.__setattr__(reader, "asked", [])
-    plan = DealtPlan(NumberPlan(1, None), LANES, BATCH)
+    plan = DealtPlan(NumberPlan(1, total), LANES, BATCH)
     host = Host()
     lanes = [Lane(number, LANES, host=host) for number in range(LANES)]
     for lane in lanes:
@@ -113,3 +113,28 @@ def test_lanes_of_a_stream_that_do_not_take_turns_get_their_own_samples(order, c
         assert found == [(turn * LANES + number) * BATCH + within for turn, within in turns]
         rows[number] += count
         lanes[number].current.count_batch()
+
+
+@pytest.mark.parametrize("reader", [LateReader, NumberReader])
+@given(
+    total=st.integers(0, 900),
+    more=st.dictionaries(st.integers(0, 200), st.integers(-BATCH + 1, 2 * BATCH), max_size=3),
+)
+def test_lanes_that_fall_out_of_turn_and_come_to_an_end_get_their_own_samples(reader, total, more):
+    lanes, iterators, _ = lanes_of_a_stream(total, reader())
+    rows, found = [0] * LANES, []
+    batch = 0
+    while len(found) < total:
+        number = batch % LANES
+        # A lane that skips samples takes more of them for a batch.
+        count = BATCH + more.get(batch, 0)
+        samples = [sample["n"] for sample in iterators[number].take(count)]
+        turns = [divmod(row, BATCH) for row in range(rows[number], rows[number] + count)]
+        own = [(turn * LANES + number) * BATCH + within for turn, within in turns]
+        assert samples == [each for each in own if each < total]
+        rows[number] += len(samples)
+        found += samples
+        lanes[number].current.count_batch()
+        batch += 1
+    assert sorted(found) == [*range(total)]
+    assert all(iterator.take(1) == [] for iterator in iterators)

@@ -102,6 +102,24 @@ class DealtPlan:
         found = self.plan.find(leaf, epoch, ordinal)
         return None if found is None else self.lane_of(*found)
 
+    def row_in_turn(self, positions: Sequence[tuple[int, int]]) -> int | None:
+        """Return at which row of their stream lanes continue in turn; None if they do not.
+
+        Args:
+            positions: The lanes in the order of their next batches, each with its next row. All but
+                the first must be between two batches, and no lane of the stream may be missing.
+        """
+        (lane, row), *others = positions
+        turn, within = divmod(row, self.stripe)
+        batch = turn * self.lanes_of_stream + lane // self.plan.lanes
+        stream, stripe = self.stream_of(lane), self.stripe
+        if len(positions) != self.lanes_of_stream or any(
+            position != self.lane_of(stream, number * stripe)
+            for number, position in enumerate(others, batch + 1)
+        ):
+            return None
+        return batch * stripe + within
+
     def lane_of(self, stream: int, row: int) -> tuple[int, int]:
         """Return the lane that a row of a stream is dealt to, and its row there."""
         batch, within = divmod(row, self.stripe)

@@ -32,7 +32,8 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.blocks import GAP, Reader, ReadSamples, RowsOfLane, blocks_of
+from energon.stages.block_reading import GAP, RowsOfLane, blocks_of
+from energon.stages.blocks import Reader, ReadSamples
 from energon.stages.lane import Lane
 
 
