@@ -144,7 +144,6 @@ REASONS = {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
     "energon/loader/transport/columns.py": {
-        "attrgetter('_known')": TORCH,
         "attrgetter(slot)": FIELDS,
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
         "exec(source, scope)": "names of attributes that are identifiers",

@@ -330,6 +330,7 @@ def test_the_lock_of_a_process_that_was_killed_when_its_index_was_whole_goes(roo
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_leaves_the_cache_of_the_user(root, monkeypatch):
     path = document(root, "[{path: captions}, {path: texts}]")
+    (root / "cache").mkdir()
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(root / "cache"))
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
@@ -337,6 +338,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_cache_of_the_user(root, monk
     finally:
         root.chmod(0o755)
     assert cached(root) == []
+    assert len([*(root / "cache" / "joins").iterdir()]) == 1
 
 
 def test_a_document_in_memory_uses_the_cache_of_the_user(root, monkeypatch):
