@@ -47,8 +47,8 @@ class WorkerConfig:
         seed_offset: The seed of the run.
         worker_debug_path: File to which the keys of batches are written, with {worker_id} (the
             lane) and {pid} in it replaced; None for the logger "energon".
-        worker_log_level: From 1 on, the keys of all training batches are written; from 2 on, of
-            those for validation, too. `energon analyze-debug` counts them.
+        worker_log_level: 1 or more writes the keys of all training batches, 2 or more also those
+            of validation batches. `energon analyze-debug` counts them.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
             that fails and is tolerated; None logs it.
 

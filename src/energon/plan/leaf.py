@@ -21,7 +21,7 @@ class PlanLeaf:
         uid: Distinct for every leaf of a run; part of all its keys.
         num_samples: How many samples it has.
         weight: Share in a blend, relative to the others; 0 draws nothing.
-        repetitions: How often it comes in an epochized line; may be a fraction.
+        repetitions: How often an epochized line repeats it; may be a fraction.
         slice_samples: L, consecutive samples that are read together; 1 shuffles globally.
         parallel_slices: S, slices open at a time in a lane.
         shuffle_over_epochs: m permutes m copies of the leaf together; -1 draws with

@@ -160,8 +160,8 @@ def stateless(
             seeded once per batch.
         failure_tolerance: How many consecutive failures end the run, 0 for never; None for the
             task encoder's.
-        failure_rate: The share of samples that may fail, 0 to 1, checked in each worker from
-            1,000 samples on; None for the task encoder's.
+        failure_rate: The share of samples that may fail, 0 to 1, checked in each worker after
+            1,000 samples; None for the task encoder's.
         error_handler: Called as `error_handler(exception, sample, sources)` for each tolerated
             failure; None for that of `WorkerConfig`.
 

@@ -60,7 +60,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         __default_failure_tolerance__: How many consecutive failures of a hook end the run, unless
             the hook sets its own; 0 for never.
         __default_failure_rate__: The share of samples a hook may fail on, checked in each lane
-            from 1,000 samples on; None for any.
+            after 1,000 samples; None for any.
 
     Example:
         >>> from energon import WorkerConfig, get_val_dataset

@@ -48,7 +48,7 @@ def get_train_dataset(
         split_part: The split to read.
         worker_config: Rank, workers, lanes and seed.
         batch_size: Samples per batch; None yields samples.
-        batch_drop_last: Whether to drop a last, smaller batch (only if the data end).
+        batch_drop_last: Whether to drop the last batch if it is smaller (only if the data ends).
         packing_buffer_size: Number of samples of a lane that the hooks `select_samples_to_pack`
             and `pack_selected_samples` divide into packs at a time; None does not pack.
         shuffle_buffer_size: Rows of a lane that are permuted together after blending. There is no
@@ -139,10 +139,10 @@ def get_val_dataset(
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
         split_part: The split to use. "val" is also found as "validation", "valid" or "dev", if only
-            one of them is there.
+            one of them exists.
         worker_config: Rank and workers.
         batch_size: Samples per batch; None yields samples.
-        batch_drop_last: Whether to drop a last, smaller batch.
+        batch_drop_last: Whether to drop the last batch if it is smaller.
         packing_buffer_size: Samples of a lane that are divided into packs together, by the
             hooks `select_samples_to_pack` and `pack_selected_samples`; None does not pack.
         limit: Maximum number of batches of each rank in a pass; None or 0 for all.

@@ -204,8 +204,8 @@ def _column(member: JoinMember, source: WebdatasetSource) -> KeyColumn:
 def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> list[Path]:
     """Build all missing indexes for the joins of a metadataset.
 
-    They would be built when they are first needed; then all ranks would wait for it. The code
-    of joiners is not looked at. Indexes of earlier versions of the document are deleted.
+    Otherwise they are built when they are first needed, while all ranks wait. The code of
+    joiners is not run. Indexes of earlier versions of the document are deleted.
 
     Args:
         path: The metadataset YAML.

@@ -328,7 +328,17 @@ def cached_tarfile_to_samples(
     rename_files: Callable[[str], str] | None = None,
     **kw: Any,
 ) -> Any:
-    """Return a stage from addresses of tar files to samples, through a cache; see `cache_of`.
+    """Return a stage from addresses of tar files to samples, through a cache.
+
+    Args:
+        handler: See `tarfile_to_samples`.
+        cache_size: Maximum size of the cache in bytes; -1 for no limit.
+        cache_dir: Folder in which remote files are cached; None for WDS_CACHE in the environment,
+            or else no cache.
+        url_to_name: Returns the name of a file in the cache; None derives it from the address.
+        select_files: See `tarfile_to_samples`.
+        rename_files: See `tarfile_to_samples`.
+        kw: `allow`, see `tarfile_to_samples`; the others are accepted for compatibility.
 
     Example:
         >>> import tempfile

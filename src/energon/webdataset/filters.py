@@ -109,7 +109,19 @@ def shuffle(
     seed: int | None = None,
     handler: Handler | None = None,
 ) -> Stage:
-    """Shuffle items through a buffer, see `Shuffle`.
+    """Shuffle items through a buffer: each is yielded once, drawn at random from it.
+
+    Args:
+        bufsize: Capacity of the buffer. It fills while items are yielded: two are read for each
+            one.
+        initial: Number of items read before the first is yielded.
+        rng: Generator to draw from, which continues from epoch to epoch; None makes the order a
+            function of seed, epoch and worker.
+        seed: Replaces the seed of the pipeline.
+        handler: Accepted for compatibility.
+
+    Raises:
+        ConfigError: If a length is negative.
 
     Example:
         >>> sorted(shuffle(10)(range(5)))
@@ -119,7 +131,13 @@ def shuffle(
 
 
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
-    """Apply a function to each item, see `Map`.
+    """Apply a function to each item.
+
+    If both the item and the result are dicts, the result keeps the `__key__` of the item.
+
+    Args:
+        f: Takes an item. If it returns None, the item is dropped.
+        handler: Called for errors of the function.
 
     Example:
         >>> list(map(str)([1, 2]))
@@ -129,7 +147,11 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Stage:
 
 
 def flatmap(f: Callable[[Any], Iterable[Any]]) -> Stage:
-    """Yield all items that a function returns for each item, see `FlatMap`.
+    """Yield all items that a function returns for each item.
+
+    Args:
+        f: Takes an item, and returns or yields any number of items. If a state is saved between
+            two of these, it must return the same ones again.
 
     Example:
         >>> list(flatmap(range)([1, 3]))
@@ -324,7 +346,15 @@ def batched(
     collation_fn: Collation | None = default_collation_fn,
     partial: bool = True,
 ) -> Stage:
-    """Make batches, see `Batched`.
+    """Make batches.
+
+    Args:
+        batchsize: Number of items in a batch.
+        collation_fn: Combines a list of items; None leaves it a list.
+        partial: Whether to yield a smaller batch at the end; otherwise it is dropped.
+
+    Raises:
+        ConfigError: If `batchsize` is not positive.
 
     Example:
         >>> list(batched(2, collation_fn=list)([1, 2, 3]))
@@ -334,7 +364,9 @@ def batched(
 
 
 def unbatched() -> Stage:
-    """Split batches of columns into samples, see `unbatch`.
+    """Split batches of columns into samples: dicts for a dict of columns, tuples for a tuple.
+
+    A batch that has columns of different lengths, or is neither a dict nor a tuple, is an error.
 
     Example:
         >>> list(unbatched()([([1, 2], ["a", "b"])]))
@@ -371,7 +403,15 @@ def info(
     stream: Any = None,
     name: str = "",
 ) -> Stage:
-    """Show some of the items as they pass, see `Info`.
+    """Show some of the items as they pass.
+
+    Args:
+        fmt: Accepted for compatibility: fields are shown one per line.
+        n: Number of items to show at the beginning.
+        every: After these, every how many items to show one; -1 for none.
+        width: Maximum length of a field's text.
+        stream: The text stream; None for standard error.
+        name: Prefix of every line.
 
     Example:
         >>> list(info("seen", n=1)([1, 2]))
@@ -381,7 +421,10 @@ def info(
 
 
 def log_keys(logfile: Any = None) -> Stage:
-    """Append the key of each sample to a file, see `LogKeys`.
+    """Append number, worker, rank and key of each sample to a file.
+
+    Args:
+        logfile: Path of the file; None for LOGKEYS in the environment, or else no log.
 
     Example:
         >>> import tempfile

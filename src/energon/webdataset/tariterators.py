@@ -74,7 +74,16 @@ def tarfile_to_samples(
     *,
     allow: Collection[str] = (),
 ) -> TarSamples:
-    """Return a stage from addresses of tar files to the samples in them, see `TarSamples`.
+    """Return a stage from addresses of tar files to the samples in them.
+
+    Args:
+        handler: Called for files that cannot be opened or are damaged: True continues with the
+            next file, False ends the stage. Also called for a field that occurs twice in a sample:
+            True keeps the first one.
+        select_files: Returns by (renamed) name whether a member is needed, or a pattern for the
+            names; None reads all.
+        rename_files: Renames members; None keeps their names.
+        allow: "shell" permits addresses that are commands.
 
     Example:
         >>> samples = list(tarfile_to_samples()([{"url": "photos/shard-0.tar"}]))
@@ -93,6 +102,12 @@ def tarfile_samples(
     rename_files: Callable[[str], str] | None = None,
 ) -> Iterator[StreamSample]:
     """Yield the samples of tar files.
+
+    Args:
+        src: Dicts with the `url` of a file.
+        handler: See `tarfile_to_samples`, as for all arguments below.
+        select_files: Selects members by name.
+        rename_files: Renames members.
 
     Example:
         >>> samples = list(tarfile_samples([{"url": "photos/shard-0.tar"}]))

@@ -44,7 +44,7 @@ class LoadedDataset:
             in what `load_dataset` returns, `dataset.source` has them by number.
         weight: Its share in a blend by weights at the beginning of a run; None if it is no such
             blend, or if weights come from sizes.
-        repetitions: How often it comes in an epochized blend; None for once.
+        repetitions: How often an epochized blend repeats it; None for once.
         aux: Auxiliary data by name.
 
     Example:
