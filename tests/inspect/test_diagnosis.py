@@ -5,9 +5,19 @@ from __future__ import annotations
 from energon.inspect.diagnosis import Diagnosis, Measured, advice_for
 
 
-def advice(*rates, stage="encode_sample", kind="process", read=1000.0, fetched=0.0, **about):
+def advice(
+    *rates,
+    stage="encode_sample",
+    kind="process",
+    read=1000.0,
+    fetched=0.0,
+    waited=0.0,
+    sent=None,
+    **about,
+):
     """Return what is said of rates with 0, 1, 2, … workers."""
-    measured = [Measured(n, kind, rate, 0.1, 2, fetched) for n, rate in enumerate(rates)]
+    measured = [Measured(n, kind, rate, 0.1, 2, fetched, waited) for n, rate in enumerate(rates)]
+    about["transfer_per_second"] = sent
     found = Diagnosis(
         8.0, (read, read), measured, {stage: 0.9}, stage_per_second={stage: 50.0}, **about
     )
@@ -36,11 +46,20 @@ def test_no_settings_are_said_to_be_faster_than_reading():
     )
 
 
-def test_nothing_is_said_of_sending_where_nothing_is_sent():
-    *_, last = advice(50.0, 51.0)
-    assert last == "num_workers=0 is as fast as workers: batches cost as much to send as to make"
-    *_, last = advice(50.0, 51.0, kind="thread")
+def test_why_workers_are_no_faster():
+    *_, last = advice(50.0, 51.0, sent=90.0)
+    assert last == (
+        "num_workers=0 is as fast as workers: one process sends 90 samples/s, and making them "
+        "takes hardly longer"
+    )
+    *_, last = advice(50.0, 51.0, kind="thread", sent=90.0)
     assert "threads take turns where hooks run Python code" in last
+    busy, *_, last = advice(50.0, 51.0, sent=500.0, waited=0.4)
+    assert busy.startswith("the machine is busy: num_workers=0 waited for a CPU 40% of the time")
+    assert last.endswith("the CPUs (8) are busy with something else")
+    first, *_, last = advice(50.0, 51.0, sent=500.0)
+    assert "busy" not in first
+    assert last.endswith("more than 8 CPUs are needed for them to gain anything")
 
 
 def test_workers_that_pay_are_named_with_their_gain():

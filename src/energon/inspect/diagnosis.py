@@ -24,6 +24,10 @@ KEPT = 0.1
 """Data comes from memory if stores sent a smaller share of its bytes than this."""
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
+SENT = 2.0
+"""Sending batches takes a good part of the time if it is not this much faster than making them."""
+BUSY = 0.2
+"""The machine is busy if a single process waits for a CPU for a larger share of its time."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Measured:
         samples_per_second: After the first batch.
         seconds_to_first_batch: How long the first batch took.
         fetched_bytes_per_second: What came from stores, after the first batch.
+        cpu_wait_share: The share of the time that those who made batches waited for a CPU.
     """
 
     workers: int
@@ -45,6 +50,7 @@ class Measured:
     seconds_to_first_batch: float
     prefetch: int = PREFETCH
     fetched_bytes_per_second: float = 0.0
+    cpu_wait_share: float = 0.0
 
     @property
     def settings(self) -> str:
@@ -128,6 +134,12 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield what limits the run and what to change, in sentences."""
     best, (cold, cached) = diagnosis.best, diagnosis.read_per_second
     inline = diagnosis.inline
+    if inline.cpu_wait_share > BUSY:
+        yield (
+            f"the machine is busy: num_workers=0 waited for a CPU {inline.cpu_wait_share:.0%} of "
+            "the time, so a run alone on this machine would be faster, and other settings may be "
+            "best for it; measure again when nothing else runs"
+        )
     if diagnosis.stages:
         stage, share = next(iter(diagnosis.stages.items()))
         alone = diagnosis.stage_per_second.get(stage, 0.0)
@@ -193,11 +205,15 @@ def _why_not_faster(diagnosis: Diagnosis) -> str:
     """Return why workers are no faster than none."""
     if diagnosis.store_bounds:
         return "num_workers=0 is as fast as workers, which all wait for the store"
-    why = "batches cost as much to send as to make"
+    sent, rate = diagnosis.transfer_per_second, diagnosis.inline.samples_per_second
     if all(each.kind == "thread" for each in diagnosis.measured if each.workers):
         why = "threads take turns where hooks run Python code (--kind process measures processes)"
-    if max(each.workers for each in diagnosis.measured) >= diagnosis.cpus:
-        why += f", or the CPUs ({diagnosis.cpus:g}) are busy with something else"
+    elif sent is not None and sent < SENT * rate:
+        why = f"one process sends {sent:,.0f} samples/s, and making them takes hardly longer"
+    elif diagnosis.inline.cpu_wait_share > BUSY:
+        why = f"the CPUs ({diagnosis.cpus:g}) are busy with something else"
+    else:
+        why = f"more than {diagnosis.cpus:g} CPUs are needed for them to gain anything"
     return f"num_workers=0 is as fast as workers: {why}"
 
 

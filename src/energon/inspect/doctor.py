@@ -224,7 +224,9 @@ def _measure(
             if now > until + MOST_PERIODS * seconds or next(batches, None) is None:
                 break
             count += 1
-        run = loader.stats()["run"]
+        stats = loader.stats()
+    run = stats["run"]
+    waits = [each["cpu_wait_share"] or 0.0 for each in stats["workers"]]
     stages = {
         name: {
             "share": round(about["share"], 4),
@@ -234,7 +236,8 @@ def _measure(
         if about["share"] > SEEN
     }
     fetched = sum(each.get("bytes_read", 0) for each in run["stores"].values()) / run["seconds"]
-    return Measured(number, kind, run["samples_per_second"], first, prefetch, fetched), stages
+    rate, waited = run["samples_per_second"], sum(waits) / max(1, len(waits))
+    return Measured(number, kind, rate, first, prefetch, fetched, waited), stages
 
 
 def _without_end(loader: BasicDataLoader) -> Iterator[Any]:

@@ -316,6 +316,27 @@ def test_rare_samples_that_take_very_long(root, workers, kind):
     assert about["slow_seconds"] == pytest.approx(about["seconds"], rel=0.5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoder", "advice"),
+    [
+        (Encoder(0.01), r"(\d+) workers would keep up"),
+        (Stalling(1.0), r"(\d+) workers with prefetch_factor=(\d+) would bridge most of them"),
+    ],
+)
+def test_what_a_verdict_recommends_ends_most_of_the_wait(root, encoder, advice):
+    with load(root, encoder, batches=100, step=0.03) as loader:
+        verdict, before = loader.verdict(), loader.stats()["run"]["wait_share"]
+    workers, *prefetch = map(int, re.search(advice, verdict).groups())
+    settings = {"prefetch_factor": prefetch[0]} if prefetch else {}
+    with load(
+        root, encoder, workers=workers, kind="thread", batches=200, step=0.03, **settings
+    ) as loader:
+        after = loader.stats()["run"]["wait_share"]
+    print(f"{verdict}\nwith that, the trainer waits {after:.0%} of the time")
+    assert after < before / 2
+
+
 class StallingBatches(Encoder):
     def batch(self, samples):
         if any(int(sample["__key__"][1:]) == 30 for sample in samples):
@@ -371,7 +392,8 @@ def slow_calls_of(calls, seconds, **changes):
         (
             slow_calls_of(4, 8.0, busy_seconds=12.0),
             "1 sample in 500 takes 2 s in encode_sample of 'coco' (the others 0.5 ms); skip such "
-            "samples, or limit their time; 3 workers with prefetch_factor=2 would bridge them",
+            "samples, or limit their time; 4 workers with prefetch_factor=2 would bridge most of "
+            "them",
         ),
         (slow_calls_of(2, 4.0, busy_share=0.3), "1 sample in 1000 takes 2 s in encode_sample"),
         # Neither, or too often.

@@ -31,6 +31,9 @@ LONGEST_QUEUE = 64
 """No larger prefetch_factor is recommended: that many batches take much memory."""
 SLACK = 1.1
 """Work is never dealt to workers quite evenly."""
+UNEVEN_SLACK, GAPS = 1.5, 2
+"""Rare slow samples need this many times the workers that the average does, to catch up, and queues
+that bridge this many of them in a row."""
 IDLE_TRAINER = 0.02
 """A trainer that does something else for a smaller share of the time waits for any loader."""
 
@@ -144,15 +147,19 @@ def verdict_of(
     return "; ".join([waits, *troubles, *causes])
 
 
-def needed_workers(figures: Mapping[str, Any]) -> int | None:
+def needed_workers(figures: Mapping[str, Any], slack: float = SLACK) -> int | None:
     """Return how many workers would end the trainer's wait; None if no number would.
 
     A trainer that does nothing but take batches waits for any number of workers.
+
+    Args:
+        figures: See `figures_between`.
+        slack: How much more they should be able to do than is needed on average.
     """
     works: float = figures["seconds"] * (1 - figures["wait_share"])
     if works < IDLE_TRAINER * figures["seconds"]:
         return None
-    return max(1, math.ceil(SLACK * float(figures["busy_seconds"]) / works))
+    return max(1, math.ceil(slack * float(figures["busy_seconds"]) / works))
 
 
 def remedy_for(stage: str, *, is_remote: bool) -> str:
@@ -244,13 +251,13 @@ def _slow_calls(case: _Case) -> list[str]:
     rest = max(0.0, found.seconds - found.slow_seconds) / (found.calls - found.slow_calls)
     step = figures["seconds"] * (1 - figures["wait_share"]) / figures["batches"]
     remedy = "skip such samples, or limit their time"
-    needed = needed_workers(figures)
+    needed = needed_workers(figures, UNEVEN_SLACK)
     if needed is not None:
         needed = max(needed, setup.workers)
-        queue = math.ceil(SLACK * seconds / step / needed)
+        queue = math.ceil(GAPS * seconds / step / needed)
         if queue <= LONGEST_QUEUE:
             workers = counted(needed, "worker")
-            remedy += f"; {workers} with prefetch_factor={max(2, queue)} would bridge them"
+            remedy += f"; {workers} with prefetch_factor={max(2, queue)} would bridge most of them"
     return [
         f"1 {found.unit} in {found.calls / found.slow_calls:.0f} takes {_seconds(seconds)} in "
         f"{found.where} (the others {_seconds(rest)})",
