@@ -343,9 +343,9 @@ def test_verify_finds_what_is_wrong(tmp_path):
     text = "\n".join(found["problems"])
     for words in (
         "is outside the folder",
-        "'1' was in",
+        "'1' is also in",
         "'noext' belongs to no sample",
-        "readers use for themselves",
+        "readers reserve",
         "'1' has 'cls' twice",
         "field 'cls' of sample '1' cannot be decoded",
         "truncated",

@@ -79,7 +79,7 @@ def test_a_dataset_without_a_cooker_says_what_there_is(root):
         val(root, encoder, subflavors={"kind": "image"})
     text = str(caught.value)
     assert "no cooker for ds/val, which has subflavors {'kind': 'image'}" in text
-    assert "cook_text wants {'kind': 'text'}; shout wants {'loud': 1}" in text
+    assert "cook_text requires {'kind': 'text'}; shout requires {'loud': 1}" in text
     assert "Add a Cooker" in text
 
 

@@ -364,7 +364,7 @@ def test_who_sets_a_tolerance_gets_it_from_the_first_sample_on(root):
         __default_failure_tolerance__ = 40
 
     encoder = Tolerant(1000)
-    with pytest.raises(FatalSampleError, match="40 failures in a row, the tolerance"):
+    with pytest.raises(FatalSampleError, match="40 failures in a row, which is the limit"):
         run(val(root, encoder))
     assert encoder.calls == 40
     assert run(val(root, Tolerant(39)))[0] == 21

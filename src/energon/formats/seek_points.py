@@ -213,7 +213,7 @@ class PointFinder:
         """Return why a file is refused, and what to do."""
         size = f"more than {MAX_GAP_BYTES >> 20} MiB"
         if kind == _GZIP:
-            return f"{self._origin}: no block can be found in {size} of its content; unpack it"
+            return f"{self._origin}: no block can be found in {size} of its content; decompress it"
         return (
             f"{self._origin}: a frame holds {size}, all of which one line would need; write it in "
             f"smaller frames: `zstd -dc {self._origin} | split -C 8M --filter='zstd -qc' > "

@@ -395,7 +395,7 @@ class HookRunner:
             )
         if hook.tolerance and in_a_row >= hook.tolerance:
             return (
-                f"that makes {in_a_row} failures in a row, the tolerance. Correct the "
+                f"that makes {in_a_row} failures in a row, which is the limit. Correct the "
                 "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
                 "0 tolerates any number"
             )

@@ -81,7 +81,8 @@ def find_cooker(
         if cooker.is_match(subflavors):
             return cooker
     candidates = "; ".join(
-        f"{getattr(cooker.cook, '__name__', cooker.cook)} wants {dict(cooker.has_subflavors or {})}"
+        f"{getattr(cooker.cook, '__name__', cooker.cook)} requires "
+        f"{dict(cooker.has_subflavors or {})}"
         for cooker in cookers
     )
     raise ConfigError(

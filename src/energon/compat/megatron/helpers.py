@@ -311,7 +311,7 @@ class ErrorContext:
             if self.tolerance and self._failed_in_a_row >= self.tolerance:
                 raise FatalSampleError(
                     f"{self._where(sample)}: {_cause(error)}; that makes {self._failed_in_a_row} "
-                    "failures in a row, the tolerance"
+                    "failures in a row, which is the limit"
                 ) from error
             self.handler(error, sample, get_source_info(sample))
         else:

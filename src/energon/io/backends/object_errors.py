@@ -116,10 +116,10 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
     (
         "ParseContentRange",
         RangesNotSupportedError,
-        "the server says in no known way which range it has sent",
+        "the server declares the range that it has sent in an unknown form",
         False,
     ),
-    ("UnexpectedRange", StorageError, "the server has sent another range than was asked for", True),
+    ("UnexpectedRange", StorageError, "the server has sent a different range than requested", True),
     ("BareRedirect", StorageError, "the server redirects without saying where to", False),
     (
         "BadScheme",

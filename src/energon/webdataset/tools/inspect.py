@@ -173,13 +173,13 @@ class Verifier:
             self._key, self._fields = key, set()
             self.samples += 1
             if key in self._seen:
-                yield "key twice", f"sample {key!r} was in {self._seen[key]} before"
+                yield "key twice", f"sample {key!r} is also in {self._seen[key]}"
             self._seen.setdefault(key, url)
         if part in self._fields:
             yield "field twice", f"sample {key!r} has {part!r} twice"
         self._fields.add(part)
         if part.startswith("__"):
-            yield "reserved name", f"{name!r} has a name that readers use for themselves"
+            yield "reserved name", f"{name!r} has a name that readers reserve"
         if self._decoder is not None:
             try:
                 self._decoder.decode({"__key__": key, part: content})
