@@ -15,7 +15,6 @@ from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
-from energon.loader.monitoring.progress import with_progress
 from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
@@ -202,6 +201,8 @@ class BasicDataLoader:
             >>> for batch in loader.progress():  # doctest: +SKIP
             ...     train(batch)
         """
+        from energon.loader.monitoring.progress import with_progress
+
         return with_progress(self, console)
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon.errors import StateError
 from energon.loader.distributed import gather_states, merge_saved, scatter_states
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import log
 from energon.loader.pipeline import Continues, CountsRows
-from energon.loader.relane import Relaned, relane
 from energon.loader.state import (
     LanePosition,
     batches_of_lanes,
@@ -25,6 +24,9 @@ from energon.loader.state import (
 from energon.loader.state_differences import check_fingerprint
 from energon.messages import counted, warn_once
 from energon.stages.base import State
+
+if TYPE_CHECKING:
+    from energon.loader.relane import Relaned
 
 
 class SavableDataLoader(BasicDataLoader):
@@ -256,6 +258,8 @@ class SavableDataLoader(BasicDataLoader):
 
     def _relaned(self, state: State) -> Relaned:
         """Return a state with the lanes of a new run."""
+        from energon.loader.relane import relane
+
         dataset = self.dataset
         streams = dataset.default_streams if isinstance(dataset, Continues) else None
         state = self._filled(state, range(state["lanes"]))

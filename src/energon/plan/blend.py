@@ -30,7 +30,6 @@ from energon.arrays import Ints
 from energon.errors import StateError
 from energon.plan.blend_stages import BlendStages
 from energon.plan.curve import Clock
-from energon.plan.find_draw import find_draw
 from energon.plan.leaf import PlanLeaf
 from energon.plan.leaf_order import Era, LeafOrder
 from energon.plan.line import Line
@@ -189,6 +188,8 @@ class BlendPlan:
         found = self._lines[source].find(number, epoch, ordinal)
         if found is None:
             return None
+        from energon.plan.find_draw import find_draw
+
         drawn = find_draw(self._order, source, *found)
         if drawn is None:
             return None

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.block_line import MAX_BLOCKS, block_sizes, even_sizes
-from energon.plan.find_draw import find_draw
 from energon.plan.leaf import PlanLeaf
 from energon.plan.leaf_order import Era, LeafOrder
 from energon.plan.rows import Rows
@@ -262,6 +261,8 @@ class LinePlan:
         if found is None:
             return None
         if self.shuffle:
+            from energon.plan.find_draw import find_draw
+
             drawn = find_draw(self._order, 0, *found)
             if drawn is None:
                 return None
