@@ -24,10 +24,18 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError, needs_extra
+from energon.formats.deflate import (
+    GZIP_MAGIC,
+    _aligned,
+    block_candidates,
+    end_of_block,
+    gzip_header,
+    inflate,
+    inflater_after,
+)
 from energon.messages import shell_word
 
 SPACING_BYTES = 4 << 20
@@ -37,12 +45,10 @@ MAX_GAP_BYTES = 64 << 20
 WINDOW_BYTES = 32 << 10
 """How far deflate refers back."""
 PIECE_BYTES = 64 << 10
-SEARCHED_BYTES = 8 << 10
-"""Compressed bytes searched for blocks at a time."""
 _MAGIC = b"ENSEEK01"
 _END = struct.Struct("<4Q")
 _GZIP, _ZSTD = 1, 2
-_GZIP_MAGIC, _ZSTD_MAGIC, _SKIPPED_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+_ZSTD_MAGIC, _SKIPPED_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class SeekPoints:
             window = zlib.decompressobj().decompress(packed, WINDOW_BYTES)
             if self.format == _GZIP:
                 bit = int(self.bits[number]) % 8
-                found = _inflate(data, bit, window, stop - start)
+                found = inflate(data, bit, window, stop - start)
             else:
                 found = b"".join(_unpacked_frames(data, stop - start))
         except (zlib.error, EOFError, _zstd_error()) as error:
@@ -182,7 +188,7 @@ class PointFinder:
         """
         head = file.read(PIECE_BYTES)
         self._write(_MAGIC)
-        if head.startswith(_GZIP_MAGIC):
+        if head.startswith(GZIP_MAGIC):
             kind, blocks = _GZIP, self._gzip(head, file)
         elif head.startswith(_ZSTD_MAGIC) or head[1:4] == _SKIPPED_MAGIC:
             kind, blocks = _ZSTD, self._zstd(head, file)
@@ -238,7 +244,7 @@ class PointFinder:
 
     def _gzip(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
         while data or (data := file.read(PIECE_BYTES)):
-            while (header := _gzip_header(data)) is None:
+            while (header := gzip_header(data)) is None:
                 data += _more(file)
             data = data[header:]
             if self._is_due:
@@ -275,18 +281,18 @@ class PointFinder:
             What was unpacked, what unpacks the rest, and the rest.
         """
         blocks, fed = [], 0
-        for byte, bit in _candidates(data):
+        for byte, bit in block_candidates(data):
             blocks.append(decoder.decompress(data[fed:byte]))
             fed = byte
             if decoder.eof:
                 break
-            last = _end_of_block(decoder, data[byte], bit)
+            last = end_of_block(decoder, data[byte], bit)
             if last is None:
                 continue
             block = b"".join([*blocks, last])
             window = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
             self._note(8 * (at + byte) + bit, self._unpacked + len(block), window)
-            decoder = _entered(window)
+            decoder = inflater_after(window)
             return (
                 block + decoder.decompress(_aligned(bit, data[byte])),
                 decoder,
@@ -326,137 +332,6 @@ def _more(file: BinaryIO) -> bytes:
     if not data:
         raise EOFError("it is truncated")
     return data
-
-
-def _gzip_header(data: bytes) -> int | None:
-    """Return the length of the header that `data` begins with; None if it continues after that."""
-    if len(data) < 10:
-        return None
-    if data[:3] != _GZIP_MAGIC + b"\x08":
-        raise zlib.error(f"expected a gzip header, found {data[:4]!r}")
-    flags, at = data[3], 10
-    if flags & 4:
-        at += 2 + int.from_bytes(data[at : at + 2], "little")
-    for flag in (8, 16):
-        if flags & flag:
-            at = data.find(b"\0", at) + 1
-            if not at:
-                return None
-    at += flags & 2
-    return at if at <= len(data) else None
-
-
-def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the bytes and bits at which blocks may begin, ascending: few that do not."""
-    for low in range(0, len(data) - _HEADER_BYTES, SEARCHED_BYTES):
-        piece = np.frombuffer(data, np.uint8)[low : low + SEARCHED_BYTES + _HEADER_BYTES]
-        found = np.concatenate((_dynamic_blocks(piece), _stored_blocks(piece)))
-        for at in np.unique(found[found < 8 * SEARCHED_BYTES]).tolist():
-            yield low + at // 8, at % 8
-
-
-_HEADER_BYTES = 12
-"""What a block of Huffman codes says before the lengths of its codes, rounded up."""
-
-
-def _dynamic_blocks(piece: NDArray[np.uint8]) -> Ints:
-    """Return the bits at which a block with dynamic Huffman codes has a valid header."""
-    bits = np.unpackbits(piece, bitorder="little")
-    triple = bits[:-2] | bits[1:-1] << 1 | bits[2:] << 2
-    at = np.flatnonzero(triple[: -8 * _HEADER_BYTES] == 0b100)  # not the last block
-    five = triple[:-2] | (triple[2:] & 6) << 2
-    at = at[(five[at + 3] < 30) & (five[at + 8] < 30)]
-    count = 4 + (five[at + 13] & 15).astype(np.int64)
-    # The codes for lengths of codes have to fill their tree.
-    share = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.uint8)[triple]
-    total = np.zeros(len(at), np.int64)
-    for number in range(19):
-        total += np.where(number < count, share[at + 17 + 3 * number], 0)
-    return np.asarray(at[total == 128])
-
-
-def _stored_blocks(piece: NDArray[np.uint8]) -> Ints:
-    """Return the bits at which a block that is not compressed may begin."""
-    words = piece[:-1].astype(np.uint16) | piece[1:].astype(np.uint16) << 8
-    length = np.flatnonzero(words[1:-2] ^ words[3:] == 0xFFFF) + 1
-    begins = (8 * length[:, None] - np.arange(3, 11)).ravel()
-    return np.asarray(begins[begins >= 0])
-
-
-def _end_of_block(decoder: Any, byte: int, bit: int) -> bytes | None:
-    """Return the content before the block at some bit of the next byte; None if there is none.
-
-    If a block begins there, another one can take its place: the last, with a content of ours.
-    """
-    head = (byte & ((1 << bit) - 1)) | 1 << bit
-    length = struct.pack("<2H", len(_MARK), len(_MARK) ^ 0xFFFF)
-    probe = decoder.copy()
-    try:
-        found: bytes = probe.decompress(head.to_bytes((bit + 10) // 8, "little") + length + _MARK)
-    except zlib.error:
-        return None
-    return found.removesuffix(_MARK) if probe.eof and found.endswith(_MARK) else None
-
-
-_MARK = bytes.fromhex("5f1c9ae03b7742d8")
-
-
-def _entered(window: bytes) -> Any:
-    """Return a decompressor for deflated bytes that follow `window`."""
-    return zlib.decompressobj(-15, zdict=window) if window else zlib.decompressobj(-15)
-
-
-def _aligned(bit: int, byte: int) -> bytes:
-    """Return `byte`, in which a block begins at `bit`, after empty blocks that align it.
-
-    These have 10 bits each; if the bit is odd, the first has 95.
-    """
-    value, count = (_EMPTY_BLOCK, 95) if bit % 2 else (0, 0)
-    while count % 8 != bit:
-        value |= 0b010 << count
-        count += 10
-    value |= byte >> bit << count
-    return value.to_bytes((count + 8 - bit) // 8, "little")
-
-
-def _empty_block() -> int:
-    """Return the 95 bits of an empty block with dynamic Huffman codes."""
-    fields = [(0b100, 3), (0, 5), (0, 5), (15, 4)]
-    # Lengths of the codes for 18 (many zeros), 0 and 1, in the order in which these are listed.
-    lengths = {18: 1, 0: 2, 1: 2}
-    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
-    fields += [(lengths.get(symbol, 0), 3) for symbol in order]
-    # 138 and 118 zeros, a code of one bit for the end, none for distances, and the end.
-    fields += [(0, 1), (127, 7), (0, 1), (107, 7), (0b11, 2), (0b01, 2), (0, 1)]
-    value = count = 0
-    for number, width in fields:
-        value |= number << count
-        count += width
-    return value
-
-
-_EMPTY_BLOCK = _empty_block()
-
-
-def _inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
-    """Return `size` bytes of the content of gzip members, from a block of the first one on."""
-    decoder = _entered(window)
-    blocks = [decoder.decompress(_aligned(bit, data[0])) if data else b""]
-    rest, missing = data[1:], size - len(blocks[0])
-    while missing > 0:
-        blocks.append(decoder.decompress(rest, missing))
-        missing -= len(blocks[-1])
-        if missing and decoder.eof:
-            rest = decoder.unused_data[8:].lstrip(b"\0")
-            header = _gzip_header(rest)
-            if header is None:
-                break
-            rest, decoder = rest[header:], zlib.decompressobj(-15)
-        elif missing and not decoder.unconsumed_tail:
-            break
-        else:
-            rest = decoder.unconsumed_tail
-    return b"".join(blocks)
 
 
 def _unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
