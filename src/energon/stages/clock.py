@@ -9,17 +9,28 @@ from typing import Any
 
 from energon.samples.crude import RestoreKey
 
+SLOW_SECONDS = 0.1
+"""A call that takes longer than this is slow."""
+
 
 class HookClock:
     """How long calls of hooks have taken.
 
     Attributes:
         seconds: By the name of the hook and the number of the dataset, -1 if there are several.
+        slow: The times of slow calls, by the same.
         calls: How many calls there were.
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self.slow: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        self.calls = 0
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.seconds.clear()
+        self.slow.clear()
         self.calls = 0
 
     def add(self, name: str, key: RestoreKey, began: float) -> None:
@@ -30,8 +41,13 @@ class HookClock:
             key: The address or key of its argument.
             began: When it began.
         """
-        self.seconds[name, leaf_of(key)] += perf_counter() - began
+        self._record((name, leaf_of(key)), perf_counter() - began)
+
+    def _record(self, of: tuple[str, int], seconds: float) -> None:
+        self.seconds[of] += seconds
         self.calls += 1
+        if seconds > SLOW_SECONDS:
+            self.slow[of].append(seconds)
 
     def timed(self, function: Callable[[Any], Any], name: str, leaf: int) -> Callable[[Any], Any]:
         """Return a function that does the same and records how long it takes.
@@ -47,8 +63,7 @@ class HookClock:
             try:
                 return function(argument)
             finally:
-                self.seconds[name, leaf] += perf_counter() - began
-                self.calls += 1
+                self._record((name, leaf), perf_counter() - began)
 
         return call
 

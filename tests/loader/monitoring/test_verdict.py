@@ -296,20 +296,19 @@ class Stalling(Encoder):
         return sample
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("workers", "kind"),
     [(0, "process"), (2, "thread"), pytest.param(2, "process", marks=pytest.mark.slow)],
 )
 def test_rare_samples_that_take_very_long(root, workers, kind):
-    encoder = Stalling(1.0 if (workers, kind) == (2, "process") else 0.25)
+    encoder = Stalling(0.2)
     with load(root, encoder, workers=workers, kind=kind, batches=62, step=0.001) as loader:
         verdict, run = loader.verdict(), loader.stats()["run"]
     seconds = encoder.seconds
     found = re.search(r"1 sample in (\d+) takes ([\d.]+) s in encode_sample of 'coco/tr", verdict)
     assert found, verdict
-    assert 15 <= int(found[1]) <= 125  # 60, give or take a few calls
-    assert 0.5 * seconds <= float(found[2]) <= 3 * seconds  # others may take the CPU from looks
+    assert 15 <= int(found[1]) <= 125  # 60, unless others keep the CPUs for 0.1 s
+    assert float(found[2]) == pytest.approx(seconds, rel=0.6)
     assert "skip such samples, or limit their time" in verdict
     about = run["stages"]["encode_sample"]["datasets"]["coco/train"]
     assert 0 < about["slow_calls"] <= 15  # a busy machine makes others slow, too
@@ -340,17 +339,15 @@ def test_what_a_verdict_recommends_ends_most_of_the_wait(root, encoder, advice):
 class StallingBatches(Encoder):
     def batch(self, samples):
         if any(int(sample["__key__"][1:]) == 30 for sample in samples):
-            time.sleep(0.25)
+            time.sleep(0.15)
         return super().batch(samples)
 
 
-@pytest.mark.usefixtures("often")
 def test_rare_batches_that_take_very_long(root):
     with load(root, StallingBatches(), batches=62, step=0.002) as loader:
         assert re.search(r"1 batch in \d+ takes [\d.]+ s in batch ", loader.verdict())
 
 
-@pytest.mark.usefixtures("often")
 def test_hooks_that_always_take_long_have_no_exceptions(root):
     with load(root, Encoder(0.12), batches=2) as loader:
         verdict, run = loader.verdict(), loader.stats()["run"]

@@ -49,7 +49,7 @@ class Times:
     Args:
         seen: Before looks that found it.
         timed: By the clock.
-        slow: In calls of a hook that several looks found, out of `seen`.
+        slow: In slow calls of a hook, out of `timed`.
         calls: The number of these calls.
     """
 

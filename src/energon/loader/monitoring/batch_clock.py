@@ -68,8 +68,12 @@ class BatchClock:
             Spent(READ): host.read_seconds,
             **{Spent(name, leaf): taken for (name, leaf), taken in hooks.seconds.items()},
         }
+        found = Counter({account(each, "timed"): round(1e6 * t) for each, t in times.items() if t})
+        for of, slow in hooks.slow.items():
+            found[account(Spent(*of), "slow")] = round(1e6 * sum(slow))
+            found[account(Spent(*of), "calls")] = len(slow)
         self._calls -= hooks.calls
         self.is_due = self._calls > 0
-        hooks.seconds.clear()
-        hooks.calls, self.seconds, host.read_seconds, host.clock = 0, 0.0, 0.0, None
-        return Counter({account(spent, "timed"): round(1e6 * t) for spent, t in times.items() if t})
+        hooks.clear()
+        self.seconds, host.read_seconds, host.clock = 0.0, 0.0, None
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from energon.loader.monitoring.accounts import (
@@ -106,10 +106,10 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     rebuilt = times.pop(Spent(REBUILD), Times()).seen
     gil = times.pop(Spent(GIL), Times()).seen
     gil_share = _ratio(gil, sum(each.seen for each in times.values()))
-    spent, idle = _seconds_by_stage(times, before, after, after.workers)
-    busy = sum(spent.values())
+    spent, idle = _times_by_stage(times, before, after, after.workers)
+    busy = sum(each.seconds for each in spent.values())
     if rebuilt:
-        spent[Spent(TRANSFER)] = spent.get(Spent(TRANSFER), 0.0) + rebuilt
+        spent.setdefault(Spent(TRANSFER), StageTimes()).seconds += rebuilt
     datasets = {} if draws is None else _drawn(draws(before), draws(after))
     samples = counted.get("samples", 0)
     num_bytes = sum(each["bytes"] for each in datasets.values())
@@ -129,7 +129,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "busy_share": _ratio(busy, busy + idle),
         "gil_share": gil_share,
         "restarts": counted.get("worker_deaths", 0) + counted.get("worker_timeouts", 0),
-        "stages": _stages(spent, times, busy + rebuilt, samples, datasets),
+        "stages": _stages(spent, busy + rebuilt, samples, datasets),
         "stores": _stores(counted),
         "cache": {name: counted.get(f"cache {name}", 0) for name in ("hits", "misses", "failed")},
     }
@@ -140,13 +140,28 @@ def _waited(before: LoaderMark, after: LoaderMark) -> float:
     return min(after.time - before.time, after.waited - before.waited)
 
 
-def _seconds_by_stage(
+@dataclass
+class StageTimes:
+    """The time of a stage.
+
+    Args:
+        seconds: All of it.
+        slow_calls: How many calls of a hook took very long,
+        slow_seconds: and for how long, in total.
+    """
+
+    seconds: float = 0.0
+    slow_calls: float = 0.0
+    slow_seconds: float = 0.0
+
+
+def _times_by_stage(
     times: Mapping[Spent, Times],
     before: LoaderMark,
     after: LoaderMark,
     workers: Sequence[WorkerMark],
-) -> tuple[dict[Spent, float], float]:
-    """Return the seconds that were spent on what, and those without work.
+) -> tuple[dict[Spent, StageTimes], float]:
+    """Return the time that was spent on what, and the seconds without work.
 
     Args:
         times: What looks have found, and what was measured.
@@ -160,18 +175,17 @@ def _seconds_by_stage(
     seconds = after.time - before.time
     if after.is_inline:
         known = _waited(before, after)
-        found = _divided(times, seen, known)
-        return found, seconds - known
+        return _divided(times, seen, known), seconds - known
     known = times.get(Spent(BATCHES), Times()).timed or sum(seen.values())
     found = _divided(times, seen, known)
     rest = _scaled(outside, max(0.0, len(workers) * seconds - known), Spent(IDLE))
     idle = rest.pop(Spent(IDLE), 0.0)
-    return found | rest, idle
+    return found | {spent: StageTimes(taken) for spent, taken in rest.items()}, idle
 
 
 def _divided(
     times: Mapping[Spent, Times], seen: Mapping[Spent, float], known: float
-) -> dict[Spent, float]:
+) -> dict[Spent, StageTimes]:
     """Return how the time in which batches were made is divided among stages.
 
     Reading blocks is measured, and hooks in some of the batches. Looks say how each of these times
@@ -182,25 +196,34 @@ def _divided(
         seen: What looks have found in batches.
         known: The sum.
     """
-    measured = {spent: each.timed for spent, each in times.items() if each.timed}
+    measured = {spent: each for spent, each in times.items() if each.timed}
     measured.pop(Spent(BATCHES), None)
-    chosen = measured.pop(Spent(CHOSEN), 0.0)
-    if known <= 0 or chosen <= 0:
-        return _scaled(seen, known, Spent(OTHER))
-    read = min(known, measured.pop(Spent(READ), 0.0))
-    factor = (known - read) / chosen
-    parts = {Spent(hook, leaf): factor * taken for (hook, leaf, _), taken in measured.items()}
-    parts[Spent(READ)] = read
-    parts[Spent(OTHER)] = max(0.0, known - sum(parts.values()))
+    chosen = measured.pop(Spent(CHOSEN), Times()).timed
+    read = min(known, measured.pop(Spent(READ), Times()).timed)
+    factor = (known - read) / chosen if chosen else 0.0
+    parts = {Spent(READ): StageTimes(read)} | {
+        spent: StageTimes(*(factor * each for each in (own.timed, own.calls, own.slow)))
+        for spent, own in measured.items()
+    }
+    parts[Spent(OTHER)] = StageTimes(known - sum(each.seconds for each in parts.values()))
     looks: dict[Spent, dict[Spent, float]] = {}
     for spent, found in seen.items():
         part = Spent(spent.within, -1 if spent.within == READ else spent.leaf)
         looks.setdefault(part if part in parts else Spent(OTHER), {})[spent] = found
-    total: defaultdict[Spent, float] = defaultdict(float)
-    for part, taken in parts.items():
-        for spent, share in _scaled(looks.get(part, {}), taken, part).items():
-            total[spent._replace(within="")] += share
-    return _scaled(total, known, Spent(OTHER))
+    total: defaultdict[Spent, StageTimes] = defaultdict(StageTimes)
+    for part, about in parts.items():
+        shares = _scaled(looks.get(part, {}), max(0.0, about.seconds), part)
+        for spent, taken in shares.items():
+            total[spent._replace(within="")].seconds += taken
+        if about.slow_calls:
+            longest = total[max(shares, key=lambda each: shares[each])._replace(within="")]
+            longest.slow_calls += about.slow_calls
+            longest.slow_seconds += about.slow_seconds
+    # Measured times may add up to a little more than there was.
+    excess = _ratio(known, sum(each.seconds for each in total.values()))
+    for each in total.values():
+        each.seconds *= excess
+    return dict(total)
 
 
 def _scaled(found: Mapping[Spent, float], known: float, default: Spent) -> dict[Spent, float]:
@@ -228,8 +251,8 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
         counts.subtract(before.counts(worker.lanes))
         of_worker, _ = split_accounts(counts)
         of_worker.pop(Spent(GIL), None)
-        spent, idle = _seconds_by_stage(of_worker, before, after, [worker])
-        busy = sum(spent.values())
+        spent, idle = _times_by_stage(of_worker, before, after, [worker])
+        busy = sum(each.seconds for each in spent.values())
         times = _cpu_times(worker, before)
         found.append(
             {
@@ -258,8 +281,7 @@ def _drawn(
 
 
 def _stages(
-    spent: Mapping[Spent, float],
-    times: Mapping[Spent, Times],
+    spent: Mapping[Spent, StageTimes],
     busy: float,
     samples: int,
     datasets: Mapping[str, Mapping[str, int]],
@@ -267,29 +289,23 @@ def _stages(
     """Return what each stage took, the longest first.
 
     Args:
-        spent: The seconds of each stage and dataset.
-        times: What looks have found, including slow calls.
+        spent: The time of each stage and dataset.
         busy: All seconds of work.
         samples: Number of samples.
         datasets: What was drawn of each dataset.
     """
     names = list(datasets)
-    slow: defaultdict[tuple[str, int], Times] = defaultdict(Times)
-    for (stage, leaf, _), each in times.items():
-        slow[stage, leaf].calls += each.calls
-        slow[stage, leaf].slow += each.slow
     found: dict[str, Any] = {}
-    for (stage, leaf, _), seconds in spent.items():
+    for (stage, leaf, _), times in spent.items():
         if stage == READ and len(names) == 1:
             leaf = 0  # samples of a block are built for all datasets together
-        about = found.setdefault(stage, {**_NOTHING, "datasets": {}})
+        about = found.setdefault(stage, {**asdict(StageTimes()), "datasets": {}})
         places = [about]
         if 0 <= leaf < len(names):
-            places.append(about["datasets"].setdefault(names[leaf], {**_NOTHING}))
+            places.append(about["datasets"].setdefault(names[leaf], asdict(StageTimes())))
         for place in places:
-            place["seconds"] += seconds
-            place["slow_calls"] += slow[stage, leaf].calls
-            place["slow_seconds"] += slow[stage, leaf].slow
+            for name, number in asdict(times).items():
+                place[name] += number
     for about in found.values():
         about["share"] = _ratio(about["seconds"], busy)
         about["seconds_per_sample"] = _ratio(about["seconds"], samples)
@@ -298,9 +314,6 @@ def _stages(
                 per_sample = of_dataset["seconds"] / datasets[name]["samples"]
                 of_dataset["seconds_per_sample"] = per_sample
     return dict(sorted(found.items(), key=lambda item: -item[1]["seconds"]))
-
-
-_NOTHING = {"seconds": 0.0, "slow_calls": 0, "slow_seconds": 0.0}
 
 
 def _stores(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:

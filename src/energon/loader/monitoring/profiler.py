@@ -16,11 +16,10 @@ import random
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Protocol
+from weakref import WeakSet
 
 from energon.loader.monitoring.accounts import (
     AUX,
@@ -35,7 +34,6 @@ from energon.loader.monitoring.accounts import (
     account,
 )
 from energon.loader.monitoring.interpreter import switching, thread_frames
-from energon.samples.crude import RestoreKey
 from energon.stages.clock import leaf_of
 from energon.stages.lane import CurrentItem
 
@@ -45,8 +43,6 @@ EAGER_SECONDS = 15.0
 """For so long; after that, all hosts are looked at more rarely."""
 CALM = 4
 """How much more rarely: often enough for the shares of a minute."""
-SLOW_SECONDS = 0.1
-"""A call of a hook that is seen for longer than this, by several looks, is slow."""
 ARM_SECONDS = 0.006
 """How long before a look the switch interval is shortened: the usual one, and some more."""
 LOOK_SECONDS = 10.0
@@ -79,8 +75,6 @@ _FUNCTIONS = {
     ("loader/local_workers.py", "put"): IDLE,
 }
 """What single functions mean: a batch is made, passed on, or there is no room for it."""
-_NO_CALL = (READ, TRANSFER, IDLE, OTHER, ELSEWHERE)
-"""What happens outside of calls of hooks."""
 
 
 class Profiled(Protocol):
@@ -100,31 +94,6 @@ class Profiled(Protocol):
         """Let it measure its hooks for some more time, see `batch_clock.py`."""
 
 
-class _Look(NamedTuple):
-    """What a look has found: a host, what it does, and for which call of a hook."""
-
-    host: Profiled
-    spent: Spent
-    call: tuple[str, RestoreKey] | None
-
-
-@dataclass
-class _SeenCall:
-    """A call of a hook that looks have found.
-
-    Args:
-        call: The call; each has a tuple of its own.
-        since: When a look has first found it.
-        microseconds: The time put to its account while it was not known to be slow.
-        is_slow: Whether it is.
-    """
-
-    call: tuple[str, RestoreKey]
-    since: float
-    microseconds: int = 0
-    is_slow: bool = False
-
-
 class Profiler:
     """Looks at the hosts of this process.
 
@@ -141,7 +110,6 @@ class Profiler:
         self._looked_at = self._due = self._eager_until = 0.0
         self._queued = 0.0
         self._own = _OwnThread()
-        self._calls: WeakKeyDictionary[Profiled, _SeenCall] = WeakKeyDictionary()
         self._is_armed = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -194,45 +162,19 @@ class Profiler:
         self._looked_at = now
         with thread_frames() as frames, self._lock:
             for host in list(self._hosts):
-                frame, current = frames.get(host.thread), host.current
+                frame = frames.get(host.thread)
                 if frame is not None:
-                    spent = self._spent_in(frame, current) or Spent(ELSEWHERE)
-                    found.append(_Look(host, spent, None if current is None else current.call))
-        # To find out, a file is read, which releases the GIL. So this comes after the look.
+                    found.append((host, self._spent_in(frame, host.current) or Spent(ELSEWHERE)))
+        # A file tells whether it waited for the GIL; reading it releases the GIL, hence afterwards.
         waited_for_gil = False
         if self._measures_gil:
             before, self._queued = self._queued, self._own.queued_seconds()
             waited_for_gil = late - (self._queued - before) > GIL_SECONDS
-        for host, spent, call in found:
+        for host, spent in found:
             host.spent[account(spent)] += microseconds
             host.earn(microseconds / 1e6)
             if waited_for_gil and spent.stage != ELSEWHERE:
                 host.spent[account(Spent(GIL))] += microseconds
-            self._note_call(host, spent, call, microseconds, now)
-
-    def _note_call(
-        self,
-        host: Profiled,
-        spent: Spent,
-        call: tuple[str, RestoreKey] | None,
-        microseconds: int,
-        now: float,
-    ) -> None:
-        """Record how long a call takes that several looks find."""
-        if call is None or spent.stage in _NO_CALL:
-            self._calls.pop(host, None)
-            return
-        seen = self._calls.get(host)
-        if seen is None or seen.call is not call:
-            seen = self._calls[host] = _SeenCall(call, now)
-        seen.microseconds += microseconds
-        if now - seen.since < SLOW_SECONDS:
-            return
-        if not seen.is_slow:
-            seen.is_slow = True
-            host.spent[account(spent, "calls")] += 1
-        host.spent[account(spent, "slow")] += seen.microseconds
-        seen.microseconds = 0
 
     def spent_by(self, host: Profiled) -> Spent | None:
         """Return what a host is doing now; None if it is nothing for its batches."""

@@ -281,7 +281,7 @@ class _HookCalls(NamedTuple):
     unit: str
     calls: float
     seconds: float
-    slow_calls: int
+    slow_calls: float
     slow_seconds: float
 
 
