@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import warn_once
+from energon.samples.batch_rows import empty_row
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -128,11 +129,16 @@ def decode_image(
 def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
     """Convert pixels to the array or tensor that `spec` describes."""
     is_tensor = spec.library == "torch"
-    if is_tensor:
-        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels)
+    if is_tensor and pixels.ndim == 3:
+        pixels = pixels.transpose(2, 0, 1)
     if spec.floats:
-        # In one pass and without torch, whose threads would spin while the next image is decoded.
-        pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
+        # Without torch, whose threads would spin while the next image is decoded.
+        planes = np.ascontiguousarray(pixels)  # faster than to divide them out of order
+        row = empty_row(planes.shape, np.float32)
+        pixels = np.divide(planes, np.float32(255), out=row, dtype=np.float32)
+    elif not pixels.flags.c_contiguous:
+        planes, pixels = pixels, empty_row(pixels.shape, np.uint8)
+        np.copyto(pixels, planes)
     if not is_tensor:
         return pixels
     try:
@@ -242,7 +248,9 @@ def _jpeg_pixels(
         if space is None:
             return None
         if resize is None:
-            whole: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace=space)
+            is_final = spec.library == "numpy" and not spec.floats and space == "RGB"
+            row = empty_row((height, width, 3), np.uint8) if is_final else None
+            whole: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace=space, buffer=row)
             return whole[:, :, 0] if space == "Gray" else whole
         box = resize.box(width, height, seed, name)
         factor = resize.factor(box)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError, FieldAccessError
+from energon.samples.batch_rows import stacked_rows
 from energon.samples.crude import PART_FILES
 from energon.samples.large_arrays import LARGE_BYTES, large_array
 
@@ -166,7 +167,9 @@ def _stack(batch: Sequence[Any]) -> Any:
 
 def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     """Stack arrays of numpy that are known to have one shape."""
-    first = arrays[0]
+    first, rows = arrays[0], stacked_rows(arrays)
+    if rows is not None:
+        return rows
     if first.nbytes * len(arrays) < LARGE_BYTES or first.dtype.hasobject:
         return np.stack(arrays)
     if {(type(each), each.dtype) for each in arrays} != {(np.ndarray, first.dtype)}:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError
+from energon.samples.batch_rows import BatchRows
 from energon.samples.crude import (
     RestoreKey,
     carries_key,
@@ -34,7 +36,7 @@ class BatchDataset(Dataset[Any]):
         hooks: Turn a list of items into a batch; without hooks, the list is the batch.
         drop_last: Whether to drop a smaller batch at the end of the data.
         unit: Name of the items in statistics.
-        collates: Whether the first hook is the default one, which only collates.
+        collates: Whether the items are samples, which the first hook only collates.
     """
 
     dataset: Dataset[Any]
@@ -94,21 +96,25 @@ class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
+        self.rows: AbstractContextManager[None] = (
+            BatchRows(stage.batch_size) if stage.collates else nullcontext()
+        )
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
         row = self.inner.row
-        columns = self.inner.take_columns(stage.batch_size) if stage.collates else None
-        if columns is not None:
-            lane.counts[stage.unit] += stage.batch_size
+        with self.rows:
+            columns = self.inner.take_columns(stage.batch_size) if stage.collates else None
+            if columns is not None:
+                lane.counts[stage.unit] += stage.batch_size
+                lane.enter(row, several=True)
+                return self._apply_to_columns(columns)
+            items = self.inner.take(stage.batch_size)
+            if not items or (stage.drop_last and len(items) < stage.batch_size):
+                raise StopIteration
+            lane.counts[stage.unit] += len(items)
             lane.enter(row, several=True)
-            return self._apply_to_columns(columns)
-        items = self.inner.take(stage.batch_size)
-        if not items or (stage.drop_last and len(items) < stage.batch_size):
-            raise StopIteration
-        lane.counts[stage.unit] += len(items)
-        lane.enter(row, several=True)
-        return self._apply_to_batch(items, row)
+            return self._apply_to_batch(items, row)
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
