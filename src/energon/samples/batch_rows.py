@@ -60,7 +60,9 @@ class BatchRows:
         if kind not in self._expected or place >= self.size:
             return None
         if not place:
-            self._arrays[kind] = _new_array((self.size, *kind[0]), kind[1])
+            shape, dtype = (self.size, *kind[0]), kind[1]
+            is_large = prod(shape) * dtype.itemsize >= LARGE_BYTES
+            self._arrays[kind] = large_array(shape, dtype) if is_large else np.empty(shape, dtype)
         row: NDArray[Any] = self._arrays[kind][place]
         return row
 
@@ -97,11 +99,6 @@ def stacked_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """Return arrays of one shape, stacked without a copy; None if they are not such rows."""
     rows = _active.rows
     return None if rows is None else rows.holding(arrays)
-
-
-def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    is_large = prod(shape) * dtype.itemsize >= LARGE_BYTES
-    return large_array(shape, dtype) if is_large else np.empty(shape, dtype)
 
 
 def _address(array: NDArray[Any]) -> int:
