@@ -131,6 +131,7 @@ def test_rows_exist_once_a_batch_was_full_of_one_kind():
             arrays = [empty_row(*KIND) for _ in range(2)]
             whole = stacked_rows(arrays)
             assert (whole is not None) is is_known
+            assert stacked_rows(arrays) is None, "two fields would be one array"
         if whole is not None:
             whole[:] = 7
             assert (np.stack(arrays) == 7).all()

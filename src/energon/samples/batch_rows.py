@@ -67,25 +67,31 @@ class BatchRows:
         return row
 
     def holding(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the array of which these are the first rows; None if there is none."""
+        """Return the array of which these are the first rows, once; None if there is none."""
         first = arrays[0]
-        whole = self._arrays.get((first.shape, first.dtype))
+        kind: Kind = first.shape, first.dtype
+        whole = self._arrays.get(kind)
         if whole is None or len(arrays) > self.size:
             return None
         start = _address(whole)
         expected = range(start, start + len(arrays) * first.nbytes, first.nbytes)
-        if any(each.dtype != first.dtype or not each.flags.c_contiguous for each in arrays):
+        if list(map(_address, arrays)) != list(expected) or not all(
+            type(each) is np.ndarray and each.dtype == first.dtype and each.flags.c_contiguous
+            for each in arrays
+        ):
             return None
-        return whole[: len(arrays)] if list(map(_address, arrays)) == list(expected) else None
+        # If a hook has given an image to two fields, these do not become one array.
+        del self._arrays[kind]
+        return whole[: len(arrays)]
 
 
-class _Active(threading.local):
+class _ActiveRows(threading.local):
     """The rows of the batch that this thread is making."""
 
     rows: BatchRows | None = None
 
 
-_active = _Active()
+_active = _ActiveRows()
 
 
 def empty_row(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
