@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import warn_once
-from energon.samples.batch_rows import empty_row
+from energon.samples.batch_arrays import empty_row
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.samples.batch_rows import stacked_rows
+from energon.samples.batch_arrays import LARGE_BYTES, large_array, stacked_rows
 from energon.samples.crude import PART_FILES
-from energon.samples.large_arrays import LARGE_BYTES, large_array
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError
-from energon.samples.batch_rows import BatchRows
+from energon.samples.batch_arrays import BatchRows
 from energon.samples.crude import (
     RestoreKey,
     carries_key,
