@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from operator import length_hint
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -148,9 +149,9 @@ class HookLoop:
     def __exit__(self, *error: object) -> None:
         around, self._around = self._around, None
         del self.keys[self.finished :]
-        # Only the last one is asked for from here on. The memory of the others serves other lanes.
-        self.start += max(0, len(self.keys) - 1)
-        del self.keys[:-1]
+        # Only the last key is needed from here on, and the memory of the others serves other lanes.
+        # The list keeps its length for profilers, which call `update` in a thread of their own.
+        self.keys = [*repeat(None, len(self.keys) - 1), *self.keys[-1:]]
         self.name, self.rest = "", iter(())
         if around is not None and around.name:
             self.lane.current.loop = around
