@@ -28,6 +28,7 @@ from energon import (
     get_train_dataset,
 )
 from energon.compat.megatron.datasets.media import MediaFilterConfig, prepare_filesystem_dataset
+from energon.compat.megatron.datasets.preparing import PreparesShards
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.media_table import copy_media
@@ -347,6 +348,10 @@ def test_a_dataset_in_an_object_store_gets_its_metadata_there(
         assert result.exit_code == 0, result.output
         assert "Done. Stored metadata for 4 files." in result.output
         assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
+        by_header = MediaFilterConfig.parse(None, header=True, extension=False)
+        added = PreparesShards.add_media_metadata(EPath(address), media_filter=by_header, workers=1)
+        assert added == 5
+        assert WebdatasetFileStore(address).get_media_metadata("b/4.bin") == JPEG_4
 
 
 @pytest.fixture
