@@ -1,0 +1,69 @@
+"""The site in a browser, offline: its search finds answers, and pages fit into the window."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from docs.site import build
+from tests.servers.chromium import chromium
+
+QUESTIONS = {
+    "resume": "save_and_resume",
+    "resume other ranks": "save_and_resume",
+    "shuffle": "blend",
+    "packing": "packing",
+    "get_train_dataset": "api/datasets_and_loaders",
+    "ShardWriter": "api/writing_and_storage",
+    "s3": "storage",
+    "install": "getting_started",
+    "out of memory": "operate",
+    "corrupt sample": "errors",
+    "migrate from Megatron-Energon": "migration",
+    "parquet": "kinds",
+    "lightning": "trainers",
+}
+
+
+WIDTHS = (400, 800, 1400, 1600)
+PAGES = (
+    *("index", "packing", "how_it_works", "examples", "faq", "benchmarks", "differences"),
+    *("api/index", "api/datasets_and_loaders", "api/pipelines_of_streams_energon_webdataset"),
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site, and return where it is, and a page of a browser."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch, chromium() as browser:
+        patch.setattr(build, "BUILD", folder)
+        patch.setattr(build, "SOURCES", folder / "sources")
+        with warnings.catch_warnings(action="ignore"):  # those of Sphinx about itself
+            assert build.build() == 0
+        yield folder / "html", browser.new_page()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
+def test_the_first_result_answers_the_question(site, question, answer):
+    folder, page = site
+    page.goto(f"{(folder / 'search.html').as_uri()}?q={question.replace(' ', '+')}")
+    page.wait_for_function("/finished|did not match/.test(document.body.innerText)")
+    first = page.locator("#search-results li a").first
+    assert first.get_attribute("href").partition(".html")[0] == answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_are_no_wider_than_the_window(site, width):
+    folder, page = site
+    page.set_viewport_size({"width": width, "height": 900})
+    wider = {}
+    for name in PAGES:
+        page.goto((folder / f"{name}.html").as_uri())
+        found = page.evaluate("document.documentElement.scrollWidth")
+        if found > width:
+            wider[name] = found
+    assert not wider
