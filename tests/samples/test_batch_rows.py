@@ -88,10 +88,16 @@ def check(found, datas, decoder, *, without=()):
             assert image.dtype == expected.dtype
 
 
+class Batching(Encoder):
+    def batch(self, samples):
+        return super().batch(samples)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_images_of_one_size_are_decoded_into_the_batch(alike, form):
+@pytest.mark.parametrize("kind", [Encoder, Batching])
+def test_images_of_one_size_are_decoded_into_the_batch(alike, form, kind):
     folder, datas = alike
-    encoder = Encoder(form)
+    encoder = kind(form)
     found = batches(folder, encoder)
     check(found, datas, encoder.decoder)
     first, *others, _ = found  # the last one is smaller

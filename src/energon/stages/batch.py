@@ -36,7 +36,7 @@ class BatchDataset(Dataset[Any]):
         hooks: Turn a list of items into a batch; without hooks, the list is the batch.
         drop_last: Whether to drop a smaller batch at the end of the data.
         unit: Name of the items in statistics.
-        collates: Whether the items are samples, which the first hook only collates.
+        collates: Whether the first hook is the default one, which only collates.
     """
 
     dataset: Dataset[Any]
@@ -96,8 +96,9 @@ class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
+        # Samples wait for others before they are packed, and would keep the memory of batches.
         self.rows: AbstractContextManager[None] = (
-            BatchRows(stage.batch_size) if stage.collates else nullcontext()
+            nullcontext() if stage.unit == "packs" else BatchRows(stage.batch_size)
         )
 
     def _produce(self) -> Any:

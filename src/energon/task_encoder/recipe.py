@@ -191,8 +191,7 @@ class Recipe:
 
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:
-            is_default = not self.encoder._hook_method("batch").overridden
-            collates = is_default and not settings.packing_buffer_size
+            collates = not self.encoder._hook_method("batch").overridden
             batches = BatchDataset if plan.unit == 1 else _unit_batches()
             pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit, collates)
         return pipeline
