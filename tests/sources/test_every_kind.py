@@ -17,6 +17,28 @@ Which bad input is tried with which kind. A dash says that there is no such thin
 Token files have no columns, and lines of JSON are one part each; a folder has a schema for each
 sample, LitData one for all. The types of Parquet and Arrow are those of pyarrow. MDS, LitData and
 JSONL are tried compressed and not.
+
+What every kind can do, with the tests that try it; a row covers all of them unless it says so:
+
+| what | tests |
+|---|---|
+| address, section and layout in the documentation | `test_every_kind_is_documented` |
+| snippet of the documentation | `docs/test_examples.py`, on `kinds.md` and `aux.md` |
+| order on (1, 0), (1, 3), (2, 1), (4, 2) and more with 8 lanes | `test_the_order_is_equal_...` |
+| resume at random steps, 20 in CI | `test_the_order_is_equal_...` |
+| `restore_sample` | `test_single_samples_are_restored_by_their_keys` |
+| origin of cooked samples | `test_cooked_samples_say_where_they_come_from` |
+| blend with tar shards | `test_it_is_blended_with_tar_shards` |
+| info, lint, preview, plan, mount | `test_the_commands_take_it`; mount of lines, others refuse it |
+| stores, requests | `test_requests.py`; not Arrow, which is mapped into memory |
+| cut off, of another kind, empty | `test_damaged_files_are_errors_that_name_the_file` |
+| index against data | `test_an_index_that_disagrees_with_its_data_is_reported` |
+| missing column | `test_a_missing_column_is_reported_with_those_that_there_are` |
+| mixed schemas | `test_files_of_different_schemas_are_told_apart` |
+| no rows at all, or in one file | `test_a_dataset_without_samples_...`, `test_a_file_without_...` |
+| 2^31 documents | `test_an_index_that_claims_billions_...`, `test_documents_beyond_...` |
+| unknown type | `test_values_of_an_unknown_type_are_named` |
+| options of other kinds | `test_unknown_options_are_refused_with_the_known_ones` |
 """
 
 from __future__ import annotations
@@ -24,6 +46,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import struct
 from itertools import chain
@@ -47,6 +70,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
+from energon.sources.kinds import kind_named
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
@@ -153,6 +177,33 @@ def test_every_kind_that_can_be_trained_on_is_in_this_suite(tmp_path):
     assert tried == {kind.name for kind in kinds.KINDS if kind.home and kind.has_samples}
 
 
+DOCUMENTED = {
+    "tokens": ("kinds.md#token-files", "formats.md#token-files"),
+    "parquet": ("kinds.md#parquet-files", "formats.md#parquetfooters"),
+    "arrow": ("kinds.md#hugging-face-datasets", None),
+    "folder": ("kinds.md#folders-of-media-files", "formats.md#folderlisting"),
+    "mds": ("kinds.md#mds-and-litdata", "formats.md#mds-and-litdata"),
+    "litdata": ("kinds.md#mds-and-litdata", "formats.md#mds-and-litdata"),
+    "jsonl": ("aux.md#jsonl-files", "formats.md#jsonl-files"),
+    SHARDS: ("prepare.md", "formats.md#shards"),
+}
+"""Where a kind is described, and the layout on disk of what energon reads or writes itself."""
+
+
+def test_every_kind_is_documented():
+    docs = Path(__file__).parents[2] / "docs"
+    table = (docs / "kinds.md").read_text()
+    assert set(DOCUMENTED) == {kind.name for kind in kinds.KINDS if kind.home and kind.has_samples}
+    for usage, layout in DOCUMENTED.values():
+        link = usage.removeprefix("kinds.md")
+        assert f"]({link})" in table.partition("\n## ")[0]
+        for place in filter(None, (usage, layout)):
+            page, _, anchor = place.partition("#")
+            headings = re.findall(r"^#+ (.*)$", (docs / page).read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert not anchor or anchor in anchors, place
+
+
 @pytest.fixture(params=KINDS)
 def entry(request, tmp_path):
     """What a document says of a dataset of the kind."""
@@ -208,6 +259,14 @@ def test_single_samples_are_restored_by_their_keys(entry, tmp_path):
     with get_savable_loader(train(path, Cooking())) as loader:
         for sample in samples:
             assert plain(loader.restore_sample(key_of(sample))) == plain(sample)
+
+
+def test_unknown_options_are_refused_with_the_known_ones(entry, tmp_path):
+    del entry["kind"]
+    kind = kind_named(dataset_kind(entry["path"]))
+    path = document(tmp_path, {**entry, "read": {**entry.get("read", {}), "unheard_of": 1}})
+    known = ", ".join(kind.options)
+    refused(path, rf"'unheard_of' is not an option of .*{known or 'has none'}")
 
 
 @pytest.mark.slow  # many processes

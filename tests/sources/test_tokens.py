@@ -29,6 +29,7 @@ from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.sources.tokens.kind import TokenOptions, TokenSource
+from energon.sources.tokens.rows import TokenRows
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind, plain
@@ -284,6 +285,33 @@ def test_batches_of_a_blend_are_the_same_with_and_without_single_samples(tmp_pat
     assert len({key[0] for batch in runs[0][0] for key in batch.__restore_key__[1]}) == 2
     assert plain(runs[0][0]) == plain(runs[1][0])
     assert runs[0][1:] == runs[1][1:]
+
+
+class Labels(DefaultTaskEncoder):
+    """Batches of inputs and labels, made of what was collated."""
+
+    def encode_batch(self, batch):
+        return {"tokens": batch.tokens[:, :-1], "labels": batch.tokens[:, 1:]}
+
+
+@pytest.mark.parametrize("encoder", [DefaultTaskEncoder, Labels])
+@pytest.mark.parametrize("weight", [None, 1, {0: 0.1, 4: 0.1, 12: "ramp to 1"}])
+def test_pretraining_programs_make_no_single_samples(tmp_path, monkeypatch, encoder, weight):
+    for name in ("web", "code"):
+        write_tokens(tmp_path / name, numbered(LENGTHS))
+    read = {"unit": "sequence", "length": 9, "overlap": 1}
+    web, code = ({"path": str(tmp_path / f"{n}.idx"), "read": read} for n in ("web", "code"))
+    blend = {"blend": [{**web, "weight": 1}, {**code, "weight": weight}]}
+    made = []
+    monkeypatch.setattr(TokenRows, "sample", lambda *arguments: made.append(arguments))
+    dataset = get_train_dataset(
+        {"splits": {"train": blend if weight else web}},
+        worker_config=config(lanes=2),
+        batch_size=4,
+        task_encoder=encoder(),
+    )
+    assert sum(1 for _ in islice(dataset, 20)) == 20
+    assert not made
 
 
 def test_a_data_file_that_shrinks_is_reported_and_not_looked_behind(path):
