@@ -6,47 +6,19 @@ wait. Decoding releases the GIL, and the plan says which row groups come next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon.arrays import Ints
 from energon.io.threads import WaitingThreads
-from energon.sources.kinds import Source
 from energon.stages.blocks import NextRows
+
+if TYPE_CHECKING:
+    from energon.sources.reader import DecodesAhead
 
 AHEAD_BYTES = 128 << 20
 """Memory for blocks that are decoded ahead, of all sources together."""
-MIN_SAMPLE_BYTES = 1 << 10
-"""Minimum average size of samples; smaller ones are decoded in no time."""
-
-Submit = Callable[..., Future[Any]]
-"""Run a function with some arguments in another thread."""
-
-
-@runtime_checkable
-class DecodesAhead(Protocol):
-    """A source whose samples are in blocks that are decoded as a whole."""
-
-    def decode_ahead(self, ordinals: Ints, submit: Submit, *, max_bytes: int) -> None:
-        """Begin to decode the blocks that samples are in, unless they are decoded already.
-
-        Args:
-            ordinals: The samples that are read next.
-            submit: Runs what decodes a block.
-            max_bytes: Memory for the blocks; those that exceed it are decoded when they are read.
-        """
-
-
-def decoded_ahead(sources: Sequence[Source]) -> dict[int, DecodesAhead]:
-    """Return those of the sources that decode large samples in blocks, by leaf."""
-    return {
-        leaf: source
-        for leaf, source in enumerate(sources)
-        if isinstance(source, DecodesAhead) and source.mean_sample_bytes >= MIN_SAMPLE_BYTES
-    }
 
 
 class DecodeAhead:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol, overload, runtime_checkable
@@ -16,11 +17,16 @@ from energon.io.settings import StorageSettings
 from energon.plan.permutation import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, record_sources
-from energon.sources.decode_ahead import DecodeAhead, decoded_ahead
 from energon.sources.kinds import Source
 from energon.sources.read_ahead import PlannedReadAhead
 from energon.stages.blocks import ReadAhead
 from energon.stages.lazy_rows import LazyLeafRows, LazyRows, RowsAtOnce
+
+MIN_DECODED_BYTES = 1 << 10
+"""Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""
+
+Submit = Callable[..., Future[Any]]
+"""Run a function with some arguments in another thread."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,16 @@ class LeafReader:
                 lanes_of_stream=lanes_of_stream,
                 settings=StorageSettings.from_environment(),
             )
-        decoded = decoded_ahead(self.sources)
-        return DecodeAhead(decoded) if decoded else None
+        decoded = {
+            leaf: source
+            for leaf, source in enumerate(self.sources)
+            if isinstance(source, DecodesAhead) and source.mean_sample_bytes >= MIN_DECODED_BYTES
+        }
+        if not decoded:
+            return None
+        from energon.sources.decode_ahead import DecodeAhead
+
+        return DecodeAhead(decoded)
 
     def read(self, rows: Rows) -> list[Any]:
         """Return the samples of `rows`, in that order.
@@ -181,6 +195,20 @@ class LazyKeys(Sequence[tuple[int, int, int]]):
         if isinstance(places, int):
             return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
         return LazyKeys(self.leaf, self.epoch[places], self.ordinal[places])
+
+
+@runtime_checkable
+class DecodesAhead(Protocol):
+    """A source whose samples are in blocks that are decoded as a whole."""
+
+    def decode_ahead(self, ordinals: Ints, submit: Submit, *, max_bytes: int) -> None:
+        """Begin to decode the blocks that samples are in, unless they are decoded already.
+
+        Args:
+            ordinals: The samples that are read next.
+            submit: Runs what decodes a block.
+            max_bytes: Memory for the blocks; those that exceed it are decoded when they are read.
+        """
 
 
 @runtime_checkable

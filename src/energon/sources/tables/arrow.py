@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from energon.errors import (
     ConfigError,
@@ -31,6 +28,7 @@ from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
 from energon.sources.extents import PartFilter
 from energon.sources.tables.columns import RowTable
+from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions
 from energon.sources.tables.rows import RowSource
 
@@ -42,7 +40,7 @@ SUFFIX = ".arrow"
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
-class ArrowBatches:
+class ArrowBatches(RowGroups):
     """The record batches of some files, numbered consecutively. Copies map the files again.
 
     Args:
@@ -57,10 +55,9 @@ class ArrowBatches:
     suffix = SUFFIX
 
     def __init__(self, folder: str, names: Sequence[str]) -> None:
-        self.folder = folder
         self.names = list(names)
-        self._batches = [self._map(name) for name in self.names]
-        self.footers = [
+        self._batches = [_mapped(folder, name) for name in self.names]
+        footers = [
             ParquetFooter(
                 name,
                 os.path.getsize(os.path.join(folder, name)),
@@ -70,20 +67,10 @@ class ArrowBatches:
             )
             for name, (_, batches) in zip(self.names, self._batches, strict=True)
         ]
-        counts = [len(footer.rows) for footer in self.footers]
-        self.file = np.repeat(np.arange(len(counts)), counts)
-        self.first = np.array([0, *accumulate(counts)])
-        rows = np.array([n for footer in self.footers for n in footer.rows], np.int64)
-        self.ends = np.concatenate(([0], np.cumsum(rows)))
-        self.file_ends = np.array([0, *accumulate(sum(f.rows) for f in self.footers)])
+        super().__init__(folder, footers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrowBatches, (self.folder, self.names)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the first file."""
-        return self.schema_of(0)
 
     def schema_of(self, number: int) -> pa.Schema:
         """Return the columns of a file."""
@@ -97,8 +84,8 @@ class ArrowBatches:
         """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 
-        number = int(self.file[group])
-        batch = self._batches[number][1][group - int(self.first[number])]
+        number, own = self.place(group)
+        batch = self._batches[number][1][own]
         return RowTable(pa.Table.from_batches([batch]).select(list(columns)))
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -114,22 +101,23 @@ class ArrowBatches:
         """Return a file, open for reading ranges."""
         return OpenFile(self.origin(number))
 
-    def _map(self, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-        with needs_extra("parquet", "Arrow files need pyarrow"):
-            import pyarrow as pa
-        path = os.path.join(self.folder, name)
-        if not os.path.isfile(path):
-            raise DatasetNotFoundError(f"{path} does not exist, but {STATE} in its folder lists it")
-        try:
-            reader = pa.ipc.open_stream(pa.memory_map(path))
-            batches = list(reader)
-            for batch in batches:
-                batch.validate()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise TruncatedError(
-                f"{path}: is not a complete Arrow stream: {error}; copy it again"
-            ) from error
-        return reader.schema, batches
+
+def _mapped(folder: str, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    with needs_extra("parquet", "Arrow files need pyarrow"):
+        import pyarrow as pa
+    path = os.path.join(folder, name)
+    if not os.path.isfile(path):
+        raise DatasetNotFoundError(f"{path} does not exist, but {STATE} in its folder lists it")
+    try:
+        reader = pa.ipc.open_stream(pa.memory_map(path))
+        batches = list(reader)
+        for batch in batches:
+            batch.validate()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TruncatedError(
+            f"{path}: is not a complete Arrow stream: {error}; copy it again"
+        ) from error
+    return reader.schema, batches
 
 
 class ArrowSource(RowSource):

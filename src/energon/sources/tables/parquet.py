@@ -22,9 +22,9 @@ from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.sources.decode_ahead import Submit
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.extents import PartFilter
+from energon.sources.reader import Submit
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles, is_pattern
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
@@ -94,8 +94,8 @@ class ParquetSource(RowSource):
         """A row group is decoded as a whole, so it is a slice."""
         rows = int(np.median(np.diff(self.groups.ends)))
         number = int(np.argmax(np.diff(self.groups.ends)))
-        file = int(self.groups.file[number])
-        group = self.groups.metadata(file).row_group(number - int(self.groups.first[file]))
+        file, own = self.groups.place(number)
+        group = self.groups.metadata(file).row_group(own)
         blocks = self.samples_between(self.groups.ends)
         # A slice that is not aligned with row groups is in two of them.
         size = group.total_byte_size if blocks else 2 * group.total_byte_size

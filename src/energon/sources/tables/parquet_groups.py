@@ -6,10 +6,7 @@ import io
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from energon.errors import FormatError, needs_extra
 from energon.formats.parquet import ParquetFooter, parse_footer
@@ -17,10 +14,11 @@ from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.range_file import RangeFile
 from energon.limits import DECODED_BYTES
-from energon.sources.decode_ahead import Submit
 from energon.sources.decoded_blocks import DecodedBlocks
+from energon.sources.reader import Submit
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles
+from energon.sources.tables.row_groups import RowGroups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +38,7 @@ class _DecodedGroup(NamedTuple):
     rows_left: int
 
 
-class ParquetGroups:
+class ParquetGroups(RowGroups):
     """The row groups of some files, numbered consecutively.
 
     Args:
@@ -48,17 +46,11 @@ class ParquetGroups:
         footers: Those that are read, with what stands at their ends.
     """
 
+    suffix = SUFFIX
+
     def __init__(self, files: ParquetFiles, footers: Sequence[ParquetFooter]) -> None:
         self.files = files
-        self.footers = list(footers)
-        counts = [len(footer.rows) for footer in footers]
-        self.file = np.repeat(np.arange(len(counts)), counts)
-        self.first = np.array([0, *accumulate(counts)])
-        rows = np.array([n for footer in footers for n in footer.rows], np.int64)
-        self.ends = np.concatenate(([0], np.cumsum(rows)))
-        """The first row of each, and the number of all rows."""
-        sizes = [sum(footer.rows) for footer in footers]
-        self.file_ends = np.array([0, *accumulate(sizes)])
+        super().__init__(files.folder, footers)
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
         self._decoded: DecodedBlocks[_Place, _DecodedGroup] = DecodedBlocks()
         self._range_files: OrderedDict[int, RangeFile] = OrderedDict()
@@ -68,28 +60,8 @@ class ParquetGroups:
         listed = {each.key: each for each in self.files.found}
         return [listed[footer.name] for footer in self.footers]
 
-    @property
-    def folder(self) -> str:
-        """The folder that the files are in."""
-        return self.files.folder
-
-    @property
-    def suffix(self) -> str:
-        """What the names of files end with."""
-        return SUFFIX
-
     def __reduce__(self) -> tuple[Any, ...]:
         return ParquetGroups, (self.files, self.footers)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are."""
-        return int(self.ends[-1])
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The columns of the first file."""
-        return self.schema_of(0)
 
     def schema_of(self, number: int) -> pa.Schema:
         """Return the columns of a file."""
@@ -136,8 +108,8 @@ class ParquetGroups:
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return where the contents of some columns of a row group begin and end in the file."""
-        number = int(self.file[group])
-        metadata = self.metadata(number).row_group(group - int(self.first[number]))
+        number, own = self.place(group)
+        metadata = self.metadata(number).row_group(own)
         found = []
         for at in range(metadata.num_columns):
             chunk = metadata.column(at)
@@ -167,8 +139,7 @@ class ParquetGroups:
         with needs_extra("parquet", "Parquet files need pyarrow"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        number = int(self.file[group])
-        own = group - int(self.first[number])
+        number, own = self.place(group)
         metadata = self.metadata(number)
         size = metadata.row_group(own).total_byte_size
         if size > DECODED_BYTES.value:

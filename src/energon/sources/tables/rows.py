@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -14,9 +14,7 @@ from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.split import ratio_range
-from energon.formats.parquet import ParquetFooter
 from energon.io.epath import AnyPath
-from energon.io.range_file import RangeFile
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
@@ -27,60 +25,14 @@ from energon.sources.tables.columns import (
     class_names,
     plain_type,
 )
+from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 MAX_HELD_BYTES = 256 << 20
 """Row groups kept in memory by samples that were read but not made yet."""
-
-
-class RowGroups(Protocol):
-    """Rows of files, in groups that are read as a whole, numbered consecutively."""
-
-    @property
-    def folder(self) -> str:
-        """The folder that the files are in."""
-
-    @property
-    def suffix(self) -> str:
-        """The suffix of the file names."""
-
-    @property
-    def footers(self) -> list[ParquetFooter]:
-        """The files, with the number of rows of each of their groups."""
-
-    @property
-    def file(self) -> Ints:
-        """The file of each group."""
-
-    @property
-    def ends(self) -> Ints:
-        """Where each group begins among all rows, and the end of the last one."""
-
-    @property
-    def file_ends(self) -> Ints:
-        """Where each file begins among all rows, and the end of the last one."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the first file."""
-
-    def schema_of(self, number: int) -> pa.Schema:
-        """Return the columns of a file."""
-
-    def origin(self, number: int) -> str:
-        """Return the name of a file for messages."""
-
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
-        """Return some columns of a group, of which the caller takes a number of rows."""
-
-    def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
-        """Return where some columns of a group begin and end in the file."""
-
-    def range_file(self, number: int) -> RangeFile:
-        """Return a file, open for reading ranges."""
 
 
 class RowSource(LazySource):

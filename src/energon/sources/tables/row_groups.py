@@ -1,0 +1,81 @@
+"""Rows of files, in groups that are read as a whole."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon.formats.parquet import ParquetFooter
+from energon.io.range_file import RangeFile
+from energon.sources.tables.columns import RowTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RowGroups(ABC):
+    """The row groups of some files, numbered consecutively.
+
+    Args:
+        folder: The folder that the files are in.
+        footers: The files, with the number of rows of each of their groups.
+
+    Attributes:
+        suffix: The suffix of the file names.
+        file: The file of each group.
+        first: The first group of each file, and the number of groups.
+        ends: The first row of each group, and the number of rows.
+        file_ends: The first row of each file, and the number of rows.
+    """
+
+    suffix: str
+
+    def __init__(self, folder: str, footers: Sequence[ParquetFooter]) -> None:
+        self.folder = folder
+        self.footers = list(footers)
+        counts = [len(footer.rows) for footer in footers]
+        self.file = np.repeat(np.arange(len(counts)), counts)
+        self.first = np.array([0, *accumulate(counts)])
+        rows = np.array([n for footer in footers for n in footer.rows], np.int64)
+        self.ends = np.concatenate(([0], np.cumsum(rows)))
+        self.file_ends = np.array([0, *accumulate(sum(footer.rows) for footer in footers)])
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return int(self.ends[-1])
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file."""
+        return self.schema_of(0)
+
+    def place(self, group: int) -> tuple[int, int]:
+        """Return the file of a group, and the number of the group in it."""
+        number = int(self.file[group])
+        return number, group - int(self.first[number])
+
+    @abstractmethod
+    def schema_of(self, number: int) -> pa.Schema:
+        """Return the columns of a file."""
+
+    @abstractmethod
+    def origin(self, number: int) -> str:
+        """Return the name of a file for messages."""
+
+    @abstractmethod
+    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
+        """Return some columns of a group, of which the caller takes a number of rows."""
+
+    @abstractmethod
+    def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Return where some columns of a group begin and end in the file."""
+
+    @abstractmethod
+    def range_file(self, number: int) -> RangeFile:
+        """Return a file, open for reading ranges."""
