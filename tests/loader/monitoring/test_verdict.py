@@ -319,17 +319,17 @@ def test_rare_samples_that_take_very_long(root, workers, kind):
 @pytest.mark.parametrize(
     ("encoder", "advice"),
     [
-        (Encoder(0.01), r"(\d+) workers would keep up"),
-        (Stalling(1.0), r"(\d+) workers with prefetch_factor=(\d+) would bridge most of them"),
+        (Encoder(0.005), r"(\d+) workers would keep up"),
+        (Stalling(0.5), r"(\d+) workers with prefetch_factor=(\d+) would bridge most of them"),
     ],
 )
 def test_what_a_verdict_recommends_ends_most_of_the_wait(root, encoder, advice):
-    with load(root, encoder, batches=100, step=0.03) as loader:
+    with load(root, encoder, batches=100, step=0.015) as loader:
         verdict, before = loader.verdict(), loader.stats()["run"]["wait_share"]
     workers, *prefetch = map(int, re.search(advice, verdict).groups())
     settings = {"prefetch_factor": prefetch[0]} if prefetch else {}
     with load(
-        root, encoder, workers=workers, kind="thread", batches=200, step=0.03, **settings
+        root, encoder, workers=workers, kind="thread", batches=200, step=0.015, **settings
     ) as loader:
         after = loader.stats()["run"]["wait_share"]
     print(f"{verdict}\nwith that, the trainer waits {after:.0%} of the time")
