@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from energon.sources.reader import DecodesAhead
 
 AHEAD_BYTES = 128 << 20
-"""Memory for blocks that are decoded ahead, of all sources together."""
+"""Memory of a worker for blocks that are decoded ahead, of all its sources together."""
 
 
 class DecodeAhead:
