@@ -89,7 +89,8 @@ def test_the_reference_has_every_public_name_and_says_what_docstrings_say():
     public = {name for name in energon.__all__ if name != "__version__"}
     public |= {*energon.packing.__all__, *energon.transforms.__all__}
     assert public <= reference.named(), "add the names to docs/site/reference.py"
-    assert not [name for name in public if f"[`{name}`]" not in reference.overview()]
+    overview = reference.overview()
+    assert not [name for name in public if f"[`{name}`]" not in overview]
     pages = "\n".join(reference.pages().values())
     assert not [name for name in public if f"## {name}\n" not in pages]
 

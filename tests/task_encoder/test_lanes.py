@@ -300,7 +300,7 @@ def host(lanes, streams, *, reader, leaf, batch_size=32, window=0):
 def test_lanes_of_a_worker_are_read_in_blocks_as_large_and_as_few_as_those_of_one(sample_bytes):
     leaf = PlanLeaf("a", 200_000, slice_samples=100)
     # Blocks of large samples are small: fewer batches fill as many of them.
-    count = 300 if sample_bytes > 1_000_000 else 1200
+    count = 100 if sample_bytes > 1_000_000 else 1200
     reads, slices = {}, {}
     for lanes in (1, 24):
         reader = BlockReader(mean_sample_bytes=sample_bytes)
