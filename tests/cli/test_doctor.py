@@ -12,7 +12,7 @@ import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose
-from energon.inspect.machine_checks import surroundings
+from energon.inspect.machine_checks import host_of, surroundings
 from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
@@ -151,6 +151,48 @@ def test_jpeg_images_without_a_fast_decoder(monkeypatch):
 def test_a_wrong_clock(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 100_000.0)
     assert found_here()["the clock is wrong by years; stores refuse signed requests"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected", "is_bad"),
+    [(-7200, "120 minutes ahead of that of", True), (300, "5 minutes behind that of", False)],
+)
+def test_a_clock_that_differs_from_that_of_the_store(root, seconds, expected, is_bad):
+    with web_server(root.parent, seconds_ahead=seconds) as server:
+        url = f"http://127.0.0.1:{server.port}/{root.name}"
+        found = found_here(
+            make_with(url, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
+        )
+    [(what, bad)] = [(what, bad) for what, bad in found.items() if "the clock of" in what]
+    assert f"{expected} {server.url};" in what
+    assert bad is is_bad
+
+
+def test_clocks_that_agree_and_hosts_without_one_are_no_remark(root):
+    with web_server(root.parent) as server:
+        url = f"http://127.0.0.1:{server.port}/{root.name}"
+        dataset = make_with(url, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
+        assert not any("the clock of" in what for what in found_here(dataset))
+    assert not any("the clock of" in what for what in found_here(dataset))
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("https://me:secret@host:8443/a/b?sig=secret", "https://host:8443"),
+        ("s3://bucket/a", "https://s3.amazonaws.com"),
+        ("gs://bucket/a", "https://storage.googleapis.com"),
+        ("hf://datasets/me/images", "https://huggingface.co"),
+        ("az://container/a", None),
+        ("abfs://container@account.dfs.core.windows.net/a", "https://account.dfs.core.windows.net"),
+        ("msc://profile/a", None),
+    ],
+)
+def test_the_host_whose_clock_counts(address, host, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    assert host_of(address) == host
 
 
 def test_a_package_that_overwrites_this_one(tmp_path, monkeypatch):

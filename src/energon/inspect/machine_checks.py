@@ -12,6 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from energon.installation import SIGN
+from energon.io.address import is_remote, split_address
+from energon.io.backends.hugging_face import DEFAULT_ENDPOINT
+from energon.io.backends.object_stores import s3_options
 from energon.surroundings import CGROUP, cpu_quota, usable_memory
 from energon.task_encoder.dataset import SavableDataset
 from energon.version import __version__
@@ -20,6 +23,12 @@ SHARED_MEMORY_BYTES = 1 << 30
 DESCRIPTORS = 4096
 CLOCK = 1_600_000_000
 """Seconds since 1970: a clock before this is wrong, and stores refuse signed requests."""
+SKEW_SECONDS = 60
+"""How far a clock may be off without a remark; the time in answers of stores is rounded."""
+REFUSED_SKEW_SECONDS = 15 * 60
+"""Beyond this, S3 and Azure refuse signed requests."""
+HOST_SECONDS = 5
+"""How long to wait for the answer of a host."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ def surroundings(
     yield from _versions()
     if dataset is not None:
         yield from _data(dataset, cgroup)
+        yield from _clocks(dataset)
 
 
 def _versions() -> Iterator[Symptom]:
@@ -154,3 +164,61 @@ def _data(dataset: SavableDataset, cgroup: Path) -> Iterator[Symptom]:
             f"the dataset has {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: each "
             "epoch is read from disk, not from the page cache"
         )
+
+
+def _clocks(dataset: SavableDataset) -> Iterator[Symptom]:
+    remote = [source for source in dataset.reader.sources if source.is_remote]
+    hosts = dict.fromkeys(host_of(os.fspath(path)) for source in remote for path in source.paths)
+    for host in filter(None, hosts):
+        skew = _clock_skew(host)
+        if skew is not None and abs(skew) >= SKEW_SECONDS:
+            yield Symptom(
+                f"the clock of this machine is {abs(skew) / 60:,.0f} minutes "
+                f"{'ahead of' if skew > 0 else 'behind'} that of {host}; stores refuse requests "
+                "signed at another time, S3 beyond 15 minutes: synchronize it, e.g. by NTP",
+                is_bad=abs(skew) >= REFUSED_SKEW_SECONDS,
+            )
+
+
+def host_of(address: str) -> str | None:
+    """Return the URL of the host that serves an address; None if that is not known."""
+    if not is_remote(address):
+        return None
+    parts, found = split_address(address), os.environ.get
+    host = parts.root.partition("://")[2].partition("?")[0].rpartition("@")[2]
+    match parts.scheme:
+        case "http" | "https":
+            return f"{parts.scheme}://{host}"
+        case "s3":
+            own = s3_options(os.environ).get("endpoint") or found("AWS_ENDPOINT_URL")
+            return own or "https://s3.amazonaws.com"
+        case "gs":
+            return found("GOOGLE_BASE_URL") or "https://storage.googleapis.com"
+        case "hf":
+            return found("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        case "az" | "azure" if name := found("AZURE_STORAGE_ACCOUNT_NAME"):
+            return found("AZURE_STORAGE_ENDPOINT") or f"https://{name}.blob.core.windows.net"
+        case "abfs" | "abfss" | "adl":
+            return f"https://{host}"
+    return None
+
+
+def _clock_skew(host: str) -> float | None:
+    """Return how many seconds this machine is ahead of a host; None if that does not tell."""
+    from email.utils import parsedate_to_datetime
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    begun = time.time()
+    try:
+        with urlopen(Request(host, method="HEAD"), timeout=HOST_SECONDS) as answer:
+            headers = answer.headers
+    except HTTPError as error:
+        headers = error.headers
+    except (OSError, ValueError):
+        return None
+    present = (begun + time.time()) / 2
+    try:
+        return present - parsedate_to_datetime(headers["Date"]).timestamp()
+    except (TypeError, ValueError):
+        return None
