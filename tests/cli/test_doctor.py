@@ -72,7 +72,7 @@ class Objects(Waiting):
 
 
 def test_transfer_slices_and_prefetch_are_measured(root):
-    found = diagnose(make_with(root, Objects()), seconds=0.3, workers=[1], kinds=["process"])
+    found = diagnose(make_with(root, Objects()), seconds=0.1, workers=[1], kinds=["process"])
     assert found.transfer_per_second > 0
     assert found.slices
     assert all(rate > 0 for rate in found.slices.values())

@@ -240,6 +240,7 @@ def test_damaged_images_are_errors_at_any_size(data, setting):
             SampleDecoder(spec, **setting).decode("a.jpg", data[: len(data) // 2])
 
 
+@pytest.mark.slow
 def test_images_become_tensors_without_threads_that_spin():
     """Those of OpenMP wait busily after each tensor, while the next image is decoded."""
     program = """

@@ -17,6 +17,8 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 )
 
+FIRST_READ = ("README.md", "docs/getting_started.md", "docs/index.md")
+"""Pages that are tried in every run of the tests; the others are run as slow ones."""
 STARTS_TRAINERS = (
     "docs/examples.md",
     "docs/loss_spike.md",
@@ -33,7 +35,10 @@ STARTS_TRAINERS = (
         pytest.param(
             name,
             # On a machine that is busy with others their imports take minutes.
-            marks=[pytest.mark.slow, pytest.mark.timeout(900)] if name in STARTS_TRAINERS else (),
+            marks=[
+                *([pytest.mark.timeout(900)] if name in STARTS_TRAINERS else []),
+                *([] if name in FIRST_READ else [pytest.mark.slow]),
+            ],
         )
         for name in PAGES
     ],

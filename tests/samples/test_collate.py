@@ -131,6 +131,7 @@ def test_tensors_are_stacked_as_torch_stacks_them(change, size):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_large_tensors_are_stacked_without_threads_that_spin():
     program = """
 import os, torch

@@ -64,6 +64,7 @@ def test_loaders_of_torch_divide_the_lanes_among_their_workers(root, num_workers
     assert [tuple(batch) for batch in loader] == list(dataset)
 
 
+@pytest.mark.slow  # torch waits 5 s for each worker that failed at its start
 def test_more_workers_than_lanes_are_refused(root):
     dataset = val(root, Keys(), worker_config=config(lanes=1))
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)

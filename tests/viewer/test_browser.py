@@ -26,7 +26,10 @@ from tests.servers.chromium import chromium, served
 from tests.viewer.showcase import make_showcase
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:uvicorn")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:uvicorn"),
+]
 
 
 class Crops(DefaultTaskEncoder):
