@@ -84,7 +84,8 @@ def check(found, datas, decoder, *, without=()):
             expected = np.asarray(decoder.decode("a.jpg", datas[int(name[1:])]))
             inside = tuple(map(slice, expected.shape))
             assert (image[inside] == expected).all()
-            assert image.sum() == expected.sum()
+            # The padding is zero: sums of floats depend on the shape.
+            assert np.count_nonzero(image) == np.count_nonzero(expected)
             assert image.dtype == expected.dtype
 
 
