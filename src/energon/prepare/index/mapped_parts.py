@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,17 +33,23 @@ def warn_of_missing_parts(
         split: Names what is excluded; None if nothing is.
     """
     excluded = set() if split is None else set(expand_all(split.exclude))
-    num_samples, lacking = 0, {field: list[str]() for field in field_map.accesses}
+    num_samples, lacking = 0, Counter[str]()
+    shown: dict[str, list[str]] = {field: [] for field in field_map.accesses}
     for shard in shards:
         if shard in excluded:
             continue
         table = open_table(dataset, shard)
         num_samples += table.num_samples
-        for field, keys in lacking.items():
+        for field, keys in shown.items():
             names = {access.part.lower() for access in field_map.accesses[field]}
-            found = table.keys(samples_without(table, names))
-            keys += [key for key in found if f"{shard}/{key}" not in excluded]
-    for field, keys in lacking.items():
+            found = [
+                key
+                for key in table.keys(samples_without(table, names))
+                if f"{shard}/{key}" not in excluded
+            ]
+            lacking[field] += len(found)
+            keys += found[: SHOWN_KEYS - len(keys)]
+    for field, keys in shown.items():
         if keys:
             parts = dict.fromkeys(access.part for access in field_map.accesses[field])
             log.warning(
@@ -51,10 +58,10 @@ def warn_of_missing_parts(
                 dataset,
                 " or ".join(parts),
                 field,
-                len(keys),
+                lacking[field],
                 num_samples,
-                ", ".join(keys[:SHOWN_KEYS]),
-                ", …" if len(keys) > SHOWN_KEYS else "",
+                ", ".join(keys),
+                ", …" if lacking[field] > SHOWN_KEYS else "",
             )
 
 
