@@ -272,6 +272,7 @@ def test_samples_are_excluded_and_flagged_where_they_are_seen(page, quarantine):
     page.keyboard.type("too red")
     page.get_by_role("button", name="Exclude").click()
     page.wait_for_selector("h1 .chip")
+    page.wait_for_load_state()  # Keys work once the script of the page has run.
     file = quarantine / "views.jsonl"
     assert json.loads(file.read_text())["key"] == "view_0007"
     page.keyboard.press("u")
