@@ -20,11 +20,11 @@ import numpy as np
 
 from energon.packing import Packer
 from energon.plan.rows import Rows
-from energon.stages.hook import Hook
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
-from energon.stages.lazy_rows import RowsAtOnce
 from energon.stages.pack import PackDataset
-from energon.stages.read import ReadDataset
+from energon.stages.reading.blocks import RowsAtOnce
+from energon.stages.reading.read import ReadDataset
 
 PACKERS: dict[str, dict[str, Any]] = {
     "first-fit decreasing, closed windows": {"method": "first_fit", "carry": False},

@@ -23,7 +23,7 @@ import yaml
 
 from energon import ShardWriter, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.plan.build import blend_plan
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.prepare.dataset import prepare_dataset
 
 PAGE = Path(__file__).parents[1] / "docs/scale.md"

@@ -96,7 +96,7 @@ REASONS = {
     "energon/compat/megatron/helpers.py": {
         "getattr(value, name)": FIELDS,
     },
-    "energon/compat/megatron/json_parser.py": {
+    "energon/compat/megatron/documents/json_parser.py": {
         "getattr(obj, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
@@ -171,10 +171,10 @@ REASONS = {
     "energon/metadataset/resolve.py": {
         "getattr(node, key)": FIELDS,
     },
-    "energon/plan/blend.py": {
+    "energon/plan/blends/blend.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/plan/leaf_order.py": {
+    "energon/plan/leaves/leaf_order.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/plan/line.py": {

@@ -31,8 +31,8 @@ JSONL_AT_HOME = {
 JSONL_TABLES = {
     "prepare/importers/folder.py": "metadata.jsonl is a table of image folders",
     "prepare/importers/table.py": "tables of JSON lines are a source of `energon pack`",
-    "sources/media_files.py": "metadata.jsonl is a table of media folders",
-    "stages/quarantine.py": "quarantine files are lines of JSON",
+    "sources/media/media_files.py": "metadata.jsonl is a table of media folders",
+    "stages/hooks/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
     "webdataset/__init__.py": "jsonl_to_samples, a name of the fluid interface",
 }

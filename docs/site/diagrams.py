@@ -16,7 +16,7 @@ from statistics import median
 
 from energon import WorkerConfig
 from energon.plan.build import blend_plan
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/images"

@@ -88,11 +88,11 @@ from energon.sources.files.store import (
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from energon.stages.failures import (
+from energon.stages.hooks.failures import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
-from energon.stages.quarantine import Quarantine as Quarantine
+from energon.stages.hooks.quarantine import Quarantine as Quarantine
 from energon.task_encoder.cooker import Cooker as Cooker, cooker as cooker, stateless as stateless
 from energon.task_encoder.dataset import SavableDataset as SavableDataset
 from energon.task_encoder.encoder import (

@@ -6,7 +6,7 @@ from energon.errors import ConfigError
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.leaf import BlendMode
 from energon.metadataset.resolve import resolve
-from energon.plan.curve import Clock
+from energon.plan.blends.curve import Clock
 from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    "

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan import leaf_order
 from energon.plan.build import blend_plan, epochized_plan
-from energon.plan.leaf import PlanLeaf
-from energon.plan.leaf_order import Era, LeafOrder
+from energon.plan.leaves import leaf_order
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.permutation import shuffle_quality
 from tests.plan.test_leaf import draws_by_epoch
 

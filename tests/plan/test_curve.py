@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.curve import RAMP_STEPS, Clock, Curve, Point
+from energon.plan.blends.curve import RAMP_STEPS, Clock, Curve, Point
 
 CLOCK = Clock(lanes=4, batch_size=8)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.plan.dealt import DealtPlan, plan_together
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import COUNTED_ROWS
 from tests.effort import IN_CI, some

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.plan.subset import exclude_indices, include_ordinals
+from energon.plan.leaves.subset import exclude_indices, include_ordinals
 
 
 @given(st.integers(1, 60), st.sets(st.integers(0, 59)))

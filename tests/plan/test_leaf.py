@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError
 from energon.plan.build import blend_plan
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
 
 leaves = st.builds(
     PlanLeaf,

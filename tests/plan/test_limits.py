@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import StateError
+from energon.plan.blends.curve import Curve, Point
+from energon.plan.blends.mix import Mix, MixEntry
 from energon.plan.build import concat_plan, mix_plan
-from energon.plan.curve import Curve, Point
-from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Mix, MixEntry
+from energon.plan.leaves.leaf import PlanLeaf
 
 
 def entry(node, weight=1.0, limit=None):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.plan.build import concat_plan, epochized_plan
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 
 
 def everything(plan):

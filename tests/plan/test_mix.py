@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
-from energon.plan.curve import Clock, Curve, Point
-from energon.plan.mix import Mix, MixEntry
+from energon.plan.blends.curve import Clock, Curve, Point
+from energon.plan.blends.mix import Mix, MixEntry
 
 CLOCK = Clock(lanes=1, batch_size=1)
 

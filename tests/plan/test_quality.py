@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from energon.plan.build import blend_plan
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.permutation import shuffle_quality
 
 N = 20_000

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.subset import resolve_range
 
 
 @pytest.mark.parametrize(

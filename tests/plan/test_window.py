@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.plan.build import epochized_plan
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 
 
 @given(n=st.integers(1, 200), lanes=st.integers(1, 5), size=st.integers(2, 70))

@@ -8,13 +8,13 @@ import pytest
 
 from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import JoinIndex
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
 from energon.sources.join import JOINED, JoinedSource, shard_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.read import ReadDataset
+from energon.stages.reading.read import ReadDataset
 from energon.testing import check_resume
 from tests.datasets import make_crude, write_shard
 

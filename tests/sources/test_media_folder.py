@@ -20,10 +20,11 @@ from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.sources import media_files, read_ahead
+from energon.sources import read_ahead
 from energon.sources.browse.open import TreeOpener
-from energon.sources.media_files import MediaFiles
-from energon.sources.media_folder import FolderOptions, MediaFolderSource
+from energon.sources.media import media_files
+from energon.sources.media.media_files import MediaFiles
+from energon.sources.media.media_folder import FolderOptions, MediaFolderSource
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.task_encoder.runs import config

@@ -29,7 +29,7 @@ from energon.sources.extents import MAX_SPAN_BYTES
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.lazy_rows import ReleasedRows
+from energon.stages.reading.blocks import ReleasedRows
 from tests.datasets import make_crude, write_shard
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.lazy_rows import RowsAtOnce
-from energon.stages.read import ReadDataset
+from energon.stages.reading.blocks import RowsAtOnce
+from energon.stages.reading.read import ReadDataset
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 
 from energon.errors import ConfigError, DecodeError, FatalSampleError
 from energon.stages.batch import BatchDataset
-from energon.stages.failures import log_exception
-from energon.stages.hook import Hook
+from energon.stages.hooks.failures import log_exception
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FatalSampleError
 from energon.packing.packer import Selection
-from energon.stages.failures import split_reasons
-from energon.stages.hook import Hook
+from energon.stages.hooks.failures import split_reasons
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset

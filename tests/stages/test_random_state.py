@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from energon.stages.random_state import may_draw, seeded
+from energon.stages.hooks.random_state import may_draw, seeded
 
 DRAWS = """
 import random
 import numpy as np
-from energon.stages.random_state import own_process, seeded
+from energon.stages.hooks.random_state import own_process, seeded
 own_process()
 with seeded(7):
     inside = random.random(), np.random.rand()

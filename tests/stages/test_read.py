@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from energon.errors import StateError
 from energon.plan.dealt import DealtPlan
-from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.stages.lane import Host, Lane
-from energon.stages.read import ReadDataset
+from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+from energon.stages.reading.read import ReadDataset
 from energon.testing import check_resume
 from tests.stages.numbers import NumberPlan, NumberReader, numbers
 

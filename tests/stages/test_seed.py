@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from energon.errors import SkipSample
-from energon.stages import random_state
 from energon.stages.batch import BatchDataset
-from energon.stages.hook import Hook
+from energon.stages.hooks import random_state
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset
@@ -219,7 +219,7 @@ def test_a_hook_that_imports_torch_has_not_drawn():
     program = """
 import sys
 from energon.stages.batch import BatchDataset
-from energon.stages.hook import Hook
+from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset
 from energon.stages.lane import Lane

@@ -20,7 +20,7 @@ from energon import (
 )
 from energon.errors import StateError
 from energon.loader.relane import relane
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from tests.datasets import make_crude
 from tests.effort import some

@@ -40,7 +40,7 @@ from energon.prepare.verify.quarantine import write_quarantine
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
-from energon.stages.quarantine import quarantine_file
+from energon.stages.hooks.quarantine import quarantine_file
 from energon.task_encoder.leaves import OpenedLeaf, check_exclude_from, open_leaves, open_members
 from energon.task_encoder.open_join import check_join, find_joiner
 

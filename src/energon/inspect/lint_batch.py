@@ -24,7 +24,7 @@ from energon.io.address import redact
 from energon.io.files import list_files
 from energon.messages import counted
 from energon.metadataset.leaf import Leaf
-from energon.plan.leaf import choose_slice_samples
+from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.samples.crude import PART_FILES
 from energon.sources.files.open import SystemFileStore

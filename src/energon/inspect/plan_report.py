@@ -15,13 +15,13 @@ from energon.errors import ConfigError, needs_extra
 from energon.inspect.planned_run import PlannedRun
 from energon.io.ranges import merge_ranges
 from energon.messages import counted
-from energon.plan.blend import BlendPlan
+from energon.plan.blends.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
 from energon.plan.permutation import shuffle_quality
 from energon.plan.rows import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source
-from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

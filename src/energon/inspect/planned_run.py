@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError
 from energon.metadataset.resolve import DatasetPath, resolve
-from energon.plan.blend import BlendPlan
+from energon.plan.blends.blend import BlendPlan
 from energon.plan.line import LinePlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, WindowPlan

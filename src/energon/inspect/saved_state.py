@@ -11,11 +11,11 @@ import numpy as np
 from energon.loader.state import LanePosition, read_positions
 from energon.loader.state_differences import differences
 from energon.messages import counted
-from energon.plan.curve import Curve
+from energon.plan.blends.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State
-from energon.stages.read import rows_of_changes
+from energon.stages.reading.read import rows_of_changes
 
 
 def describe_position(state: State) -> Iterator[str]:
@@ -117,7 +117,7 @@ def curve_in_words(curve: Curve) -> str:
     """Return a weight over a run in words.
 
     Example:
-        >>> from energon.plan.curve import Point
+        >>> from energon.plan.blends.curve import Point
         >>> curve_in_words(Curve((Point(0, 0), Point(1000, 1), Point(2000, 3, ramp=True))))
         '0; 1 from sample 1,000; ramp to 3 at sample 2,000'
     """

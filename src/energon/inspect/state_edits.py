@@ -18,10 +18,10 @@ from energon.inspect.saved_state import (
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, read_positions
 from energon.messages import counted, nearest
-from energon.plan.curve import Curve
+from energon.plan.blends.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
-from energon.stages.read import begin_changes
+from energon.stages.reading.read import begin_changes
 
 _ROWS = frozenset({"row", "read"})
 

@@ -27,7 +27,7 @@ from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
-from energon.stages.failures import describe_exit, is_of_program
+from energon.stages.hooks.failures import describe_exit, is_of_program
 from energon.stages.lane import CurrentItem, Host, Lane
 
 

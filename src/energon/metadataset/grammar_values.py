@@ -25,8 +25,8 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from energon.formats.meta.yaml import where
 from energon.metadataset.leaf import Subset
-from energon.plan.curve import Point
-from energon.plan.subset import resolve_range
+from energon.plan.blends.curve import Point
+from energon.plan.leaves.subset import resolve_range
 
 _RAMP = re.compile(r"ramp\s+to\s+([0-9.][0-9._eE+-]*)")
 

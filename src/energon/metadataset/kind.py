@@ -93,7 +93,7 @@ KINDS = (
     ),
     KindEntry("mds", "energon.sources.chunks:MDS", holds=_INDEXES, says="shards"),
     KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
-    KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),
+    KindEntry("folder", "energon.sources.media.media_folder:KIND", media=MEDIA),
 )
 """The built-in kinds. The first that applies is taken."""
 

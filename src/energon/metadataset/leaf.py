@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon.errors import ConfigError
 from energon.formats.meta.yaml import plain
 from energon.io.address import is_remote, join_address, local_path
-from energon.plan.mix import Mix
-from energon.plan.subset import Bound
+from energon.plan.blends.mix import Mix
+from energon.plan.leaves.subset import Bound
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Join
     from energon.metadataset.grammar_values import Inner, Reference
 
 Subset = tuple[Bound, Bound]
-"""A range of samples, see `energon.plan.subset`."""
+"""A range of samples, see `energon.plan.leaves.subset`."""
 
 
 class BlendMode(Enum):

@@ -6,7 +6,7 @@ settings with those of the leaves below it, innermost first:
     repetitions      product of the levels
     subflavors       outer ones over inner ones
     multiplier       null over all, then -1, else the product
-    subset           a list, the innermost first; the arithmetic is in `energon.plan.subset`
+    subset           a list, the innermost first; the arithmetic is in `energon.plan.leaves.subset`
 
 Only the requested split is followed; the data of other splits need not exist.
 """

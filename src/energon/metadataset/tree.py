@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.curve import Clock, Curve, CurveUnit
-from energon.plan.mix import Mix, MixEntry
+from energon.plan.blends.curve import Clock, Curve, CurveUnit
+from energon.plan.blends.mix import Mix, MixEntry
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend
@@ -114,7 +114,7 @@ class LineTree:
 
 @dataclass(frozen=True)
 class WeightedTree:
-    """An entry of a blend; see `energon.plan.mix.Entry`."""
+    """An entry of a blend; see `energon.plan.blends.mix.Entry`."""
 
     tree: Tree
     weight: Curve | None

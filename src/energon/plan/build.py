@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from energon.errors import ConfigError, EmptyDatasetError
-from energon.plan.blend import BlendPlan
-from energon.plan.curve import Clock, Curve, Point
-from energon.plan.leaf import PlanLeaf
-from energon.plan.leaf_order import Era
+from energon.plan.blends.blend import BlendPlan
+from energon.plan.blends.curve import Clock, Curve, Point
+from energon.plan.blends.mix import Mix, MixEntry
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.leaves.leaf_order import Era
 from energon.plan.line import LinePlan
-from energon.plan.mix import Mix, MixEntry
 from energon.plan.rows import WindowPlan
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.block_line import MAX_BLOCKS, block_sizes, even_sizes
-from energon.plan.leaf import PlanLeaf
-from energon.plan.leaf_order import Era, LeafOrder
+from energon.plan.leaves.leaf import MAX_BLOCKS, PlanLeaf, block_sizes, even_sizes
+from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.rows import Rows
 from energon.plan.seeds import combine, derive_seed
 
@@ -261,7 +260,7 @@ class LinePlan:
         if found is None:
             return None
         if self.shuffle:
-            from energon.plan.find_draw import find_draw
+            from energon.plan.leaves.find_draw import find_draw
 
             drawn = find_draw(self._order, 0, *found)
             if drawn is None:

@@ -9,14 +9,14 @@ from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from energon.errors import StateError
-from energon.plan.blend import BlendPlan
+from energon.plan.blends.blend import BlendPlan
+from energon.plan.blends.curve import Clock
+from energon.plan.blends.mix import Mix
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
-from energon.plan.curve import Clock
 from energon.plan.dealt import DealtPlan
-from energon.plan.leaf import PlanLeaf
-from energon.plan.leaf_order import Era
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.leaves.leaf_order import Era
 from energon.plan.line import JOINED, Line, LinePlan
-from energon.plan.mix import Mix
 from energon.plan.rows import Plan, WindowPlan
 from energon.plan.seeds import ORDER_VERSION
 

@@ -70,7 +70,7 @@ class ChunkSource(ItemSource):
         split_part: The split to read.
         options: The options in the document.
         parts: Parts to read unless `options` name them; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples.
 
     Raises:

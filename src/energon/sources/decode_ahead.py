@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon.io.threads import WaitingThreads
-from energon.stages.blocks import NextRows
+from energon.stages.reading.blocks import NextRows
 
 if TYPE_CHECKING:
     from energon.sources.reader import DecodesAhead

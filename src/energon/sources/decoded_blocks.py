@@ -17,7 +17,7 @@ from itertools import count
 from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from energon.plan.leaf import PARALLEL_SLICES
+from energon.plan.leaves.leaf import PARALLEL_SLICES
 
 Key = TypeVar("Key", bound=Hashable)
 Block = TypeVar("Block")

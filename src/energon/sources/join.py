@@ -14,7 +14,7 @@ from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, JoinIndex
 from energon.formats.tables.part_table import PartTable
 from energon.io.epath import AnyPath
-from energon.plan.subset import exclude_indices, resolve_range
+from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.extents import Extents
 from energon.sources.kinds import Location, Source, content_fingerprint
@@ -61,7 +61,7 @@ class JoinedSource:
         members: The sources; the first has a sample for each row.
         index: Which of their samples belong together.
         digest: Identifies the index; equal for equal content.
-        subsets: Ranges that narrow the join, see `energon.plan.subset`.
+        subsets: Ranges that narrow the join, see `energon.plan.leaves.subset`.
         subflavors: The `__subflavors__` of each source's samples, besides those of all.
 
     Raises:

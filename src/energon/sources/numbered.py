@@ -11,12 +11,12 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
-from energon.plan.block_line import block_sizes
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.leaf import block_sizes
+from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SingleSource
 from energon.sources.webdataset import included, places_of
-from energon.stages.lazy_rows import LazyLeafRows
+from energon.stages.reading.blocks import LazyLeafRows
 
 
 class NumberedSource(SingleSource, ABC):
@@ -26,7 +26,7 @@ class NumberedSource(SingleSource, ABC):
         path: Path or address of the dataset.
         split_part: The split to read.
         bounds: The number of the first item of the split, and the one after its last.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples.
 
     Raises:

@@ -25,10 +25,10 @@ from energon.io.files import take_counts
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
 from energon.io.settings import StorageSettings
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.kinds import Source
-from energon.stages.blocks import NextRows
+from energon.stages.reading.blocks import NextRows
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048

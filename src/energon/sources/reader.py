@@ -19,8 +19,7 @@ from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, record_sources
 from energon.sources.kinds import Source
 from energon.sources.read_ahead import PlannedReadAhead
-from energon.stages.blocks import ReadAhead
-from energon.stages.lazy_rows import LazyLeafRows, LazyRows, RowsAtOnce
+from energon.stages.reading.blocks import LazyLeafRows, LazyRows, ReadAhead, RowsAtOnce
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""

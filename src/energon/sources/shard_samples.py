@@ -18,7 +18,7 @@ from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
 from energon.sources.extents import PartFilter, PartNames, lazy_spans
 from energon.sources.shards import OpenShard
-from energon.stages.lazy_rows import LazyLeafRows, ReleasedRows, released
+from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
 
 META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 

@@ -29,7 +29,7 @@ from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
-from energon.plan.subset import exclude_indices, include_ordinals, resolve_range
+from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
@@ -37,7 +37,7 @@ from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import ReadRows, SlicedRows, lazy_rows, read_shard
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.stages.lazy_rows import LazyLeafRows, RowsAtOnce
+from energon.stages.reading.blocks import LazyLeafRows, RowsAtOnce
 
 logger = logging.getLogger("energon")
 
@@ -61,7 +61,7 @@ class WebdatasetSource:
         path: Folder of the prepared dataset.
         split_part: The split to read.
         split_config: File below `.nv-meta` that lists the splits.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: What to exclude in addition to the split's list, in the same form.
         parts: Which parts of the samples to read; None reads all.
         pool: Opens shards; sources that are used together share one. None makes a pool.

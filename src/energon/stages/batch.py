@@ -19,9 +19,9 @@ from energon.samples.crude import (
     split_key,
     stamp,
 )
-from energon.stages.apply import ApplyIterator, reapply, runners_of
 from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
-from energon.stages.hook import Hook
+from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 

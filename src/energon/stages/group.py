@@ -14,8 +14,8 @@ from energon.errors import ConfigError, FatalSampleError
 from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import BatchIterator, restore_batch
-from energon.stages.failures import describe_sources
-from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.hooks.failures import describe_sources
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane
 from energon.stages.map import batch_of, row_of
 

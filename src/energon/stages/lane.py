@@ -18,8 +18,8 @@ from energon.errors import ConfigError, StateError
 from energon.plan.rows import Plan
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
-from energon.stages.clock import HookClock
-from energon.stages.random_state import DrawWatch
+from energon.stages.hooks.clock import HookClock
+from energon.stages.hooks.random_state import DrawWatch
 from energon.worker import WorkerConfig
 
 RowAddress = tuple[int | str, ...]

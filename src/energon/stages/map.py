@@ -17,10 +17,10 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
-from energon.stages.apply import ApplyIterator, reapply, replay
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
-from energon.stages.clock import HookClock, leaf_of
-from energon.stages.hook import SKIPPED, Compiled, Hook, HookRunner
+from energon.stages.hooks.apply import ApplyIterator, reapply, replay
+from energon.stages.hooks.clock import HookClock, leaf_of
+from energon.stages.hooks.hook import SKIPPED, Compiled, Hook, HookRunner
 from energon.stages.lane import HookLoop, Lane
 
 logger = logging.getLogger("energon")

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 from energon.errors import ConfigError, FatalSampleError, StateError
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
-from energon.stages.apply import ApplyIterator, reapply, runners_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
-from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 

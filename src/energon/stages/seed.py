@@ -9,8 +9,8 @@ from typing import Any
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
+from energon.stages.hooks.random_state import DrawWatch, numpy_hides_a_number, seeded
 from energon.stages.lane import Lane, RowAddress
-from energon.stages.random_state import DrawWatch, numpy_hides_a_number, seeded
 
 
 @dataclass(frozen=True)

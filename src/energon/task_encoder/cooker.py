@@ -20,7 +20,7 @@ from energon.sources.files.store import (
     FileStoreDecoder,
     PrimaryFileStore,
 )
-from energon.stages.hook import ErrorHandler
+from energon.stages.hooks.hook import ErrorHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

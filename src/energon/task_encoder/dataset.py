@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.messages import counted
-from energon.plan.mix import Mix
+from energon.plan.blends.mix import Mix
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
@@ -22,7 +22,7 @@ from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
-from energon.stages.read import ChangesDataset, begin_changes, rows_of_changes
+from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 

@@ -11,7 +11,7 @@ from energon.errors import ConfigError
 from energon.messages import nearest, warn_once
 from energon.samples.crude import SourceInfo, key_of, sample_keys
 from energon.sources.reader import LeafReader
-from energon.stages.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
+from energon.stages.hooks.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
 from energon.task_encoder.encoder import TaskEncoder
 
 logger = logging.getLogger("energon")

@@ -10,7 +10,7 @@ from energon.errors import ConfigError
 from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample, stamp
 from energon.sources.join import JOINED
-from energon.stages.hook import Compiled, Hook, compiled
+from energon.stages.hooks.hook import Compiled, Hook, compiled
 from energon.task_encoder.cooker import Cooker, CookerArguments, cooker_arguments, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import (

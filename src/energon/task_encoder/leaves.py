@@ -15,7 +15,7 @@ from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.document import Problems
 from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
-from energon.plan.leaf import PlanLeaf
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.extents import PartFilter
@@ -329,7 +329,7 @@ def check_exclude_from(leaves: Sequence[Leaf], where: str | os.PathLike[str]) ->
         return
     paths = {each.path for leaf in leaves for each, _ in leaf.datasets}
     if len(paths) > 1 or any(leaf.join for leaf in leaves):
-        from energon.stages.quarantine import quarantine_name
+        from energon.stages.hooks.quarantine import quarantine_name
 
         names = ", ".join(sorted(map(redact, paths))[:3])
         raise ConfigError(

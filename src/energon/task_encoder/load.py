@@ -16,7 +16,7 @@ from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
 from energon.sources.shard_samples import META
-from energon.stages.hook import Compiled, Hook
+from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
     Cooker,

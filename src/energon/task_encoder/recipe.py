@@ -22,10 +22,10 @@ from energon.sources.read_ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
-from energon.stages.hook import Hook
+from energon.stages.hooks.hook import Hook
+from energon.stages.hooks.random_state import may_draw
 from energon.stages.map import MapDataset
-from energon.stages.random_state import may_draw
-from energon.stages.read import ReadDataset
+from energon.stages.reading.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function

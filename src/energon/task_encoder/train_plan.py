@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
-from energon.plan.curve import Clock
-from energon.plan.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.blends.curve import Clock
+from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
 from energon.task_encoder.leaves import OpenedLeaf

@@ -17,7 +17,7 @@ from energon.formats.json_text import parse_json
 from energon.io.address import local_path
 from energon.io.atomic import write_atomic
 from energon.sources.kinds import Location
-from energon.stages.quarantine import quarantine_file
+from energon.stages.hooks.quarantine import quarantine_file
 
 NOTE = "# note "
 MAX_NOTE = 1000

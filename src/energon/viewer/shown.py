@@ -16,7 +16,7 @@ from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.plan.mix import Mix
+from energon.plan.blends.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.kinds import Location, Source, kind_named
 from energon.sources.shards import ShardPool

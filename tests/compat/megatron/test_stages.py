@@ -16,7 +16,7 @@ from energon.compat.megatron.stages.limit import LimitStage
 from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset
-from energon.stages.hook import Hook
+from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset

@@ -14,7 +14,7 @@ from energon import DatasetNotFoundError
 from energon.errors import FormatError, ShardChangedError
 from energon.formats import seek_points
 from energon.metadataset.recognition import dataset_kind
-from energon.plan.leaf import PARALLEL_SLICES
+from energon.plan.leaves.leaf import PARALLEL_SLICES
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import open_slices

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from energon.arguments import ELSEWHERE
 from energon.compat.megatron.datasets.leaf import LeafDataset
-from energon.compat.megatron.load_config import GetterCall
+from energon.compat.megatron.documents.load_config import GetterCall
 from energon.compat.megatron.pipeline import as_planned
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, UnknownArgumentError

@@ -19,8 +19,8 @@ from energon.formats.meta import yaml
 from energon.formats.meta.info import META
 from energon.io.files import read_text
 from energon.samples.crude import carries_key, get_source_info, stamp
-from energon.stages.failures import describe_sources, log_exception
-from energon.stages.hook import DEFAULT_TOLERANCE, ErrorHandler
+from energon.stages.hooks.failures import describe_sources, log_exception
+from energon.stages.hooks.hook import DEFAULT_TOLERANCE, ErrorHandler
 from energon.task_encoder.user_dataset import DatasetCode
 
 if TYPE_CHECKING:

@@ -57,16 +57,16 @@ HOMES: dict[str, str] = {
         get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
         set_sample_restore_key warn_deprecated
     """,
-    "compat.megatron.json_parser": """
+    "compat.megatron.documents.json_parser": """
         IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
     """,
-    "compat.megatron.load_config": "load_config",
-    "compat.megatron.load_dataset": """
+    "compat.megatron.documents.load_config": "load_config",
+    "compat.megatron.documents.load_dataset": """
         DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList Metadataset
         MetadatasetV2 load_dataset traverse_metadataset
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
-    "compat.megatron.nodes": """
+    "compat.megatron.documents.nodes": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
         BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference
         BlendJoinDatasetReference DatasetReference JoinDatasetReference MetadatasetBlend
@@ -115,7 +115,7 @@ HOMES: dict[str, str] = {
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.tables.jsonl_lines": "JsonlFileStore",
-    "stages.failures": "log_exception reraise_exception",
+    "stages.hooks.failures": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of",
     "task_encoder.cooker": "Cooker cooker stateless",
     "task_encoder.open_join": "prepare_metadataset",
@@ -263,7 +263,8 @@ MODULES: dict[str, str] = {
         TraversedDatasetReference
     """,
     "metadataset.metadataset": """
-        DatasetReference=compat.megatron.nodes:DatasetReferenceV1 Metadataset MetadatasetBlender
+        DatasetReference=compat.megatron.documents.nodes:DatasetReferenceV1
+        Metadataset MetadatasetBlender
     """,
     "metadataset.metadataset_v2": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference

@@ -23,8 +23,8 @@ from energon.compat.megatron.wrappers import (
 )
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
-from energon.plan.leaf import PlanLeaf
-from energon.stages.hook import Hook
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.stages.hooks.hook import Hook
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import Recipe, then

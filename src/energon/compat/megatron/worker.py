@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from energon import worker
-from energon.stages.failures import log_exception, reraise_exception
+from energon.stages.hooks.failures import log_exception, reraise_exception
 from energon.stages.lane import active, active_batch_number, active_sample_number
 
 logger = logging.getLogger("energon")

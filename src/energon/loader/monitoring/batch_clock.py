@@ -13,7 +13,7 @@ from collections import Counter
 from time import perf_counter
 
 from energon.loader.monitoring.accounts import BATCHES, CHOSEN, READ, Spent, account
-from energon.stages.clock import HookClock
+from energon.stages.hooks.clock import HookClock
 from energon.stages.lane import Host
 
 CALL_SECONDS = 1.3e-6

@@ -23,7 +23,7 @@ from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.loader.state import LanePosition
-from energon.stages.failures import split_reasons
+from energon.stages.hooks.failures import split_reasons
 from energon.surroundings import cpu_quota, memory_bytes, usable_cpus
 
 MARK_SECONDS = 5.0

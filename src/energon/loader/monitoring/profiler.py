@@ -34,7 +34,7 @@ from energon.loader.monitoring.accounts import (
     account,
 )
 from energon.loader.monitoring.interpreter import switching, thread_frames
-from energon.stages.clock import leaf_of
+from energon.stages.hooks.clock import leaf_of
 from energon.stages.lane import CurrentItem
 
 PERIOD_SECONDS = 0.05
@@ -59,8 +59,8 @@ _ROOMS = {
     "sources/": AUX,
     "cache/": AUX,
     "stages/block": _OURS,
-    "stages/lazy_rows.py": _OURS,
-    "stages/read.py": READ,
+    "stages/reading/blocks.py": _OURS,
+    "stages/reading/read.py": READ,
     "stages/": _STAGE,
 }
 """What code of ours is part of, by the beginning of its path."""
@@ -68,7 +68,7 @@ _FUNCTIONS = {
     ("sources/reader.py", "_read_leaf"): _LEAF,
     ("sources/reader.py", "_read_leaf_lazily"): _LEAF,
     ("sources/read_ahead.py", "_settle"): _LEAF,
-    ("stages/read.py", "_read"): _BLOCK,
+    ("stages/reading/read.py", "_read"): _BLOCK,
     ("loader/hosting.py", "__next__"): _HOST,
     ("loader/processes/main.py", "_serve"): TRANSFER,
     ("loader/processes/main.py", "_wait"): IDLE,

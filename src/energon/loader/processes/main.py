@@ -28,7 +28,7 @@ from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.reports import LogSender, explicit_levels
 from energon.loader.transport.slots import Heartbeat, SlotPool, read_shared, seek_to_trace
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive
-from energon.stages.random_state import own_process
+from energon.stages.hooks.random_state import own_process
 
 _TICK_SECONDS = 0.02
 _end_process = os._exit

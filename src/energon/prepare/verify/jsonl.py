@@ -31,7 +31,7 @@ from energon.formats.meta.jsonl import (
 from energon.formats.seek_points import PointFinder, SeekPoints
 from energon.io.address import is_remote, redact
 from energon.messages import shell_word
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.subset import resolve_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.index.jsonl import (
     JsonlCopy,

@@ -21,7 +21,7 @@ from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
 from energon.messages import warn_once
 from energon.prepare.files import reporting
-from energon.stages.quarantine import quarantine_name
+from energon.stages.hooks.quarantine import quarantine_name
 
 log = logging.getLogger("energon")
 

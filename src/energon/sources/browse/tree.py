@@ -42,7 +42,7 @@ from energon.formats.media import guess_extension
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
-from energon.plan.subset import exclude_indices
+from energon.plan.leaves.subset import exclude_indices
 from energon.samples.crude import PART_FILES
 from energon.sources.webdataset import WebdatasetSource, included
 

@@ -23,7 +23,7 @@ from energon.io.epath import AnyPath, any_path
 from energon.messages import warn_once
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents
 from energon.sources.decoded_blocks import SliceCost
@@ -48,7 +48,7 @@ class JsonlSource(NumberedSource):
     Args:
         path: The file.
         split_part: The split to read.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys to exclude in addition to those of the splits; `x.jsonl/17` is accepted, too.
 
     Raises:

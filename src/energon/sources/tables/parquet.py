@@ -50,7 +50,7 @@ class ParquetSource(RowSource):
         split_part: The split to read.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples, or names of files.
 
     Raises:

@@ -164,7 +164,7 @@ class ItemSource(NumberedSource):
         bounds: The number of the first item of the split, and the one after its last.
         columns: Which parts to read, according to the document; None leaves it to `parts`.
         parts: Which parts to read, according to the caller; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples.
 
     Raises:

@@ -48,7 +48,7 @@ class RowSource(LazySource):
         by_ratio: Whether a ratio selects some of the rows; otherwise the split has all of them.
         options: Which columns are read, and which splits there are.
         parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples, or names of files.
 
     Raises:

@@ -23,7 +23,7 @@ from energon.io.disk_cache import map_file
 from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
 from energon.io.range_file import RangeFile, RemoteFile
-from energon.plan.token_windows import BLOCK_DOCUMENTS, Documents, Pieces
+from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, Documents, Pieces
 from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
 

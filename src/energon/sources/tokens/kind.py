@@ -20,7 +20,7 @@ from energon.formats.tokens import DATA
 from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.plan.token_windows import BLOCK_DOCUMENTS, TokenWindows
+from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import DatasetKind, Location, content_fingerprint
 from energon.sources.numbered import LazySource
@@ -88,7 +88,7 @@ class TokenSource(LazySource):
         address: See `token_files`.
         split_part: The split to read.
         options: What a sample is, and which splits there are.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 from energon.errors import ConfigError, EnergonError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Subset
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.subset import resolve_range
 from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
 from energon.task_encoder.dataset_class import DatasetClass

@@ -18,16 +18,16 @@ from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.plan.build import blend_plan, concat_plan
-from energon.plan.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
+from energon.plan.leaves.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
-from energon.stages.blocks import Reader
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
-from energon.stages.read import ReadDataset
+from energon.stages.reading.blocks import Reader
+from energon.stages.reading.read import ReadDataset
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker

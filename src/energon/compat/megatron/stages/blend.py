@@ -17,7 +17,7 @@ from energon.stages.base import (
     StateKind,
     unpack,
 )
-from energon.stages.hook import SKIPPED
+from energon.stages.hooks.hook import SKIPPED
 from energon.stages.lane import Lane, LaneReading
 
 

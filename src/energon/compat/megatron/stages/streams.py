@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 from energon.errors import ConfigError, StateError
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey
-from energon.stages.apply import replay
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
@@ -29,7 +28,8 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.hook import SKIPPED
+from energon.stages.hooks.apply import replay
+from energon.stages.hooks.hook import SKIPPED
 from energon.stages.lane import Lane
 
 

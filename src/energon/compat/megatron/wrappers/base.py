@@ -12,7 +12,7 @@ from energon.errors import ConfigError, StateError
 from energon.plan.seeds import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
-from energon.stages.hook import DEFAULT_TOLERANCE, Hook
+from energon.stages.hooks.hook import DEFAULT_TOLERANCE, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset

@@ -17,8 +17,8 @@ from energon.compat.megatron.savable import FlexState
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey
-from energon.stages.apply import replay
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.hooks.apply import replay
 from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core
 from energon.worker import WorkerConfig

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import StateError
-from energon.plan.blend_stages import BlendStages
-from energon.plan.curve import Clock
-from energon.plan.leaf import PlanLeaf
-from energon.plan.leaf_order import Era, LeafOrder
+from energon.plan.blends.blend_stages import BlendStages
+from energon.plan.blends.curve import Clock
+from energon.plan.blends.mix import Mix
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.line import Line
-from energon.plan.mix import Mix
 from energon.plan.rows import Rows
 
 
@@ -188,7 +188,7 @@ class BlendPlan:
         found = self._lines[source].find(number, epoch, ordinal)
         if found is None:
             return None
-        from energon.plan.find_draw import find_draw
+        from energon.plan.leaves.find_draw import find_draw
 
         drawn = find_draw(self._order, source, *found)
         if drawn is None:

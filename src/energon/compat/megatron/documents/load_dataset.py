@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.documents.load_config import GetterCall
 from energon.compat.megatron.epath import EPath
-from energon.compat.megatron.load_config import GetterCall
 from energon.compat.megatron.pipeline import LoadedDataset
 from energon.errors import ConfigError
 from energon.metadataset import resolve as core
@@ -25,7 +25,7 @@ from energon.metadataset.leaf import (
     narrow,
 )
 from energon.metadataset.resolve import DatasetPath, resolve
-from energon.plan.subset import resolve_range
+from energon.plan.leaves.subset import resolve_range
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.open_join import build_join_indexes, metadataset_splits

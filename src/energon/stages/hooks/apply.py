@@ -16,8 +16,8 @@ from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
 from energon.samples.crude import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
-from energon.stages.failures import reraise_exception
-from energon.stages.hook import SKIPPED, Hook, HookRunner
+from energon.stages.hooks.failures import reraise_exception
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, RowAddress
 
 _OUTPUTS = {"given": int, "batch": int | None}

@@ -14,7 +14,7 @@ from typing import Any
 
 from energon.errors import FatalSampleError, SampleError
 from energon.messages import Lines
-from energon.stages.random_state import is_worker_process
+from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from energon.errors import ConfigError
-from energon.plan.leaf_order import (
+from energon.plan.leaves.leaf_order import (
     IN_ORDER,
     REPLACED,
     REST,

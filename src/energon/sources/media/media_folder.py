@@ -24,7 +24,7 @@ from energon.io.ranges import span_buffer
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.media_files import MediaFiles, note_listing
+from energon.sources.media.media_files import MediaFiles, note_listing
 from energon.sources.shards import ShardPool
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions
 
@@ -59,7 +59,7 @@ class MediaFolderSource(ItemSource):
         split_part: The split to read.
         options: The options in the document.
         parts: Parts to read unless `options` name them; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.subset`.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
         exclude: Keys of excluded samples, or names of files.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar, Self
 
-from energon.compat.megatron.load_dataset import DatasetLoader, LoadedDatasetList
+from energon.compat.megatron.documents.load_dataset import DatasetLoader, LoadedDatasetList
 from energon.metadataset.leaf import TraversedDatasetReference
 from energon.sources.files.open import open_file_store
 from energon.sources.files.store import FileStore

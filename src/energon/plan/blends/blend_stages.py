@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.curve import Clock
-from energon.plan.leaf_order import LeafOrder
+from energon.plan.blends.curve import Clock
+from energon.plan.blends.mix import Mix
+from energon.plan.leaves.leaf_order import LeafOrder
 from energon.plan.line import Line
-from energon.plan.mix import Mix
 from energon.plan.permutation import permute
 from energon.plan.seeds import combine, derive_seed
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import local_path
-from energon.stages.failures import log_exception
-from energon.stages.hook import ErrorHandler
+from energon.stages.hooks.failures import log_exception
+from energon.stages.hooks.hook import ErrorHandler
 
 
 class Quarantine:

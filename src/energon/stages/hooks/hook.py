@@ -22,8 +22,8 @@ from energon.errors import (
 from energon.messages import counted
 from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
-from energon.stages.clock import HookClock
-from energon.stages.failures import (
+from energon.stages.hooks.clock import HookClock
+from energon.stages.hooks.failures import (
     SHOWN_SAMPLES,
     cause_in_words,
     describe_exit,
@@ -33,8 +33,8 @@ from energon.stages.failures import (
     raised_at,
     reason_name,
 )
+from energon.stages.hooks.random_state import seeded
 from energon.stages.lane import Lane, RowAddress, Tally, active
-from energon.stages.random_state import seeded
 
 logger = logging.getLogger("energon")
 

@@ -22,19 +22,21 @@ import numpy as np
 
 from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.rows import Plan, Rows
-from energon.stages.block_pieces import BlockPieces
-from energon.stages.blocks import (
+from energon.stages.lane import Lane
+from energon.stages.reading.blocks import (
     MAX_BLOCK_BYTES,
     MAX_PLANNED_ROWS,
     NO_ROWS,
+    BlockPieces,
+    LazyRows,
     NextRows,
     ReadAhead,
     Reader,
     ReadSamples,
+    ReleasedRows,
+    RowsAtOnce,
     SharedBlock,
 )
-from energon.stages.lane import Lane
-from energon.stages.lazy_rows import LazyRows, ReleasedRows, RowsAtOnce
 
 GAP = object()
 """Stands for a sample whose dataset has been removed from the blend."""

@@ -33,8 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.block_line import MAX_BLOCKS, BlockLine, pieces_of
-from energon.plan.leaf import WITH_REPLACEMENT, PlanLeaf
+from energon.plan.leaves.leaf import MAX_BLOCKS, WITH_REPLACEMENT, BlockLine, PlanLeaf, pieces_of
 from energon.plan.permutation import divided, permute, picked, shared
 from energon.plan.seeds import U64, combine, derive_seed
 

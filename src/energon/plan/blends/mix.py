@@ -18,7 +18,7 @@ from math import fsum
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.plan.curve import Clock, Curve, CurveUnit
+from energon.plan.blends.curve import Clock, Curve, CurveUnit
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.block_reading import GAP, RowsOfLane, blocks_of
-from energon.stages.blocks import Reader, ReadSamples
 from energon.stages.lane import Lane
+from energon.stages.reading.block_reading import GAP, RowsOfLane, blocks_of
+from energon.stages.reading.blocks import Reader, ReadSamples
 
 
 @dataclass(frozen=True)

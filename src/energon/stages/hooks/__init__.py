@@ -1,0 +1,1 @@
+"""Hooks of users: how they are called, seeded and timed, and what happens when one fails."""
