@@ -2,7 +2,9 @@ import pickle
 
 from energon.loader.hosting import LaneHost
 from energon.loader.monitoring.accounts import split_accounts
+from energon.loader.monitoring.batch_clock import FIRST_CALLS, BatchClock
 from energon.loader.state import LanePosition
+from energon.stages.lane import Host
 from tests.loader.fake_pipeline import fake
 
 
@@ -76,3 +78,14 @@ def test_opens_a_lane_when_it_is_its_turn():
     )
     next(batches)
     assert opened == [0]
+
+
+def test_measuring_batches_without_hooks_uses_up_what_a_look_earns():
+    clock, measured = BatchClock(Host()), 0
+    while clock.is_due and measured < FIRST_CALLS:
+        clock.begin()
+        clock.end()
+        measured += 1
+    assert 0 < measured < FIRST_CALLS / 2
+    clock.earn(1.0)
+    assert clock.is_due

@@ -157,6 +157,18 @@ def test_windows_cross_blocks_of_documents_and_files(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("dtypes", [("uint16", "int32"), ("uint8", "float32", "uint8")])
+def test_windows_cross_files_of_different_types(tmp_path, dtypes):
+    documents = [[n % 200, (n + 1) % 200] for n in range(300)]
+    for number, dtype in enumerate(dtypes):
+        write_tokens(tmp_path / f"part_{number}", documents[number :: len(dtypes)], dtype=dtype)
+    source = TokenSource(tmp_path, options=TokenOptions("sequence", 250, seed=None))
+    expected = [*chain(*(chain(*documents[n :: len(dtypes)]) for n in range(len(dtypes))))]
+    assert [*chain(*tokens_of(source))] == expected[:500]
+    kind = np.float64 if "float32" in dtypes else np.int64
+    assert all(sample["tokens"].dtype == kind for sample in source.read(np.arange(2)))
+
+
 def test_another_seed_lays_the_documents_in_another_order(path):
     first, again, other = (
         tokens_of(TokenSource(path, options=TokenOptions("sequence", 16, seed=seed)))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
@@ -67,11 +66,9 @@ class TokenFile:
         return RemoteFile(address) if is_remote(address) else OpenFile(address)
 
     @cached_property
-    def mapped(self) -> NDArray[Any]:
-        """All tokens of a local file, which are in memory as far as they have been checked."""
-        dtype = self.index.dtype
-        data = map_file(Path(self.prefix + DATA))
-        return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
+    def mapped(self) -> memoryview:
+        """All bytes of a local file, which are in memory as far as they have been checked."""
+        return memoryview(map_file(Path(self.prefix + DATA)))
 
     def digest(self) -> list[Any]:
         """Return what distinguishes this version of the file, without reading all of it."""
@@ -93,28 +90,28 @@ class TokenFile:
             self.index.places(np.arange(low, min(low + SUMMED_DOCUMENTS, self.index.num_documents)))
             self.index.forget()
 
-    def arrays(self, low: Ints, high: Ints) -> tuple[list[NDArray[Any]] | None, Ints, Ints]:
+    def read(self, low: Ints, high: Ints) -> tuple[list[memoryview] | None, Ints, Ints]:
         """Read runs of tokens, from byte `low` to `high` of the file.
 
         Returns:
-            An array for each run, and the positions where the tokens begin and end in it. None
-            stands for `mapped`: then only what is checked is read.
+            The bytes in which each run is, and where it begins and ends in them. None stands for
+            `mapped`: then only what is checked is read.
         """
-        file, size = self.file, self.index.dtype.itemsize
+        file = self.file
         order = np.argsort(low, kind="stable")
-        if isinstance(file, OpenFile) and not (low % size).any():
+        if isinstance(file, OpenFile):
             end = os.fstat(file.descriptor).st_size
             if high.max() > end:  # looking past the end of the mapping would be fatal
                 raise cut_off(file.path, end, int(low[order[-1]]), int(high.max() - low[order[-1]]))
             self._will_read(file, low[order], high[order])
-            return None, low // size, high // size
+            return None, low, high
         buffers, begin = read_spans(file, low[order], high[order])
-        counts = (high - low) // size
         found: list[Any] = [None] * len(low)
-        offsets = (low[order] - begin).tolist()
-        for place, buffer, offset in zip(order.tolist(), buffers, offsets, strict=True):
-            found[place] = np.frombuffer(buffer, self.index.dtype, counts[place], offset)
-        return found, np.zeros_like(counts), counts
+        for place, buffer in zip(order.tolist(), buffers, strict=True):
+            found[place] = memoryview(buffer)
+        offset = np.empty_like(low)
+        offset[order] = begin
+        return found, low - offset, high - offset
 
     def _will_read(self, file: OpenFile, low: Ints, high: Ints) -> None:
         """Let the system fetch ascending runs from the disk, in few calls."""
