@@ -1,6 +1,7 @@
 """Words for messages: what may be printed, how many there are, and what was probably meant.
 
-Some warnings are given once, or once in a while, whichever worker has cause to (`warn_once`).
+Some warnings are given once, or once in a while, whichever worker has cause to (`warn_once`), and
+some of these end with how long the trainer has waited, which only its own process knows.
 
 Control characters, marks that turn the direction of text, and bytes that are not text are written
 as escapes, in messages of errors, in log records and in what commands print.
@@ -17,7 +18,8 @@ import time
 from collections.abc import Iterable
 from heapq import nlargest
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -204,7 +206,14 @@ def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> No
         logger.warning(message, *args, extra={"energon_once": what})
 
 
-def warn_every(seconds: float, logger: logging.Logger, what: str, message: str, *args: Any) -> bool:
+def warn_every(
+    seconds: float,
+    logger: logging.Logger,
+    what: str,
+    message: str,
+    *args: Any,
+    delays_batches: bool = False,
+) -> bool:
     """Log a warning at most once in this many seconds, all workers together; return whether it was.
 
     Args:
@@ -213,11 +222,44 @@ def warn_every(seconds: float, logger: logging.Logger, what: str, message: str, 
         what: See `warn_once`.
         message: See `warn_once`.
         args: See `warn_once`.
+        delays_batches: Whether to add how long the trainer has waited for its batch.
     """
     if not _is_due(what, seconds):
         return False
-    logger.warning(message, *args, extra={"energon_once": what, "energon_every": seconds})
+    about = {"energon_once": what, "energon_every": seconds, "energon_delays": delays_batches}
+    logger.warning(message, *args, extra=about)
     return True
+
+
+class Trainer(Protocol):
+    """Whoever takes the batches of a loader in this process."""
+
+    waiting_since: float | None
+    """When it asked for the batch that it waits for, by `time.perf_counter`; None if it does not
+    wait."""
+
+
+trainers: WeakSet[Trainer] = WeakSet()
+"""Those of this process. Workers that are processes have none: what they log is completed where
+the trainer is."""
+# Workers may be forks of the training process.
+os.register_at_fork(after_in_child=trainers.clear)
+
+
+def tell_wait(record: logging.LogRecord) -> bool:
+    """Add how long the trainer has waited, where that matters; a filter that lets all pass."""
+    if getattr(record, "energon_delays", False) and trainers:
+        waiting = [each.waiting_since for each in list(trainers)]
+        since = min((each for each in waiting if each is not None), default=None)
+        wait = "is not waiting for a batch"
+        if since is not None:
+            wait = f"has waited {time.perf_counter() - since:.1f} s for its batch"
+        record.msg, record.args = f"{record.getMessage()}; the trainer {wait}", ()
+        record.energon_delays = False  # nothing to add where it arrives
+    return True
+
+
+logging.getLogger("energon").addFilter(tell_wait)
 
 
 def is_repeated(record: logging.LogRecord) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer
 from energon.io.retries import Retries
 from energon.io.settings import StorageSettings
+from energon.messages import trainers
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy
@@ -228,6 +230,52 @@ def test_a_run_whose_token_expires_asks_but_a_few_times(tmp_path, proxy):
             pass
     # At most what was on its way, twice: the credentials were looked up again once.
     assert len(proxy.requests) <= 2 * 16 + 2
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "thread"), (1, "process")])
+def test_how_long_the_trainer_has_waited_is_heard(
+    workers, kind, tmp_path, proxy, caplog, monkeypatch
+):
+    monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
+    monkeypatch.setattr(retries, "SAY_SECONDS", 0.01)
+    monkeypatch.setattr("energon.messages._EARLY", 0.0)  # of those that a process sends
+    forget_stores()
+    samples = [(f"{n:04}", {"bin": bytes(SAMPLE_BYTES)}) for n in range(60)]
+    write_shard(tmp_path / "ds/0.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = get_train_dataset(f"{proxy.url}/ds", worker_config=config, batch_size=4)
+    broken = [Fault("status")] * 6
+    with get_loader(dataset, workers=kind, prefetch_factor=1) as loader:
+        proxy.plan(broken, lambda request: request.path.endswith(".tar"))
+        next(iter(loader))
+    assert not proxy.faults_left
+    told = [line for line in lines(caplog) if "; retrying: " in line]
+    assert told
+    assert all(re.search(r"; the trainer has waited \d+\.\d s for its batch$", s) for s in told)
+
+
+def test_a_trainer_that_has_its_batch_is_not_waiting(tmp_path, proxy, caplog):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    write_shard(tmp_path / "ds/0.tar", [("0", {"bin": b"0"}), ("1", {"bin": b"1"})])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    dataset = get_train_dataset(tmp_path / "ds", worker_config=config, batch_size=1)
+    store, _ = open_store(proxy.url)
+    with get_loader(dataset) as loader:
+        next(iter(loader))
+        proxy.plan([Fault("status")], lambda request: request.is_data)
+        store.read_range("x.bin", 0, 10)
+    (line,) = lines(caplog)
+    assert line.endswith("; the trainer is not waiting for a batch")
+
+
+def test_a_trainer_is_mentioned_only_where_there_is_one(proxy, caplog):
+    trainers.clear()  # what other tests have left
+    store, _ = open_store(proxy.url)
+    proxy.plan([Fault("status")], lambda request: request.is_data)
+    store.read_range("x.bin", 0, 10)
+    (line,) = lines(caplog)
+    assert line.endswith("(ENERGON_STORAGE_DEADLINE_SECONDS)")
 
 
 def test_what_has_no_credentials_is_not_said_to_have_looked_them_up():

@@ -189,6 +189,7 @@ class Retries:
                     "%s: no answer yet; this request has waited %.0f s",
                     place,
                     waited,
+                    delays_batches=True,
                 )
 
     def _note(self, error: StorageError, asked_at: float) -> None:
@@ -230,6 +231,7 @@ class Retries:
             limit,
             PREFIX,
             name,
+            delays_batches=True,
         )
 
     def _advice(self, error: StorageError) -> str:

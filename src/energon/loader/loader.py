@@ -345,6 +345,7 @@ class BasicDataLoader:
 
     def _end_loop(self, error: BaseException) -> None:
         """Give up what belongs to a loop that ends with an error, or because there is no more."""
+        self._monitor.waiting_since = None
         if not isinstance(error, Exception):
             # An interrupt may have come between any two steps.
             self.close()
@@ -359,6 +360,7 @@ class BasicDataLoader:
         self._delivered += 1
         self._epoch_batches += 1
         monitor.waited += now - asked_at
+        monitor.waiting_since = None
         if self._trace is not None:
             self._trace.waited(asked_at, now)
         if now >= monitor.next_look:
@@ -396,7 +398,8 @@ class _Loop(Iterator[Any]):
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        loader, asked_at = self._loader, perf_counter()
+        loader = self._loader
+        asked_at = loader._monitor.waiting_since = perf_counter()
         self._over = True  # unless a batch comes, and is not the last
         try:
             batch = (loader._stream or loader._open_stream()).next_batch()

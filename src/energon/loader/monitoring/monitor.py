@@ -23,6 +23,7 @@ from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.loader.state import LanePosition
+from energon.messages import trainers
 from energon.stages.hooks.failures import split_reasons
 from energon.surroundings import cpu_quota, memory_bytes, usable_cpus
 
@@ -53,11 +54,19 @@ class Watched(NamedTuple):
 
 
 class Monitor:
-    """What was recorded about one loader, which is passed to each call and not kept alive."""
+    """What was recorded about one loader, which is passed to each call and not kept alive.
+
+    Attributes:
+        next_look: When to call `look` again, by `time.perf_counter`.
+        waited: How long the trainer has waited for batches.
+        waiting_since: When it asked for the batch that it waits for; None if it does not wait.
+    """
 
     def __init__(self) -> None:
         self.next_look = 0.0
         self.waited = 0.0
+        self.waiting_since: float | None = None
+        trainers.add(self)
         self._first_wait = 0.0
         self._first: LoaderMark | None = None
         # After the first batch: everything before it is startup, not the run.
