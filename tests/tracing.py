@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,7 @@ class Trace:
         return {file for file, _ in self.calls}
 
     def __enter__(self):
+        gc.collect()  # what other tests have left would run in between
         sys.setprofile(self._profile)
         return self
 
