@@ -1,15 +1,19 @@
 import socket
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from energon.loader.hosting import Event
+from energon.loader.processes import main
+from energon.loader.processes.link import ProcessLink
 from energon.loader.transport import outbox
 from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.pickling import load_batch
-from energon.loader.transport.slots import SlotPool, map_shared, read_table
-from energon.loader.transport.wire import receive
+from energon.loader.transport.slots import Heartbeat, SlotPool, map_shared, read_table
+from energon.loader.transport.wire import is_readable, receive
+from tests.waiting import wait_until
 
 
 class Parent:
@@ -19,7 +23,10 @@ class Parent:
         self.socket, there = socket.socketpair()
         self.socket.setblocking(False)
         self.pool = SlotPool(prefetch=4, max_bytes=1 << 30)
-        self.outbox = Outbox(there, self.pool, wait=self.free, poll=lambda: None)
+        self.holds = []
+        self.outbox = Outbox(
+            there, self.pool, wait=self.free, poll=lambda: None, hold=self.holds.append
+        )
         self.memory = {}
         self.there = there
 
@@ -97,6 +104,40 @@ def test_what_is_kept_can_be_sent_by_another_thread(parent, always_quick):
         parent.outbox.put(Event(number))
     parent.outbox.flush_idle()
     assert [len(events) for events in parent.messages()] == [1, 2]
+
+
+def test_a_parent_that_waits_gets_what_is_kept(parent, always_quick, monkeypatch):
+    """From another thread: the one that makes batches may take long for the next."""
+    looks = SimpleNamespace(drive=lambda: None, look_if_due=lambda: 1e3)
+    monkeypatch.setattr(main, "profiler", lambda: looks)
+    monkeypatch.setattr(main, "_TICK_SECONDS", 1e3)
+    monkeypatch.setattr(main, "_end_process", lambda code: None)
+    ours, theirs = socket.socketpair()
+    companion = main._Companion(theirs.fileno())
+    companion.outbox = parent.outbox
+    companion.start()
+    for number in range(2):
+        parent.outbox.put(Event(number))
+    assert parent.holds[-1]
+    ours.send(b"?")
+    wait_until(lambda: not parent.holds[-1])
+    assert [len(events) for events in parent.messages()] == [1, 1]
+    ours.close()
+    companion.join()
+    theirs.close()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_worker_is_asked_only_for_what_it_holds_back(holds):
+    link = ProcessLink("fork")
+    link.heartbeat = Heartbeat(Heartbeat.create())
+    link.heartbeat.hold(holds)
+    link._channel, channel = socket.socketpair()
+    link._lifeline, lifeline = socket.socketpair()
+    assert not link._wait(0)
+    assert is_readable(lifeline, 0) is holds
+    for each in (link._channel, channel, link._lifeline, lifeline):
+        each.close()
 
 
 def test_slow_events_go_alone(parent, monkeypatch):

@@ -25,6 +25,7 @@ from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.transport.columns import rebuild
+from energon.loader.transport.outbox import BUNDLE_SECONDS
 from energon.loader.transport.pickling import load_batch, mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
@@ -157,13 +158,22 @@ class ProcessLink:
         try:
             message = receive(self._channel)
         except BlockingIOError:
-            if not is_readable(self._channel, timeout, self._lifeline):
+            if not self._wait(timeout):
                 return []
             self._read_logs()
             return self.receive(0) if is_readable(self._channel, 0) else []
         except OSError:
             return None
         return None if message is None else self._read(message)
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait for events or log records, soon also for events that the worker holds back."""
+        if is_readable(self._channel, min(timeout, BUNDLE_SECONDS), self._lifeline):
+            return True
+        if self.heartbeat.holds:
+            with contextlib.suppress(OSError):
+                self._lifeline.send(b"?")
+        return is_readable(self._channel, timeout, self._lifeline)
 
     @property
     def has_events(self) -> bool:

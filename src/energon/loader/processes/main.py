@@ -100,8 +100,8 @@ class LanesToOpen:
 def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     """Work for the parent at the other end of both sockets; return the exit code.
 
-    The parent sends nothing on the lifeline, which closes when the parent closes it or ends; the
-    worker sends its log records on it.
+    The lifeline closes when the parent closes it or ends. The worker sends its log records on it,
+    and the parent a byte when it waits for events that are held back.
     """
     leave_signals_to_parent()
     companion = _Companion(lifeline_descriptor)
@@ -141,7 +141,9 @@ class _Worker:
         self._slots = SlotPool(
             prefetch=configuration.prefetch_factor, max_bytes=configuration.shared_memory_bytes
         )
-        self.outbox = Outbox(channel, self._slots, wait=self._wait, poll=self._poll)
+        self.outbox = Outbox(
+            channel, self._slots, wait=self._wait, poll=self._poll, hold=self._heartbeat.hold
+        )
         self._pipeline_bytes = read_shared(pipeline)
         self._seed = configuration.seed
         self._trace = configuration.trace
@@ -238,14 +240,22 @@ class _Companion(threading.Thread):
 
     def run(self) -> None:
         profiler().drive()
-        while not is_readable(self._lifeline, min(_TICK_SECONDS, profiler().look_if_due())):
-            if os.getppid() != self._parent:
+        while True:
+            is_asked = is_readable(self._lifeline, min(_TICK_SECONDS, profiler().look_if_due()))
+            if os.getppid() != self._parent or (is_asked and not self._read()):
                 break
             if self.outbox is not None:
                 with contextlib.suppress(OSError):
                     self.outbox.flush_idle()
         time.sleep(GRACE_SECONDS)
         _end_process(0)
+
+    def _read(self) -> bytes:
+        """Return what the parent has sent, of which only the moment counts; b"" if it is gone."""
+        try:
+            return os.read(self._lifeline, 64)
+        except OSError:
+            return b""
 
 
 def _report_faults(descriptor: int) -> None:

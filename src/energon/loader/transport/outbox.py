@@ -24,20 +24,22 @@ BUNDLE_SECONDS = 0.001
 POLL_SECONDS = 0.0002
 FEW_EVENTS = 4
 """Waking the parent costs as much as several small samples. So small events wait for each other
-while it is busy, and for a few more even while it waits, as long as they arrive quickly."""
+while it is busy, and for a few more even while it waits, as long as they arrive quickly. If they no
+longer do, a parent that waits asks for those held back."""
 
 
 class Outbox:
     """The way from worker to parent.
 
-    One thread puts events; another one calls `flush_idle` now and then, so that events held back do
-    not wait for a slow sample.
+    One thread puts events; another one calls `flush_idle` when the parent asks for it, and now and
+    then, so that events held back do not wait for a slow sample.
 
     Args:
         channel: Socket to the parent.
         slots: Shared memory to write to.
         wait: Reads at least one message from the parent.
         poll: Reads the messages that the parent has sent so far.
+        hold: Called with whether events are held back.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Outbox:
         *,
         wait: Callable[[], None],
         poll: Callable[[], None],
+        hold: Callable[[bool], None],
     ) -> None:
         self._channel = channel
         self._slots = slots
         self._wait = wait
         self._poll = poll
+        self._hold = hold
         self._pickler = BatchPickler(self)
         self._lock = threading.Lock()
         self._slot: Slot | None = None
@@ -103,7 +107,9 @@ class Outbox:
             slot.position = mark
             error.add_note(f"batch of lane {event.lane} cannot be sent to the training process")
             self._append(slot, _portable(Event(event.lane, error=error)))
-        if not self._may_wait(slot):
+        if self._may_wait(slot):
+            self._hold(True)
+        else:
             self._flush()
 
     def _flush(self) -> None:
@@ -123,6 +129,7 @@ class Outbox:
     def _forget(self) -> None:
         self._slot = None
         self._table.clear()
+        self._hold(False)
 
     def _append(self, slot: Slot, value: tuple[Any, ...]) -> None:
         """Write the pickle of `value` and its buffers, and record where they are."""

@@ -250,7 +250,7 @@ NOWHERE = -1
 SEVERAL = -2
 """Minus the row at which several samples begin."""
 
-_BEATS, _LANE, _ROW = range(3)
+_BEATS, _LANE, _ROW, _HOLDS = range(4)
 _TRACE_OFFSET = mmap.PAGESIZE
 _TRACE_SIZE = 1 << 16
 
@@ -263,7 +263,7 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         self._mapping = map_shared(descriptor)
-        self._cells = memoryview(self._mapping)[: 3 * 8].cast("q")
+        self._cells = memoryview(self._mapping)[: 4 * 8].cast("q")
         self.next_row = partial(self._cells.__setitem__, _ROW)
 
     @staticmethod
@@ -286,6 +286,15 @@ class Heartbeat:
     def leave(self) -> None:
         """Record that the batch is done."""
         self._cells[_ROW] = NOWHERE
+
+    def hold(self, holds: bool) -> None:
+        """Record whether batches that are done are held back."""
+        self._cells[_HOLDS] = holds
+
+    @property
+    def holds(self) -> bool:
+        """Whether batches that are done are held back."""
+        return bool(self._cells[_HOLDS])
 
     @property
     def beats(self) -> tuple[int, int]:
