@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
-from energon.formats.tar import stream
+from energon.formats.tar import stream, window_parts
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.formats.tar.stream import SampleParser, StreamReader
@@ -77,6 +78,55 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
     finally:
         stream.LARGE_BYTES = before
     assert found == expected(data)
+
+
+@pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"about": {"__url__": "x"}}])
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_small_members_give_the_same_samples_as_each_alone(monkeypatch, format, options):
+    random = Random(0)
+    members = []
+    for number in range(300):
+        folder = random.choice(["", "d.x/", "é/", "__hidden__/"])
+        for part in random.sample(["txt", "JSON", "seg.png", "", "cls"], random.randint(1, 3)):
+            members.append((f"{folder}{number}.{part}", random.randbytes(number)))
+        if number in (50, 290):
+            members += [
+                ("y" * 60 + "/" + "z" * 60 + f"{number}.txt", b"long"),
+                ("no extension", b""),
+            ]
+    data = tar_bytes(members, format=format)
+    singles = read(data, **options)
+    assert len(singles) > 200
+    monkeypatch.setattr(window_parts, "MIN_HEADERS", 8)
+    for step in (1 << 30, 20_000):
+        reader = StreamReader(Trickle(data, step), SampleParser("x.tar", **options))
+        found = []
+        while (block := reader.next_block()) is not None:
+            found += block
+            rest = read(data, position=reader.block_position, **options)
+            assert block + singles[len(found) :] == rest
+        assert found == singles
+
+
+def test_headers_are_parsed_one_by_one_only_where_they_are_few(monkeypatch):
+    data = tar_bytes(members_of(numbered(range(600))))
+    whole = read(data)
+    singles = []
+    pattern = stream._PLAIN
+
+    class Counted:
+        def match(self, window, at):
+            found = pattern.match(window, at)
+            singles.extend([] if found is None else [at])
+            return found
+
+    monkeypatch.setattr(stream, "_PLAIN", Counted())
+    assert read(data) == whole
+    assert singles == []
+    singles.clear()
+    large = tar_bytes([(f"{n}.bin", bytes(40_000)) for n in range(30)])
+    assert len(read(large)) == 30
+    assert len(singles) >= 30
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.tar.headers import BLOCK, padded_size, split_name, verify_checksums
 from energon.formats.tar.parser import Member, TarParser
+from energon.formats.tar.window_parts import find_parts
 from energon.limits import TAR_PART_BYTES
 
 LARGE_BYTES = 1 << 20
@@ -93,6 +94,7 @@ class SampleParser:
         self._tolerates = tolerates
         self._sizes = sizes
         self._names_are_plain = select is None and rename is None and split is None
+        self._takes_runs = self._names_are_plain and not sizes
         self._key: bytes | None = None
         self._sample: StreamSample = {}
         self._fields: dict[bytes, str] = {}
@@ -119,7 +121,7 @@ class SampleParser:
         base, complete = self.position, len(self.samples)
         failure: FormatError | None = None
         try:
-            self._take_members(window, headers)
+            self._take_members(window, self._take_run(window), headers)
         except FormatError as error:
             failure = error
         try:
@@ -131,15 +133,43 @@ class SampleParser:
         if failure is not None:
             raise failure
 
-    def _take_members(self, window: bytes, headers: list[int]) -> None:
-        """Consume members at the start of `window`, and record where plain headers begin."""
+    def _take_run(self, window: bytes) -> int:
+        """Consume the plain members at the start of `window` at once; return where they end."""
+        if not self._takes_runs or self._pending is not None or self._parser.is_within:
+            return 0
+        parts = find_parts(window)
+        if parts is None:
+            return 0
+        # Where rare headers are frequent, trying again would cost more than it saves.
+        self._takes_runs = 2 * parts.end > len(window)
+        base, sample, begun = self.position, self._sample, {"__key__": "", **self._about}
+        names, keys = [self._field(suffix) for suffix in parts.suffixes], iter(parts.keys)
+        for begins, number, header, start, stop in zip(*parts.columns, strict=True):
+            if begins:
+                key = next(keys)
+                if key != self._key:
+                    self._end_sample()
+                    self._key, self.sample_position = key, base + header
+                    self._sample = sample = begun.copy()
+                    sample["__key__"] = key.decode("utf-8", "surrogateescape")
+            field = names[number]
+            if field in sample:
+                self._refuse_duplicate(sample["__key__"], field, base + header)
+            else:
+                sample[field] = window[start:stop]
+        self._parser.ended = False
+        self.position = base + parts.end
+        return parts.end
+
+    def _take_members(self, window: bytes, at: int, headers: list[int]) -> None:
+        """Consume members from `at` on, and record where plain headers begin."""
         match, fields, seen = _PLAIN.match, self._fields, headers.append
         names_are_plain = self._names_are_plain
         end, last = len(window), len(window) - BLOCK
         key, sample, sample_position = self._key, self._sample, self.sample_position
         one_by_one = self._sizes or self._pending is not None or self._parser.is_within
         begun = {"__key__": "", **self._about}
-        at, base = 0, self.position
+        base = self.position - at
         self.needed_bytes = BLOCK
         while at <= last or one_by_one:
             plain = None if one_by_one else match(window, at)
