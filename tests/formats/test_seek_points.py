@@ -126,6 +126,15 @@ def test_the_advice_for_files_of_one_long_frame_works(tmp_path, monkeypatch):
     assert scanned((tmp_path / "new.zst").read_bytes())[0] == TEXT
 
 
+def test_a_frame_may_refer_back_as_far_as_the_command_line_tool_writes_it():
+    # A header with a window of 2 GiB, as of `zstd --long=31`, and a block that is not compressed.
+    content = TEXT[:1000]
+    block = ((len(content) << 3) | 1).to_bytes(3, "little") + content
+    packed = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + block
+    found, points = scanned(packed)
+    assert found == entered(points, packed, 0) == content
+
+
 def test_deflated_files_without_blocks_to_enter_are_refused(monkeypatch):
     monkeypatch.setattr(seek_points, "MAX_GAP_BYTES", 256 << 10)
     with pytest.raises(ConfigError, match="no block can be found"):

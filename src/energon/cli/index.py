@@ -15,7 +15,9 @@ from energon.cli.options import (
     explaining,
     indexing_options,
     local_folder,
+    logging_to_terminal,
     open_indexing,
+    progress_bar,
     refuse_options,
     show_size,
 )
@@ -41,6 +43,7 @@ def prepare_file(
     split_ratio: str | None = None,
     exclude_from: Sequence[str] = (),
     as_json: bool = False,
+    progress: bool = True,
 ) -> None:
     """Prepare a dataset as its kind does, and print how many samples it has.
 
@@ -50,11 +53,13 @@ def prepare_file(
     from energon.prepare.splits import parse_ratio
 
     refuse_options(context, f"{redact(path)} is {upkeep.noun}", _HONOURED)
-    num_samples = upkeep.prepare(
-        os.fspath(path),
-        split_ratio=parse_ratio(split_ratio) if split_ratio else None,
-        exclude_from=exclude_from,
-    )
+    with logging_to_terminal(), progress_bar(progress, "indexing lines", "MB") as advance:
+        num_samples = upkeep.prepare(
+            os.fspath(path),
+            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
+            exclude_from=exclude_from,
+            progress=lambda done, total: advance(done // 1_000_000, total // 1_000_000),
+        )
     if as_json:
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():
@@ -87,7 +92,7 @@ def command(
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
-        prepare_file(context, path, upkeep, as_json=as_json)
+        prepare_file(context, path, upkeep, as_json=as_json, progress=indexing["progress"])
         return
     with explaining(path), local_folder(path, **indexing) as folder:
         if folder != path:

@@ -101,6 +101,7 @@ def command(
             split_ratio=options.ratio,
             exclude_from=options.exclude_from,
             as_json=options.as_json,
+            progress=indexing["progress"],
         )
         return
     chosen = _chosen_media(options, media)

@@ -3,24 +3,27 @@
 A gzip file is one stream from end to end: decompressing a byte needs the 32 KiB before it, and
 blocks start at any bit. So a point is the start of a block, in bits, together with those 32 KiB.
 zlib decompresses from there if they are its dictionary, and if the bits in front of the block are
-filled with empty blocks. A zstd file can only be entered at the start of a frame.
+filled with empty blocks. A zstd file can only be entered at the start of a frame, and the command
+`zstd` writes a single one: a file with long frames is read from a copy in short frames.
 
 | bytes of `x.gz.points` | content |
 |---|---|
 | 8 | `ENSEEK01` |
 | … | the 32 KiB before each point, packed by zlib; nothing at the start of a stream |
-| 8 N | position of each point in the file, in bits, little-endian like all numbers |
+| 8 N | position of each point in the file or its copy, in bits, little-endian like all numbers |
 | 8 N | position of each point in the content, in bytes |
 | 8 (N + 1) | start in this file of the 32 KiB of each point, and the end of the last |
-| 32 | 1 for gzip or 2 for zstd, bytes of the file, bytes of its content, N |
+| 8 | bytes of the copy, if the file has one |
+| 32 | 1 for gzip, 2 for zstd or 3 for zstd with a copy; bytes of the file, of its content, N |
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -41,14 +44,20 @@ from energon.messages import shell_word
 SPACING_BYTES = 4 << 20
 """Content between two points, if a block or frame starts there."""
 MAX_GAP_BYTES = 64 << 20
-"""Maximum content between two points; files with larger gaps are refused."""
+"""Maximum content between two points, all of which may be unpacked for a line."""
+MAX_ZSTD_WINDOW_BYTES = 2 << 30
+"""How far a frame may refer back: as far as `zstd --long=31` does."""
 WINDOW_BYTES = 32 << 10
 """How far deflate refers back."""
 PIECE_BYTES = 64 << 10
 _MAGIC = b"ENSEEK01"
 _END = struct.Struct("<4Q")
-_GZIP, _ZSTD = 1, 2
+_GZIP, _ZSTD, _COPY = 1, 2, 3
 _ZSTD_MAGIC, _SKIPPED_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+
+
+class LongFrameError(ConfigError):
+    """A frame is too long to be unpacked for a line: the file needs a copy in short frames."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,8 @@ class SeekPoints:
     """The points of a file.
 
     Args:
-        format: 1 for gzip, 2 for zstd.
-        packed_size: Bytes of the file.
+        format: 1 for gzip, 2 for zstd, 3 for zstd with a copy.
+        packed_size: Bytes of the file that is entered, which is the copy if there is one.
         unpacked_size: Bytes of its content.
         bits: The bit of the file at which each point is, shape (N,).
         starts: The byte of the content that comes there, shape (N,).
@@ -92,8 +101,9 @@ class SeekPoints:
         if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
             raise FormatError(f"{origin}.points: is not a table of points; {again}")
         kind, packed_size, unpacked_size, count = _END.unpack(data[-_END.size :])
-        table = 8 * (3 * count + 1) + _END.size
-        if kind not in (_GZIP, _ZSTD) or not count or len(data) < len(_MAGIC) + table:
+        end = _END.size + 8 * (kind == _COPY)
+        table = 8 * (3 * count + 1) + end
+        if kind not in (_GZIP, _ZSTD, _COPY) or not count or len(data) < len(_MAGIC) + table:
             raise TruncatedError(
                 f"{origin}.points: has {len(data)} bytes, not a complete table; {again}"
             )
@@ -101,17 +111,24 @@ class SeekPoints:
             raise ShardChangedError(
                 f"{origin}: has {size} bytes, had {packed_size} when it was indexed; {again}"
             )
+        if kind == _COPY:
+            packed_size = int.from_bytes(data[-end : -_END.size], "little")
         numbers = np.frombuffer(data, "<i8", 3 * count + 1, len(data) - table)
         bits, starts, edges = np.split(numbers, [count, 2 * count])
         whole = edges[0] == len(_MAGIC) and edges[-1] == len(data) - table
         rises = [(np.diff(each) >= 0).all() for each in (bits, starts, edges)]
-        inside = 0 <= bits[0] <= bits[-1] < 8 * size and 0 == starts[0] <= starts[-1]
+        inside = 0 <= bits[0] <= bits[-1] < 8 * packed_size and 0 == starts[0] <= starts[-1]
         if not (whole and inside and all(rises) and starts[-1] <= unpacked_size):
             raise FormatError(f"{origin}.points: its numbers are invalid; {again}")
         return cls(kind, packed_size, unpacked_size, bits, starts, data, edges, origin)
 
     def __len__(self) -> int:
         return len(self.bits)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the points are those of a copy in short frames, and not of the file."""
+        return self.format == _COPY
 
     def holding(self, offsets: Ints) -> Ints:
         """Return the index of the last point at or before each offset in the content."""
@@ -166,13 +183,15 @@ class PointFinder:
     At each point decompression starts over, so that the checksums of the file prove the points too.
 
     Args:
-        out: Where to write the table; None writes none.
+        out: Where to write the table; None writes none, and accepts frames of any length.
         origin: The compressed file, for messages.
+        copy: Where to write the content of a zstd file in short frames; None writes no copy.
     """
 
-    def __init__(self, out: BinaryIO | None, *, origin: str) -> None:
+    def __init__(self, out: BinaryIO | None, *, origin: str, copy: BinaryIO | None = None) -> None:
         self._out = out
         self._origin = origin
+        self._copy = copy
         self._bits: list[int] = []
         self._starts: list[int] = []
         self._edges = [len(_MAGIC)]
@@ -184,6 +203,7 @@ class PointFinder:
 
         Raises:
             FormatError: If it is neither a gzip nor a zstd file, or damaged.
+            LongFrameError: If it needs a copy.
             ConfigError: If it cannot be entered often enough.
         """
         head = file.read(PIECE_BYTES)
@@ -192,6 +212,8 @@ class PointFinder:
             kind, blocks = _GZIP, self._gzip(head, file)
         elif head.startswith(_ZSTD_MAGIC) or head[1:4] == _SKIPPED_MAGIC:
             kind, blocks = _ZSTD, self._zstd(head, file)
+            if self._copy is not None:
+                kind, blocks = _COPY, self._copied(blocks, self._copy)
         else:
             raise FormatError(
                 f"{self._origin}: begins with {head[:4]!r}; expected a gzip or zstd file"
@@ -201,8 +223,8 @@ class PointFinder:
                 self._unpacked += len(block)
                 self._tail = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
                 yield block
-                if self._unpacked - self._starts[-1] > MAX_GAP_BYTES:
-                    raise ConfigError(self._no_entry(kind))
+                if self._out is not None and self._unpacked - self._starts[-1] > MAX_GAP_BYTES:
+                    raise self._no_entry(kind)
         except (zlib.error, _zstd_error()) as error:
             raise FormatError(
                 f"{self._origin}: is damaged before byte {file.tell()}: {error}; restore it"
@@ -213,14 +235,18 @@ class PointFinder:
                 "truncated, restore it"
             ) from None
         self._write(np.array([*self._bits, *self._starts, *self._edges], "<u8").tobytes())
+        if self._copy is not None:
+            self._write(self._copy.tell().to_bytes(8, "little"))
         self._write(_END.pack(kind, file.tell(), self._unpacked, len(self._bits)))
 
-    def _no_entry(self, kind: int) -> str:
-        """Return why a file is refused, and what to do."""
+    def _no_entry(self, kind: int) -> ConfigError:
+        """Return why a file cannot be read line by line as it is, and what to do."""
         size = f"more than {MAX_GAP_BYTES >> 20} MiB"
         if kind == _GZIP:
-            return f"{self._origin}: no block can be found in {size} of its content; decompress it"
-        return (
+            return ConfigError(
+                f"{self._origin}: no block can be found in {size} of its content; decompress it"
+            )
+        return LongFrameError(
             f"{self._origin}: a frame holds {size}, all of which one line would need; write it in "
             f"smaller frames: `zstd -dc {self._origin} | split -C 8M --filter='zstd -qc' > "
             "NEW.zst`, in its place"
@@ -314,7 +340,7 @@ class PointFinder:
                     data = _more(file)
                 data = data[length:]
                 continue
-            if self._is_due:
+            if self._copy is None and self._is_due:
                 self._note(8 * (file.tell() - len(data)), self._unpacked, b"")
             decoder = _zstd_decoder()
             while not decoder.eof:
@@ -322,9 +348,34 @@ class PointFinder:
                 yield decoder.decompress(piece or _more(file))
             data = decoder.unused_data + data
 
+    def _copied(self, blocks: Iterable[bytes], copy: BinaryIO) -> Iterator[bytes]:
+        """Write the content of a file in short frames, and yield that of each."""
+        import zstandard
+
+        # Damage to the copy is found when a frame is unpacked.
+        compressor = zstandard.ZstdCompressor(write_checksum=True)
+        held: list[bytes] = []
+        size = 0
+        for piece in chain(_short_pieces(blocks), [b""]):
+            held.append(piece)
+            size += len(piece)
+            if size >= SPACING_BYTES or (size and not piece):
+                content = b"".join(held)
+                held, size = [], 0
+                self._note(8 * copy.tell(), self._unpacked, b"")
+                copy.write(compressor.compress(content))
+                yield content
+
 
 _FED_BYTES = 8 << 10
 """A few bytes of zstd can stand for 128 KiB, so that much is unpacked at a time."""
+
+
+def _short_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield content in pieces, none of which is empty or longer than the space between points."""
+    for block in blocks:
+        for low in range(0, len(block), SPACING_BYTES):
+            yield block[low : low + SPACING_BYTES]
 
 
 def _more(file: BinaryIO) -> bytes:
@@ -353,7 +404,7 @@ def _zstd_decoder() -> Any:
     """Return a decompressor for one frame."""
     with needs_extra("formats", "files of zstd need zstandard"):
         import zstandard
-    return zstandard.ZstdDecompressor().decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES).decompressobj()
 
 
 def _zstd_error() -> type[Exception]:

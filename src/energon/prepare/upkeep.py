@@ -98,6 +98,7 @@ class Upkeep(Protocol):
         *,
         split_ratio: Mapping[str, float] | None = None,
         exclude_from: Sequence[str | os.PathLike[str]] = (),
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> int:
         """Index it, and return the number of samples.
 
@@ -106,6 +107,7 @@ class Upkeep(Protocol):
             split_ratio: Ratio by name of the split, for consecutive samples; None keeps the
                 existing splits.
             exclude_from: Quarantine files, or folders of them, whose samples are excluded.
+            progress: Called with the number of bytes that were read, and the total.
         """
 
     def verify(self, address: str, depth: Depth) -> Report:

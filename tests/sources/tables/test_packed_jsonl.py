@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 
 from energon import DatasetNotFoundError
-from energon.errors import FormatError, ShardChangedError
+from energon.errors import ConfigError, FormatError, ShardChangedError
 from energon.formats import seek_points
+from energon.formats.meta.jsonl import jsonl_copy_path
 from energon.metadataset.recognition import dataset_kind
 from energon.plan.leaves.leaf import PARALLEL_SLICES
 from energon.prepare.index.jsonl import prepare_jsonl
@@ -38,12 +41,20 @@ def zstd_frames(content):
     return b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces)
 
 
-@pytest.fixture(params=["gz", "zst"])
+PACK = {
+    "gz": small_blocks,
+    "zst": zstd_frames,
+    "one frame.zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.fixture(params=PACK)
 def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(seek_points, "SPACING_BYTES", 32 << 10)
+    monkeypatch.setattr(seek_points, "MAX_GAP_BYTES", 256 << 10)
     generator = np.random.default_rng(0)
     lines = [
-        json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 50).tolist()})
+        json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 100).tolist()})
         for n in range(N)
     ]
     content = ("\n" + "\n".join(lines)).encode()
@@ -51,10 +62,14 @@ def path(request, tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "x.jsonl").write_bytes(content)
     prepare_jsonl(folder / "x.jsonl")
-    path = folder / f"x.jsonl.{request.param}"
-    path.write_bytes(small_blocks(content) if request.param == "gz" else zstd_frames(content))
+    path = folder / f"x.jsonl.{request.param.split('.')[-1]}"
+    path.write_bytes(PACK[request.param](content))
     assert prepare_jsonl(path) == N
+    assert Path(jsonl_copy_path(path)).exists() == request.param.startswith("one")
     return path
+
+
+one_frame = pytest.mark.parametrize("path", ["one frame.zst"], indirect=True)
 
 
 def test_lines_are_those_of_the_file_that_is_not_compressed(path):
@@ -116,6 +131,7 @@ def test_commands_take_compressed_files(path):
     assert len(JsonlSource(path)) == N
 
 
+@pytest.mark.parametrize("path", ["gz", "zst"], indirect=True)
 def test_a_file_that_was_changed_or_damaged_is_an_error(path):
     data = path.read_bytes()
     path.write_bytes(data + data)
@@ -128,3 +144,76 @@ def test_a_file_that_was_changed_or_damaged_is_an_error(path):
     path.write_bytes(data[:-100])
     assert "ends within its content" in run("prepare", path).output.replace("\n", " ")
     assert run("prepare", path).exit_code == 1
+
+
+@one_frame
+def test_the_copy_of_a_single_frame_is_announced_with_its_size_and_how_to_do_without(path):
+    output = " ".join(run("prepare", path).output.split())
+    assert "is a single zstd frame" in output
+    assert f"{path.name}.frames, of about 0.2 MB" in output
+    assert "`zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`" in output
+    path.write_bytes(zstd_frames(path.with_suffix("").read_bytes()))
+    assert "single" not in run("prepare", path).output
+    assert not Path(jsonl_copy_path(path)).exists()
+
+
+@one_frame
+def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path):
+    copy = Path(jsonl_copy_path(path))
+    whole = copy.read_bytes()
+
+    def read():
+        return JsonlSource(path).read(np.array([N - 1]))
+
+    expected = read()
+    copy.unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"frames is missing; run `energon prepare"):
+        read()
+    copy.write_bytes(whole[:-1])
+    with pytest.raises(ShardChangedError, match=rf"has {len(whole) - 1} bytes, had {len(whole)}"):
+        read()
+    assert "index-stale" in run("verify", path, "--quick").output
+    copy.write_bytes(whole[:1000] + bytes(len(whole) - 1000))
+    with pytest.raises(FormatError, match="cannot be unpacked"):
+        read()
+    assert "index-damaged" in run("verify", path, "--content").output
+    assert run("repair", path, "--content").exit_code == 0
+    assert run("verify", path, "--content").exit_code == 0
+    assert copy.read_bytes() == whole
+    assert read() == expected
+
+
+@one_frame
+def test_a_copy_without_room_is_refused_with_the_command_that_splits_the_file(path, monkeypatch):
+    full = shutil.disk_usage(path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(ConfigError, match=r"split -C 8M.*would take about .* MB next to it, where"):
+        prepare_jsonl(path)
+
+
+@one_frame
+def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    expected = JsonlSource(path).read(np.arange(N))
+    for ending in (".frames", ".idx", ".points"):
+        path.with_name(f"{path.name}{ending}").unlink()
+    monkeypatch.setattr("energon.prepare.index.jsonl.os.access", lambda *_: False)
+    assert prepare_jsonl(path) == N
+    assert not Path(jsonl_copy_path(path)).exists()
+    assert JsonlSource(path).read(np.arange(N)) == expected
+    assert run("verify", path, "--quick").exit_code == 0
+    monkeypatch.setattr("energon.prepare.index.jsonl.MAX_CACHED_BYTES", 1000)
+    with pytest.raises(ConfigError, match="too large for the user's cache"):
+        prepare_jsonl(path)
+
+
+@one_frame
+def test_a_single_frame_in_a_store_is_copied_next_to_it(path, bucket):
+    local = train(path, batches=20)
+    for ending in (".frames", ".idx", ".points"):
+        path.with_name(f"{path.name}{ending}").unlink()
+    address = f"{upload(path.parent, bucket.address)}/{path.name}"
+    assert run("prepare", address).exit_code == 0
+    assert train(address, batches=20)[0] == local[0]
+    for depth in ("--quick", "--content"):
+        assert run("verify", address, depth).exit_code == 0

@@ -8,6 +8,7 @@
 
 `x.jsonl.gz` and `x.jsonl.zst` are the same, packed: the numbers in `x.jsonl.gz.idx` count bytes
 of the content, and `x.jsonl.gz.points` says where it can be entered, see `formats/seek_points.py`.
+A zstd file that is a single frame has a copy in short ones, `x.jsonl.zst.frames`.
 
 The key of a sample is its number, and its only part is `json`. Without a file of splits, each
 split is the whole file. With one:
@@ -23,7 +24,7 @@ Without `split_parts`, each split is the whole file but for what is excluded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,19 +63,28 @@ def jsonl_points_path(path: str | os.PathLike[str]) -> str:
     return f"{os.fspath(path)}.points"
 
 
+def jsonl_copy_path(path: str | os.PathLike[str]) -> str:
+    """Return the path of the copy of a zstd file in short frames, beside it."""
+    return f"{os.fspath(path)}.frames"
+
+
 def is_packed(path: str | os.PathLike[str]) -> bool:
     """Return whether a JSONL file is compressed, judging by its name."""
     return os.fspath(path).endswith(PACKED)
 
 
 def scan_jsonl(
-    path: str | os.PathLike[str], finder: PointFinder | None = None
+    path: str | os.PathLike[str],
+    finder: PointFinder | None = None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[NDArray[np.uint64]]:
     """Yield the content of the index of a JSONL file, in runs of numbers.
 
     Args:
         path: The file.
         finder: Unpacks it, if it is compressed, and writes the table of its points.
+        progress: Called with the number of bytes that were read, and the size of the file.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -85,6 +95,7 @@ def scan_jsonl(
         finder = PointFinder(None, origin=origin)
     first, size = True, 0
     with open(path, "rb") as file:
+        total = os.fstat(file.fileno()).st_size
         plain = iter(partial(file.read, BLOCK_BYTES), b"")
         for starts, stop in _samples(finder.blocks(file) if finder else plain, origin):
             if first and len(starts):
@@ -92,6 +103,7 @@ def scan_jsonl(
                 first = False
             size = stop
             yield starts.astype(np.uint64)
+            progress(file.tell(), total)
     if first:
         raise FormatError(f"{origin}: has no samples; expected a JSON object in each line")
     yield np.array([size], np.uint64)

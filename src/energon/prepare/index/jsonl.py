@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 from energon.errors import (
     ConfigError,
@@ -20,13 +22,14 @@ from energon.formats.meta.jsonl import (
     JsonlSplit,
     describe_unmatched_lines,
     is_packed,
+    jsonl_copy_path,
     jsonl_index_path,
     jsonl_points_path,
     jsonl_split_path,
     parse_jsonl_split,
     scan_jsonl,
 )
-from energon.formats.seek_points import PointFinder
+from energon.formats.seek_points import LongFrameError, PointFinder
 from energon.io.address import (
     address_name,
     join_address,
@@ -35,13 +38,17 @@ from energon.io.address import (
     redact,
 )
 from energon.io.atomic import atomic_path, write_atomic
+from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.files import file_info, open_store, read_bytes, write_bytes
+from energon.prepare.dataset import Progress, no_progress
 from energon.prepare.files import reporting
 from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 
 log = logging.getLogger("energon")
 
+MAX_CACHED_BYTES = 1 << 30
+"""Maximum size of a copy in the user's cache, which is written from memory."""
 _ADVICE = {".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 """How to decompress files whose lines cannot be read one by one."""
 
@@ -52,8 +59,11 @@ def prepare_jsonl(
     split_ratio: Mapping[str, float] | None = None,
     exclude_from: Sequence[str | os.PathLike[str]] = (),
     address: str | None = None,
+    progress: Progress = no_progress,
 ) -> int:
     """Index a JSONL file, and assign its samples to splits.
+
+    A zstd file that is a single frame is copied into short frames, from which lines are read.
 
     Args:
         path: The file.
@@ -62,14 +72,15 @@ def prepare_jsonl(
         exclude_from: Quarantine files, or folders of them, whose samples are excluded in addition
             to those already excluded.
         address: The name by which users and quarantine files know it; None for `path`.
+        progress: Called with the number of bytes that were read, and the size of the file.
 
     Returns:
         The number of samples.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
-        ConfigError: If it is compressed so that lines cannot be read one by one, or an excluded
-            sample does not exist.
+        ConfigError: If it is compressed so that lines cannot be read one by one, or there is no
+            room for a copy, or an excluded sample does not exist.
         FormatError: If a line is not a JSON object, or it is damaged.
     """
     file = Path(local_path(path))
@@ -84,7 +95,8 @@ def prepare_jsonl(
         for where in exclude_from
         for source in quarantine_files(where, name)
     }
-    numbers = _index_lines(file) if os.access(file.parent, os.W_OK) else _keep_index(file)
+    index = _index_lines if os.access(file.parent, os.W_OK) else _keep_index
+    numbers = index(file, progress=progress)
     split = _present_split(file)
     for origin, keys in {split.origin: split.exclude, **listed}.items():
         unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
@@ -99,11 +111,11 @@ def prepare_jsonl(
     return numbers - 1
 
 
-def _keep_index(file: Path) -> int:
+def _keep_index(file: Path, *, progress: Progress) -> int:
     """Write the index of a file in a read-only folder to the user's cache."""
     with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
         beside = Path(folder) / file.name
-        numbers = _index_lines(file, beside)
+        numbers = _index_lines(file, beside, progress=progress)
         _keep(beside, os.fspath(file))
     return numbers
 
@@ -122,9 +134,15 @@ def _keep(beside: Path, address: str) -> None:
     )
     about = file_info(address)
     assert about is not None  # it was just read
-    for path in (jsonl_index_path, jsonl_points_path):
+    for path in (jsonl_copy_path, jsonl_index_path, jsonl_points_path):
         made = Path(path(beside))
         if made.exists():
+            if made.stat().st_size > MAX_CACHED_BYTES:
+                raise ConfigError(
+                    f"{redact(address)}: is a single zstd frame, whose copy in short frames, of "
+                    f"{_gigabytes(made.stat().st_size)}, is too large for the user's cache; copy "
+                    "the file to a folder in which you may write, and prepare it there"
+                )
             disk_cache().keep_for(path(address), about, made.read_bytes)
 
 
@@ -154,21 +172,58 @@ def index_content(index: Path, file: Path) -> bytes:
     return _kept_index(os.fspath(index), os.fspath(file))
 
 
-def _index_lines(file: Path, beside: Path | None = None) -> int:
+def _index_lines(file: Path, beside: Path | None = None, *, progress: Progress) -> int:
     """Write the index of a file, next to it or elsewhere; return how many numbers it has."""
-    numbers, beside = 0, beside or file
+    beside = beside or file
+    try:
+        numbers = _write_index(file, beside, progress=progress, copies=False)
+    except LongFrameError as error:
+        _announce_copy(file, beside, error)
+        return _write_index(file, beside, progress=progress, copies=True)
+    Path(jsonl_copy_path(beside)).unlink(missing_ok=True)  # of an earlier version of the file
+    return numbers
+
+
+def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) -> int:
+    numbers = 0
     with ExitStack() as stack:
+
+        def create(path: str) -> BinaryIO:
+            return stack.enter_context(open(stack.enter_context(atomic_path(path)), "wb"))
+
         stack.enter_context(reporting(file))
-        index = stack.enter_context(atomic_path(jsonl_index_path(beside)))
-        finder = None
+        out, finder = create(jsonl_index_path(beside)), None
         if is_packed(file):
-            table = stack.enter_context(atomic_path(jsonl_points_path(beside)))
-            finder = PointFinder(stack.enter_context(open(table, "wb")), origin=str(file))
-        out = stack.enter_context(open(index, "wb"))
-        for offsets in scan_jsonl(file, finder):
+            copy = create(jsonl_copy_path(beside)) if copies else None
+            finder = PointFinder(create(jsonl_points_path(beside)), origin=str(file), copy=copy)
+        for offsets in scan_jsonl(file, finder, progress=progress):
             out.write(offsets.astype("<u8").tobytes())
             numbers += len(offsets)
     return numbers
+
+
+def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
+    """Say that a copy is written, and how to do without.
+
+    Raises:
+        ConfigError: If there is no room for it.
+    """
+    size, free = file.stat().st_size, shutil.disk_usage(beside.parent).free
+    if size > free:
+        raise ConfigError(
+            f"{error}. A copy in such frames would take about {_gigabytes(size)} next to it, where "
+            f"{_gigabytes(free)} are free"
+        ) from error
+    log.info(
+        "%s: is a single zstd frame, which can only be read from its beginning; writing a copy in "
+        "short frames, %s, of about %s. To do without, write the file itself in short frames: "
+        "`zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`",
+        *(file, jsonl_copy_path(file.name), _gigabytes(size)),
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def _present_split(file: Path) -> JsonlSplit:
@@ -212,15 +267,10 @@ class JsonlCopy:
         """
         with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
             copy = cls(address, Path(folder))
-            store, key = open_store(address)
             info = file_info(address)
             if info is None:
                 raise DatasetNotFoundError(f"{redact(address)}: there is no such file")
-            with open(copy.path, "wb") as file:
-                if content:
-                    file.writelines(store.stream(key, version=info.version))
-                else:
-                    file.truncate(info.size)
+            _fetch_large(address, info, copy.path, content=content)
             copy.fetch(copy.beside(copy.splits), copy.splits)
             try:
                 yield copy
@@ -241,8 +291,20 @@ class JsonlCopy:
             made.append(jsonl_points_path(self.path))
         return [Path(path) for path in made]
 
-    def fetch_index(self) -> None:
-        """Copy the index, if there is one, also from the user's cache."""
+    @property
+    def frames(self) -> Path:
+        """Where the copy in short frames is, if one was made."""
+        return Path(jsonl_copy_path(self.path))
+
+    def fetch_index(self, *, content: bool = True) -> None:
+        """Copy the index, if there is one, also from the user's cache.
+
+        Args:
+            content: Whether to copy the content of short frames; see `opened`.
+        """
+        frames = self.beside(self.frames)
+        if is_packed(self.path) and (info := file_info(frames)) is not None:
+            _fetch_large(frames, info, self.frames, content=content)
         for path in self.indexes:
             self.fetch(self.beside(path), path)
             if not path.exists():
@@ -251,8 +313,9 @@ class JsonlCopy:
 
     def write_index(self) -> None:
         """Put the index next to the remote file, or in the user's cache if that is read-only."""
+        made = [self.frames] if self.frames.exists() else []
         try:
-            for path in self.indexes:
+            for path in [*made, *self.indexes]:
                 write_bytes(self.beside(path), path)
         except StorageAccessError:
             _keep(self.path, self.address)
@@ -274,11 +337,22 @@ class JsonlCopy:
             return
 
 
+def _fetch_large(address: str, info: ObjectInfo, path: Path, *, content: bool) -> None:
+    """Copy a remote file; without its content, write one of the same size."""
+    store, key = open_store(address)
+    with open(path, "wb") as file:
+        if content:
+            file.writelines(store.stream(key, version=info.version))
+        else:
+            file.truncate(info.size)
+
+
 def prepare_remote_jsonl(
     address: str,
     *,
     split_ratio: Mapping[str, float] | None = None,
     exclude_from: Sequence[str | os.PathLike[str]] = (),
+    progress: Progress = no_progress,
 ) -> int:
     """Index a JSONL file, and assign its samples to splits; see `prepare_jsonl`.
 
@@ -292,7 +366,11 @@ def prepare_remote_jsonl(
     with JsonlCopy.opened(address) as copy:
         before = copy.splits.read_bytes() if copy.splits.exists() else None
         num_samples = prepare_jsonl(
-            copy.path, split_ratio=split_ratio, exclude_from=exclude_from, address=address
+            copy.path,
+            split_ratio=split_ratio,
+            exclude_from=exclude_from,
+            address=address,
+            progress=progress,
         )
         if copy.splits.exists() and copy.splits.read_bytes() != before:
             write_bytes(copy.beside(copy.splits), copy.splits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +21,7 @@ from energon.errors import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
     is_packed,
+    jsonl_copy_path,
     jsonl_index_path,
     jsonl_points_path,
     jsonl_split_path,
@@ -54,10 +55,13 @@ class JsonlUpkeep:
         *,
         split_ratio: Mapping[str, float] | None = None,
         exclude_from: Sequence[str | os.PathLike[str]] = (),
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> int:
         """Index the lines, and assign them to splits; return the number of samples."""
         prepare = prepare_remote_jsonl if is_remote(address) else prepare_jsonl
-        return prepare(address, split_ratio=split_ratio, exclude_from=exclude_from)
+        return prepare(
+            address, split_ratio=split_ratio, exclude_from=exclude_from, progress=progress
+        )
 
     def verify(self, address: str, depth: Depth) -> Report:
         """Compare the file with its index and its splits.
@@ -69,7 +73,7 @@ class JsonlUpkeep:
         if not is_remote(address):
             return _report(Path(address), depth)
         with JsonlCopy.opened(address, content=depth != "quick") as copy:
-            copy.fetch_index()
+            copy.fetch_index(content=depth != "quick")
             return _copy_report(copy, depth)
 
     def repair(self, address: str, depth: Depth) -> Repair:
@@ -133,6 +137,7 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
     known = _index(path, size, problems)
     if depth != "quick":
         problems += _check_lines(path, known)
+        problems += _check_copy(path, known)
     if depth == "content" and known is not None and not problems:
         problems += _check_contents(path, known)
     if known is None:
@@ -149,6 +154,13 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
             with reporting(index):
                 content = index_content(index, path)
                 points = SeekPoints.parse(content, size=size, origin=str(path))
+            if points.is_copy:
+                index = Path(jsonl_copy_path(path))
+                found = index.stat().st_size if index.exists() else len(index_content(index, path))
+                if found != points.packed_size:
+                    raise ShardChangedError(
+                        f"{index}: has {found} bytes, had {points.packed_size} when it was written"
+                    )
             index, size = Path(jsonl_index_path(path)), points.unpacked_size
         with reporting(index):
             content = index_content(index, path)
@@ -173,6 +185,23 @@ def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Probl
     if known is not None and not np.array_equal(found, known):
         message = f"{path}: its lines do not begin where its index says"
         yield Problem("index-stale", jsonl_index_path(path.name), message, True)
+
+
+def _check_copy(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Problem]:
+    copy = Path(jsonl_copy_path(path))
+    if known is None or not copy.exists():
+        return
+    try:
+        with reporting(copy):
+            found = np.concatenate(
+                list(scan_jsonl(copy, PointFinder(None, origin=os.fspath(copy))))
+            )
+    except FormatError as error:
+        yield Problem("index-damaged", copy.name, str(error), True)
+        return
+    if not np.array_equal(found, known):
+        message = f"{copy}: its lines do not begin where its index says"
+        yield Problem("index-stale", copy.name, message, True)
 
 
 def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:

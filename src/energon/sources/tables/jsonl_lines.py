@@ -17,12 +17,13 @@ from energon.errors import DatasetNotFoundError, NoSuchFileError, ShardChangedEr
 from energon.formats.meta.jsonl import (
     PART,
     is_packed,
+    jsonl_copy_path,
     jsonl_index_path,
     jsonl_points_path,
     load_jsonl_index,
 )
 from energon.formats.seek_points import SeekPoints
-from energon.io.address import address_name
+from energon.io.address import address_name, is_remote, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import disk_cache, map_file
@@ -75,7 +76,27 @@ class JsonlFile:
         address = os.fspath(self.path)
         remote = isinstance(self.path, EPath)
         file = RemoteFile(address, info=self._about) if remote else OpenFile(address)
-        return file if self.points is None else UnpackedFile(file, self.points)
+        if self.points is None:
+            return file
+        return UnpackedFile(self._copy() if self.points.is_copy else file, self.points)
+
+    def _copy(self) -> RangeFile:
+        """Return the copy of a zstd file in short frames, open.
+
+        Raises:
+            DatasetNotFoundError: If it is missing.
+            ShardChangedError: If it is not the one that was indexed.
+        """
+        assert self.points is not None
+        address = os.fspath(_beside(jsonl_copy_path(self.path), self._about, self.path))
+        about = file_info(address)
+        if about is None or about.size != self.points.packed_size:
+            found = "is missing" if about is None else f"has {about.size} bytes"
+            raise ShardChangedError(
+                f"{redact(address)}: {found}, had {self.points.packed_size} bytes when it was "
+                f"written; run `energon prepare {shell_word(self.path)}` again"
+            )
+        return RemoteFile(address, info=about) if is_remote(address) else OpenFile(address)
 
     @cached_property
     def points(self) -> SeekPoints | None:
