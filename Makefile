@@ -67,8 +67,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@.ci/install dev
 	@touch $@
 
-bench: $(STAMP)  ## measure beside the installed peers: docs/benchmarks.md, README, the chart
-	$(BIN)/python benchmarks/run.py
+BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale kinds
+
+bench: $(STAMP)  ## measure beside the installed peers: pages of benchmarks, README, the chart
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
 	$(BIN)/python -m docs.site.diagrams
 
 record: $(STAMP)  ## install webdataset and megatron-energon, and record what programs yield with them

@@ -1,33 +1,39 @@
 """Measure metadatasets of many datasets, and joins, and write docs/benchmarks_blends.md.
 
-    python benchmarks/blends.py [--rounds 3] [--data FOLDER] [--peers PYTHON]
+    benchmarks/peers.sh
+    python benchmarks/blends.py [--rounds 5] [--only WORD] [--data FOLDER] [--peers PYTHON]
 
 Both libraries run the same program on the same files, prepared by this one, each time in a fresh
-process.
+process. Five rounds take about two minutes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import date
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from data import tar_member
+from results import (
+    ROOT,
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    inherited,
+    rounds_of,
+    shown,
+    versions_of,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/benchmarks_blends.md"
 DATASETS, SHARDS, SAMPLES = 300, 4, 50
 JOINED = 500_000
 TYPES = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -36,21 +42,18 @@ NAMES = ("energon (this)", "Megatron-Energon")
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made" / "blends")
-    parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
-    arguments = parser.parse_args()
+    arguments = BENCHMARK.parsed(BENCHMARK.parser(__doc__, data="blends"))
     blend, join = make_blend(arguments.data), make_join(arguments.data)
     pythons = dict(zip(NAMES, (sys.executable, arguments.peers), strict=True))
-    starts: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
-    builds: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
-    for _ in range(arguments.rounds):
-        for name, python in pythons.items():
-            starts[name].append(start(python, blend))
-            builds[name].append(build(python, join))
-            print(name, starts[name][-1], builds[name][-1], flush=True)
-    PAGE.write_text(page(starts, builds, arguments.rounds))
+
+    def measure(case: Case) -> dict[str, Any]:
+        python = pythons[case["library"]]
+        return start(python, blend) if case["task"] == "blend" else build(python, join)
+
+    versions = versions_of(sys.executable, energon="energon-loader")
+    versions |= versions_of(arguments.peers, **{"Megatron-Energon": "megatron-energon"})
+    cases = [{"task": task, "library": name} for task, name in product(("blend", "join"), NAMES)]
+    BENCHMARK.run(arguments, cases, measure, versions)
 
 
 def make_blend(folder: Path) -> Path:
@@ -93,15 +96,13 @@ def write(folder: Path, shards: Sequence[np.ndarray[Any, Any]], prefix: str) -> 
     subprocess.run([*command, "--sample-type", "CrudeWebdataset"], check=True, capture_output=True)
 
 
-def start(python: str, path: Path) -> dict[str, float]:
+def start(python: str, path: Path) -> dict[str, Any]:
     """Return what opening a metadataset takes."""
     command = [python, str(ROOT / "benchmarks/blend_start.py"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return in_fresh_process(command, peer=python != sys.executable)
 
 
-def build(python: str, path: Path) -> dict[str, float]:
+def build(python: str, path: Path) -> dict[str, Any]:
     """Return what building the index of a join takes, the start of the program included."""
     shutil.rmtree(f"{path}.cache", ignore_errors=True)
     begin = time.perf_counter()
@@ -109,6 +110,7 @@ def build(python: str, path: Path) -> dict[str, float]:
         [str(Path(python).parent / "energon"), "prepare", str(path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env=inherited(peer=python != sys.executable),
     ) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -121,32 +123,23 @@ def build(python: str, path: Path) -> dict[str, float]:
     }
 
 
-def page(
-    starts: dict[str, list[dict[str, float]]],
-    builds: dict[str, list[dict[str, float]]],
-    rounds: int,
-) -> str:
-    """Return the page."""
+def tables(results: Results) -> str:
+    """Return both tables."""
     lines = [
-        "# Benchmarks of metadatasets",
-        "",
-        f"Made by `benchmarks/blends.py` on {date.today()} with {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}: medians of {rounds} rounds, "
-        "data in the page cache. See [all benchmarks](benchmarks.md).",
-        "",
         f"## A blend of {DATASETS} datasets",
         "",
-        f"Time from the call of `get_train_dataset` to the first batch of 32, without workers. "
+        "Time from the call of `get_train_dataset` to the first batch of 32, without workers. "
         f"Each dataset has {SHARDS} shards. Descriptors and memory were measured after 300 "
         "batches.",
         "",
         "| | first batch, s | CPU for it, s | open descriptors | peak memory, MB |",
         "|---|---|---|---|---|",
     ]
-    for name, found in starts.items():
-        cells = [f"{middle(found, key):.2f}" for key in ("seconds", "cpu_seconds")]
-        cells.append(f"{middle(found, 'descriptors'):.0f}")
-        lines.append(f"| {name} | {' | '.join(cells)} | {middle(found, 'memory_mb'):.0f} |")
+    for name in NAMES:
+        found = rounds_of(results, task="blend", library=name)
+        cells = [shown(found, "seconds", 2), shown(found, "cpu_seconds", 2)]
+        cells += [shown(found, "descriptors"), shown(found, "memory_mb")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [
         "",
         f"## The index of a join of two datasets of {JOINED:,} samples",
@@ -157,16 +150,14 @@ def page(
         "| | seconds | CPU, s | peak memory, MB |",
         "|---|---|---|---|",
     ]
-    for name, found in builds.items():
-        cells = [f"{middle(found, key):.1f}" for key in ("seconds", "cpu_seconds")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {middle(found, 'memory_mb'):.0f} |")
-    return "\n".join(lines) + "\n"
+    for name in NAMES:
+        found = rounds_of(results, task="join", library=name)
+        cells = [shown(found, "seconds", 1), shown(found, "cpu_seconds", 1)]
+        lines.append(f"| {name} | {' | '.join(cells)} | {shown(found, 'memory_mb')} |")
+    return "\n".join(lines)
 
 
-def middle(found: Sequence[dict[str, float]], key: str) -> float:
-    """Return the median of a figure."""
-    return median(each[key] for each in found)
-
+BENCHMARK = Benchmark(__file__, tables)
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,14 @@
 """Measure decoding of JPEGs to the size of training, and write docs/benchmarks_decode.md.
 
     benchmarks/peers.sh
-    python benchmarks/decode.py [--rounds 5] [--peers PYTHON]
+    python benchmarks/decode.py [--rounds 5] [--only WORD] [--peers PYTHON]
 
 One program for all: bytes of JPEGs become batches of 64 images of 224 by 224, uint8. What differs
 is the function that makes the array of the bytes: `SampleDecoder`; simplejpeg and cv2.resize; or
 floats and torch's interpolate, as programs do that resize after a loader. Then the same through a
-loader, in-line, in threads and in processes. Every figure comes from a fresh process; all take
-turns within a round. Processor time counts user and system time of all threads and processes,
-and hardly depends on what else the machine does. A round takes two minutes.
+loader, in-line, in threads and in processes. Every case has a fresh process. Processor time counts
+user and system time of all threads and processes, and hardly depends on what else the machine
+does. Five rounds take about eight minutes.
 """
 
 from __future__ import annotations
@@ -17,29 +17,22 @@ import argparse
 import io
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from functools import partial
-from importlib.metadata import version
 from itertools import cycle, islice, product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from measure import process_tree
+from results import Benchmark, Case, Results, in_fresh_process, ratio, rounds_of, shown, versions_of
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks_decode.md"
-MARK = "<!-- made by benchmarks/decode.py -->"
 SIDE, BATCH = 224, 64
 SIZES = ((500, 375), (1024, 768))
 TASKS = {"resize": "resized", "crop": "random resized crop"}
@@ -161,9 +154,9 @@ def processor_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def measure(batches: Iterator[Any], seconds: float) -> Result:
+def measure(batches: Iterator[Any], seconds: float, warm: int = 2) -> Result:
     """Return images a second, and milliseconds of processor time an image."""
-    for _ in range(4):
+    for _ in range(warm):
         next(batches)
     count, start, used = 0, time.perf_counter(), processor_seconds()
     while (elapsed := time.perf_counter() - start) < seconds:
@@ -229,117 +222,104 @@ def loaded(folder: Path, hooks: str, workers: str) -> Iterator[Any]:
 
 def one(arguments: argparse.Namespace) -> None:
     """Measure one case in this process, and print a line of JSON."""
-    kind, how, task, width, threads = arguments.one
+    kind, first, second = arguments.one
     if kind == "loader":
-        batches = loaded(arguments.data, how, task)
+        batches = loaded(arguments.data, first, second)
+        # Batches of several workers come in bursts.
+        found = measure(batches, 2 * arguments.seconds, warm=4)
+        batches.close()  # type: ignore[attr-defined]
     else:
-        size = next(size for size in SIZES if size[0] == int(width))
-        batches = bare(how, task, size, int(threads))
-    print(json.dumps(measure(batches, arguments.seconds)))
-    batches.close()  # type: ignore[attr-defined]
+        how, task, width = kind, first, int(second)
+        size = next(size for size in SIZES if size[0] == width)
+        both = {n: measure(bare(how, task, size, n), arguments.seconds) for n in (1, 2)}
+        found = {**both[1], "speed_of_2_threads": both[2]["speed"]}
+    print(json.dumps(found))
 
 
 def main() -> None:
     """Measure all cases, or one if it is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--one", nargs=5, metavar=("KIND", "HOW", "TASK", "WIDTH", "THREADS"))
-    arguments = parser.parse_args()
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0, help="that each is measured for")
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "FIRST", "SECOND"))
+    arguments = BENCHMARK.parsed(parser)
     if arguments.one:
         one(arguments)
         return
-    cases = [
-        *(
-            ("bare", how, task, str(size[0]), str(threads))
-            for size, (task, how), threads in product(SIZES, ROWS, (1, 2))
-        ),
-        *(("loader", how, each, "", "") for how, each in product(HOOKS, WORKERS)),
+    cases: list[Case] = [
+        {"how": how, "task": task, "width": size[0]} for size, (task, how) in product(SIZES, ROWS)
     ]
-    found: dict[tuple[str, ...], list[Result]] = {case: [] for case in cases}
+    cases += [
+        {"how": "loader", "hooks": how, "workers": each} for how, each in product(HOOKS, WORKERS)
+    ]
+    versions = versions_of(sys.executable, energon="energon-loader", simplejpeg="simplejpeg")
+    versions |= versions_of(arguments.peers, torch="torch")
+    versions["cv2"] = in_fresh_process([arguments.peers, "-c", ASK_CV2])["cv2"]
     with tempfile.TemporaryDirectory() as folder:
-        arguments.data = Path(folder)
-        make_dataset(arguments.data)
-        for _, case in product(range(arguments.rounds), cases):
-            python = arguments.peers if case[1] in ("cv2", "torch") else sys.executable
-            found[case].append(run(python, case, arguments))
-    medians = {
-        case: {name: median(each[name] for each in results) for name in results[0]}
-        for case, results in found.items()
-    }
-    arguments.page.write_text(page(medians, arguments.rounds))
+        make_dataset(Path(folder))
+        options = ["--data", folder, "--seconds", str(arguments.seconds), "--one"]
+
+        def fresh(case: Case) -> dict[str, Any]:
+            is_peer = case["how"] in ("cv2", "torch")
+            python = arguments.peers if is_peer else sys.executable
+            names = [str(value) for value in case.values()]
+            return in_fresh_process([python, __file__, *options, *names], peer=is_peer)
+
+        BENCHMARK.run(arguments, cases, fresh, versions, seconds=arguments.seconds)
 
 
-def run(python: str, case: tuple[str, ...], arguments: argparse.Namespace) -> Result:
-    """Measure a case in a fresh process."""
-    command = [python, __file__, "--data", str(arguments.data), "--one", *case]
-    command += ["--seconds", str(arguments.seconds)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: Result = json.loads(done.stdout.splitlines()[-1])
-    print(*case, {name: round(value, 2) for name, value in result.items()}, file=sys.stderr)
-    return result
+# It may come from one of several distributions.
+ASK_CV2 = "import cv2, json; print(json.dumps({'cv2': cv2.__version__}))"
 
 
-def page(found: dict[tuple[str, ...], Result], rounds: int) -> str:
-    """Return the page of the documentation."""
+def tables(results: Results) -> str:
+    """Return what decoding takes, alone and in a loader."""
     return (
-        "# Benchmarks: decoding images\n\n"
-        "`benchmarks/peers.sh && .venv/bin/python benchmarks/decode.py` measures and writes the "
-        "tables below; a round takes two minutes.\n\n"
-        "Each row decodes JPEGs into batches of 64 uint8 images of 224 by 224 pixels. The programs "
-        "differ only in the function that turns the bytes of a JPEG into an array; `threads` is "
-        "the size of a `ThreadPoolExecutor`. The JPEGs have smooth areas and a lot of noise (0.3 "
-        "bytes per pixel, quality 85). Decoding any part of a JPEG requires decoding all Huffman "
-        'codes before it: the row "the limit" does that and next to nothing else. Decoding at a '
-        "smaller scale saves only the rest: the transform, the colors and the pixels to resize."
-        "\n\n"
-        f"{MARK}\n\n"
-        f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), Python "
-        f"{platform.python_version()}, simplejpeg {version('simplejpeg')}, energon "
-        f"{version('energon-loader')}. Medians of {rounds} rounds, each in a fresh "
-        "process. Times are milliseconds of CPU time per image; ratios are relative to cv2.\n\n"
-        f"{bare_table(found)}\n\n"
+        "Times are milliseconds of CPU time per image; ratios are relative to cv2.\n\n"
+        f"{bare_table(results)}\n\n"
         "## Threads and processes\n\n"
         "The images of 500 by 375 pixels again, read from a dataset by a loader with "
         '`SampleDecoder("torchrgb8", image_size=224)`:\n\n'
-        f"{loader_table(found)}\n"
+        f"{loader_table(results)}"
     )
 
 
-def bare_table(found: dict[tuple[str, ...], Result]) -> str:
+def bare_table(results: Results) -> str:
     """Return what decoding takes, as Markdown."""
     lines = [
         "| | | one thread, ms | ratio | 1 thread, images/s | 2 threads, images/s |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for (width, height), (task, how) in product(SIZES, ROWS):
-        alone, both = (found["bare", how, task, str(width), threads] for threads in ("1", "2"))
-        reference = found["bare", "cv2", task, str(width), "1"]["processor_ms"]
+        found = rounds_of(results, how=how, task=task, width=width)
+        reference = rounds_of(results, how="cv2", task=task, width=width)
         lines.append(
-            f"| {width} x {height}, {TASKS[task]} | {HOWS[how]} | {alone['processor_ms']:.2f} | "
-            f"**{reference / alone['processor_ms']:.1f} x** | {alone['speed']:,.0f} | "
-            f"{both['speed']:,.0f} |"
+            f"| {width} x {height}, {TASKS[task]} | {HOWS[how]} | "
+            f"{shown(found, 'processor_ms', 2)} | "
+            f"**{ratio(reference, found, 'processor_ms'):.1f} x** | {shown(found, 'speed')} | "
+            f"{shown(found, 'speed_of_2_threads')} |"
         )
     return "\n".join(lines)
 
 
-def loader_table(found: dict[tuple[str, ...], Result]) -> str:
+def loader_table(results: Results) -> str:
     """Return what a loader reaches with each kind of workers, as Markdown."""
     lines = [
         "| hooks | workers | images/s | relative to in-line | CPU ms per image |",
         "|---|---|---:|---:|---:|",
     ]
     for hooks, workers in product(HOOKS, WORKERS):
-        result, alone = (found["loader", hooks, each, "", ""] for each in (workers, "in-line"))
+        found, alone = (
+            rounds_of(results, how="loader", hooks=hooks, workers=each)
+            for each in (workers, "in-line")
+        )
         lines.append(
-            f"| {HOOKS[hooks]} | {workers} | {result['speed']:,.0f} | "
-            f"**{result['speed'] / alone['speed']:.1f} x** | {result['processor_ms']:.2f} |"
+            f"| {HOOKS[hooks]} | {workers} | {shown(found, 'speed')} | "
+            f"**{ratio(found, alone, 'speed'):.1f} x** | {shown(found, 'processor_ms', 2)} |"
         )
     return "\n".join(lines)
 
+
+BENCHMARK = Benchmark(__file__, tables, conditions="the images were in memory")
 
 if __name__ == "__main__":
     main()

@@ -2,8 +2,8 @@
 
     python benchmarks/headlines.py
 
-`benchmarks/run.py` does this after it has written its page. Run it after the benchmarks of
-preparation, remote training and streams, too. A test compares the pages with the results.
+All benchmarks do this after they have written their page. A test compares the pages with the
+results.
 """
 
 from __future__ import annotations

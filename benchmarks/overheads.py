@@ -4,31 +4,29 @@
 
 Opening datasets, starting workers, sending batches to the trainer, the lanes of a new run, and
 hooks that draw no random numbers: the page has each figure and its goal. Every figure comes from a
-fresh process, and all take turns within a round. Of the times, the shortest of all rounds counts,
-which other work on the machine affects least; of the ratios, the median.
+fresh process; ratios are medians over chunks of two loaders that take turns in it. Five rounds take
+about three minutes.
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks_overheads.md"
+from results import Benchmark, Case, Results, in_fresh_process, rounds_of, shown, versions_of
+
 BATCH_SIZE = 32
 CHUNK_SAMPLES = 16_000
-CHUNKS = 12
+CHUNKS = 8
 DATASETS = 300
 
 # Programs that are timed from their first line on must not find modules that this one imports.
@@ -36,7 +34,7 @@ IMPORT = """
 import time
 start = time.perf_counter()
 from energon import get_train_dataset
-print(time.perf_counter() - start)
+print('{"value": %f}' % (time.perf_counter() - start))
 """
 OPEN = """
 import time
@@ -50,7 +48,7 @@ start = time.perf_counter()
 batches = iter(loader)
 for _ in range({batches}):
     next(batches)
-print({figure})
+print('{{"value": %f}}' % ({figure}))
 """
 OPENED, FIRST_BATCH, EACH_WORKER = (
     "opened",
@@ -67,16 +65,16 @@ class Figure(NamedTuple):
         goal: What it should be.
         scale: By what it is multiplied for the page.
         unit: Stands behind it.
-        of_rounds: Which of the rounds count.
         program: What a fresh process runs; None for one of the functions in `MEASURED`.
+        of: The function and the name of its figure, if it returns several.
     """
 
     title: str
     goal: str
     scale: float
     unit: str
-    of_rounds: Callable[[list[float]], float] = min
     program: str | None = None
+    of: tuple[str, str] = ("", "")
 
 
 def opening(data: str, figure: str = OPENED, *, workers: int = 0, batches: int = 1) -> str:
@@ -127,57 +125,52 @@ FIGURES = {
         program=opening("text", EACH_WORKER, workers=8, batches=8),
     ),
     "info": Figure("`energon info`, the whole command", "300", 1e3, "ms"),
-    "parent": Figure("CPU time of the trainer for a text sample from a worker", "1.5", 1e6, "µs"),
-    "child": Figure("CPU time of a worker, relative to in-line", "1.3", 1, "x", median),
+    "parent": Figure(
+        "CPU time of the trainer for a text sample from a worker",
+        "1.5",
+        1e6,
+        "µs",
+        of=("transport", "parent"),
+    ),
+    "child": Figure(
+        "CPU time of a worker, relative to in-line", "1.3", 1, "x", of=("transport", "child")
+    ),
+    "columns": Figure(
+        "of which turning batches into columns", "", 1, "x", of=("transport", "columns")
+    ),
+    "pickles": Figure("of which pickling the columns", "", 1, "x", of=("transport", "pickles")),
     "hook": Figure(
-        "speed of 2 workers with hooks of 5 µs a sample, relative to in-line", "1.3", 1, "x", max
+        "speed of 2 workers with hooks of 5 µs a sample, relative to in-line", "1.3", 1, "x"
     ),
-    "lanes": Figure(
-        "CPU time of text with the default lanes, relative to one", "1.05", 1, "x", median
-    ),
-    "lanes-cooker": Figure("the same with a cooker", "1.05", 1, "x", median),
+    "lanes": Figure("CPU time of text with the default lanes, relative to one", "1.05", 1, "x"),
+    "lanes-cooker": Figure("the same with a cooker", "1.05", 1, "x"),
     "draws": Figure(
-        "CPU time of hooks that use globals but draw nothing, relative to others",
-        "1",
-        1,
-        "x",
-        median,
+        "CPU time of hooks that use globals but draw nothing, relative to others", "1", 1, "x"
     ),
 }
-ABOUT_WORKERS = """\
-A worker does everything that in-line loading does, and more. For samples of 240 bytes, the extra \
-work takes these shares of the CPU time of in-line loading: 6 % to record the row in case the \
-worker dies; 34 % to turn the batch into columns and compare its sources with them; 30 % to pickle \
-and transfer the columns. Hosting a single lane saves 16 %. The larger the samples and the slower \
-the hooks, the smaller these shares are.
-"""
 
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="figures whose names contain this; no page")
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks/data-made/overheads")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    parser = BENCHMARK.parser(__doc__, data="overheads")
+    parser.add_argument("--one", metavar="FIGURE")
+    arguments = BENCHMARK.parsed(parser)
     if arguments.one:
-        sys.stdout.write(json.dumps(MEASURED[arguments.one](arguments.data)) + "\n")
-        sys.stdout.flush()
+        print(json.dumps(MEASURED[arguments.one](arguments.data)), flush=True)
         return
     make_data(arguments.data)
-    names = [name for name in FIGURES if arguments.only in name]
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(arguments.rounds):
-        for name in names:
-            found[name].append(run(name, arguments.data))
-    table = "\n".join(line(FIGURES[name], rounds) for name, rounds in found.items())
-    sys.stdout.write(table + "\n")
-    if not arguments.only:
-        arguments.page.write_text(page(table, arguments.rounds))
+
+    def fresh(case: Case) -> dict[str, Any]:
+        name = case["figure"]
+        program = FIGURES[name].program if name in FIGURES else None
+        command = [__file__, "--data", str(arguments.data), "--one", name]
+        if program is not None:
+            command = ["-c", program.replace("{folder}", str(arguments.data))]
+        return in_fresh_process([sys.executable, *command])
+
+    measured = dict.fromkeys(figure.of[0] or name for name, figure in FIGURES.items())
+    versions = versions_of(sys.executable, energon="energon-loader")
+    BENCHMARK.run(arguments, [{"figure": name} for name in measured], fresh, versions)
 
 
 def make_data(folder: Path) -> None:
@@ -203,27 +196,12 @@ def make_data(folder: Path) -> None:
     (folder / "many/blend.yaml").write_text(yaml.safe_dump(document))
 
 
-def run(name: str, folder: Path) -> float:
-    """Return a figure, from a fresh process."""
-    program = FIGURES[name].program
-    if program is None:
-        command = [__file__, "--data", str(folder), "--one", name]
-    else:
-        command = ["-c", program.replace("{folder}", str(folder))]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-    found = float(done.stdout.splitlines()[-1])
-    print(name, found, file=sys.stderr, flush=True)
-    return found
-
-
-def info(folder: Path) -> float:
+def info(folder: Path) -> dict[str, float]:
     """Return the seconds of a command."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "energon", "info", str(folder / "text")]
     subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
+    return {"value": time.perf_counter() - start}
 
 
 def encoder(kind: str, busy: int = 0) -> Any:
@@ -301,19 +279,38 @@ def ratio(one: Iterator[Any], other: Iterator[Any], clock: Callable[[], float]) 
     return median(found)
 
 
-def transport(folder: Path) -> tuple[float, float]:
+def transport(folder: Path) -> dict[str, float]:
     """Return what a sample of a worker takes in the trainer, and in the worker against in-line."""
     inline = batches(folder / "text", encoder("cooker"))
     workers = batches(folder / "text", encoder("cooker"), num_workers=2)
     chunk(inline), chunk(workers)
-    parent, ratios = [], []
+    found: dict[str, list[float]] = {"parent": [], "child": [], "columns": [], "pickles": []}
     for _ in range(CHUNKS):
         alone = chunk(inline)
         before = children_seconds()
-        parent.append(chunk(workers))
-        ratios.append((children_seconds() - before) / CHUNK_SAMPLES / alone)
+        found["parent"].append(chunk(workers))
+        found["child"].append((children_seconds() - before) / CHUNK_SAMPLES / alone)
+        for name, seconds in sending(inline).items():
+            found[name].append(seconds / alone)
     workers.close()  # type: ignore[attr-defined]
-    return min(parent), median(ratios)
+    return {name: median(values) for name, values in found.items()}
+
+
+def sending(found: Iterator[Any]) -> dict[str, float]:
+    """Return what a worker does to a sample to send it: the CPU seconds of both steps."""
+    from energon.loader.transport.columns import by_column
+    from energon.loader.transport.pickling import BatchPickler
+
+    pickler = BatchPickler(io.BytesIO())
+    columns = pickles = 0.0
+    for batch in list(islice(found, CHUNK_SAMPLES // BATCH_SIZE)):
+        start = time.process_time()
+        in_columns = by_column(batch)
+        to_send = batch if in_columns is None else in_columns.to_send()
+        middle = time.process_time()
+        pickler.dump(to_send)
+        columns, pickles = columns + middle - start, pickles + time.process_time() - middle
+    return {"columns": columns / CHUNK_SAMPLES, "pickles": pickles / CHUNK_SAMPLES}
 
 
 def children_seconds() -> float:
@@ -327,7 +324,7 @@ def children_seconds() -> float:
     return nanoseconds / 1e9
 
 
-def hook(folder: Path) -> float:
+def hook(folder: Path) -> dict[str, float]:
     """Return how much faster 2 workers are than none, with hooks of 5 µs a sample."""
     turns, spent = 1000, 0.0
     while spent < 1.0:  # of a million turns, for 5 µs each
@@ -340,25 +337,26 @@ def hook(folder: Path) -> float:
     workers = batches(folder / "text", encoder("busy", busy), num_workers=2)
     found = ratio(alone, workers, time.perf_counter)
     workers.close()  # type: ignore[attr-defined]
-    return found
+    return {"value": found}
 
 
-def lanes(folder: Path, kind: str) -> float:
+def lanes(folder: Path, kind: str) -> dict[str, float]:
     """Return what the default number of lanes takes against a single one."""
     default = batches(folder / "text", encoder(kind))
-    return ratio(default, batches(folder / "text", encoder(kind), lanes=1), time.process_time)
+    single = batches(folder / "text", encoder(kind), lanes=1)
+    return {"value": ratio(default, single, time.process_time)}
 
 
-def draws(folder: Path) -> float:
+def draws(folder: Path) -> dict[str, float]:
     """Return what a hook that might draw takes against one of which it is known that it cannot."""
     asking = batches(folder / "text", encoder("ask"))
-    return ratio(asking, batches(folder / "text", encoder("encode")), time.process_time)
+    others = batches(folder / "text", encoder("encode"))
+    return {"value": ratio(asking, others, time.process_time)}
 
 
-MEASURED: dict[str, Callable[[Path], float]] = {
+MEASURED: dict[str, Callable[[Path], dict[str, float]]] = {
     "info": info,
-    "parent": lambda folder: transport(folder)[0],
-    "child": lambda folder: transport(folder)[1],
+    "transport": transport,
     "hook": hook,
     "lanes": partial(lanes, kind="plain"),
     "lanes-cooker": partial(lanes, kind="cooker"),
@@ -366,27 +364,21 @@ MEASURED: dict[str, Callable[[Path], float]] = {
 }
 
 
-def line(figure: Figure, rounds: list[float]) -> str:
-    """Return a line of the table."""
-    found = figure.scale * figure.of_rounds(rounds)
-    digits = 0 if found >= 10 else 1 if found >= 3 else 2
-    goal = f"{figure.goal} {figure.unit}" if figure.goal else ""
-    return f"| {figure.title} | {found:,.{digits}f} {figure.unit} | {goal} |"
+def tables(results: Results) -> str:
+    """Return the figures beside their goals."""
+    lines = ["| | | goal |", "|---|---:|---:|"]
+    for name, figure in FIGURES.items():
+        case, value = figure.of if figure.of[0] else (name, "value")
+        found = rounds_of(results, figure=case)
+        least = figure.scale * min(each[value] for each in found)
+        digits = 0 if least >= 10 else 1 if least >= 3 else 2
+        cell = shown(found, value, digits, scale=figure.scale, unit=f" {figure.unit}")
+        goal = f"{figure.goal} {figure.unit}" if figure.goal else ""
+        lines.append(f"| {figure.title} | {cell} | {goal} |")
+    return "\n".join(lines)
 
 
-def page(table: str, rounds: int) -> str:
-    """Return the page of the documentation."""
-    return (
-        "# Benchmarks of opening, starting and sending\n\n"
-        f"Made by `benchmarks/overheads.py` on {date.today()} with {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}. Of {rounds} rounds, each in "
-        "a fresh process, the table has the shortest time, the highest speed, and the median of "
-        "other ratios; data in the page cache. See [all benchmarks](benchmarks.md).\n\n"
-        "| | | goal |\n|---|---:|---:|\n"
-        f"{table}\n\n"
-        f"{ABOUT_WORKERS}"
-    )
-
+BENCHMARK = Benchmark(__file__, tables)
 
 if __name__ == "__main__":
     main()

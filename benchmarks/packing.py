@@ -1,19 +1,19 @@
 """Measure packing of lengths like those of texts: padding, balance, evenness, time.
 
-    python benchmarks/packing.py [--windows N] [--window N] [--context N]
+    python benchmarks/packing.py [--rounds 5] [--windows N] [--window N] [--context N]
 
 Lengths are log-normal (median 700, sigma 0.9), cut at the context. Writes the table of
 docs/packing.md: the share of padding, how much the sums of squared lengths vary between packs, how
 many samples are read between two packs at most, how many are read while one of them waits, and
-the CPU time per sample.
+the CPU time per sample. Only the last one differs between rounds. Five rounds take half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from energon.stages.lane import Lane
 from energon.stages.pack import PackDataset
 from energon.stages.reading.blocks import RowsAtOnce
 from energon.stages.reading.read import ReadDataset
+from results import Benchmark, Case, Results, middle, rounds_of, shown, versions_of
 
 PACKERS: dict[str, dict[str, Any]] = {
     "first-fit decreasing, closed windows": {"method": "first_fit", "carry": False},
@@ -38,8 +39,6 @@ COLUMNS = (
     *("packer", "padding", "spread of ΣL²", "most samples read between two packs"),
     *("longest wait, in samples", "CPU µs a sample"),
 )
-PAGE = Path(__file__).parents[1] / "docs/packing.md"
-MARK = "<!-- made by benchmarks/packing.py -->"
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,27 @@ class Lengths:
 
 def main() -> None:
     """Measure, and write the table between the marks of the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--context", type=int, default=8192)
-    arguments = parser.parse_args()
-    table = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
-    for name, settings in PACKERS.items():
-        table += f"\n| {name} | {' | '.join(measure(arguments, settings))} |"
-    head, _, tail = PAGE.read_text().split(MARK)
-    PAGE.write_text(f"{head}{MARK}\n\n{table}\n\n{MARK}{tail}")
+    arguments = BENCHMARK.parsed(parser)
+
+    def of_packer(case: Case) -> dict[str, Any]:
+        return measure(arguments, PACKERS[case["packer"]])
+
+    BENCHMARK.run(
+        arguments,
+        [{"packer": name} for name in PACKERS],
+        of_packer,
+        versions_of(sys.executable, energon="energon-loader"),
+        windows=arguments.windows,
+        window=arguments.window,
+        context=arguments.context,
+    )
 
 
-def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[str, ...]:
+def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a row of the table."""
     context, spent = arguments.context, [0.0]
     packer = Packer(context, lambda sample: sample["length"], **settings)
@@ -116,11 +123,33 @@ def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[st
         count += 1
         samples += len(pack)
         squares.append(sum(length * length for length in lengths))
-    spread = np.std(squares) / np.mean(squares)
-    padding = 1 - tokens / (count * context)
-    microseconds = 1e6 * spent[0] / samples
-    return f"{100 * padding:.2f} %", f"{spread:.2f}", str(most), str(wait), f"{microseconds:.0f}"
+    return {
+        "padding": 1 - tokens / (count * context),
+        "spread_of_squares": float(np.std(squares) / np.mean(squares)),
+        "most_samples_between_packs": most,
+        "longest_wait": wait,
+        "seconds_per_sample": spent[0] / samples,
+    }
 
+
+def tables(results: Results) -> str:
+    """Return a row for each packer."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    for name in PACKERS:
+        found = rounds_of(results, packer=name)
+        lines.append(
+            f"| {name} | {100 * middle(found, 'padding'):.2f} % "
+            f"| {middle(found, 'spread_of_squares'):.2f} "
+            f"| {middle(found, 'most_samples_between_packs'):.0f} "
+            f"| {middle(found, 'longest_wait'):.0f} "
+            f"| {shown(found, 'seconds_per_sample', scale=1e6)} |"
+        )
+    return "\n".join(lines)
+
+
+BENCHMARK = Benchmark(
+    __file__, tables, conditions="samples were numbers in memory", page="packing.md"
+)
 
 if __name__ == "__main__":
     main()

@@ -1,35 +1,45 @@
 """Measure `energon prepare` beside the installed peer, and write docs/benchmarks_prepare.md.
 
     benchmarks/peers.sh
-    python benchmarks/prepare.py [--rounds 3] [--scale 1.0] [--data FOLDER] [--peers PYTHON]
+    python benchmarks/prepare.py [--rounds 5] [--only WORD] [--scale 1.0] [--peers PYTHON]
 
-Whole commands in fresh processes with two workers each, in turns, on datasets without any
-index. `small` has 500k samples of two parts with some bytes each, `large` 80 samples of 8 MB,
-`image` 15k images with text and metadata, `shards10k` 10,000 shards of two samples. The last
-table is about memory: datasets of more and more members, up to `--members`.
+Whole commands in fresh processes with two workers each, on datasets without any index. `small` has
+250k samples of two parts with some bytes each, `large` 80 samples of 8 MB, `image` 15k images with
+text and metadata, `shards10k` 10,000 shards of two samples. The last table is about memory:
+datasets of more and more members, up to `--members`. Five rounds take about six minutes, and data
+are written first.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from data import tar_member, write
+from results import (
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    middle,
+    ratio,
+    rounds_of,
+    shown,
+    spread,
+    versions_of,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks_prepare.md"
-MARK = "<!-- made by benchmarks/prepare.py -->"
-HEAD = "# Benchmarks of preparation\n\n"
-WORKERS = ["--num-workers", "2"]
 COMMON = ["--non-interactive", "--split-parts", "train:.*", "--sample-type", "CrudeWebdataset"]
+COMMON += ["--num-workers", "2"]
+MEMBERS = 1_000_000
+"""Of samples of two parts at a scale of 1."""
+EMPTY = "empty"
+"""Datasets of members without content."""
 # Processes whose parent ends before them become children of this one, so that all are counted.
 RUN = """
 import ctypes, json, os, resource, subprocess, sys, time
@@ -51,73 +61,83 @@ print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime,
 
 
 class Contender(NamedTuple):
-    """A command to measure."""
+    """A command to measure: ours, unless it says otherwise."""
 
-    name: str
-    command: list[str]
-    keeps_index: bool = False
-    """Whether it runs on what the command before has left."""
+    options: tuple[str, ...] = ()
+    is_peer: bool = False
+    runs_again: bool = False
+    """Whether it runs on what the same command has left."""
+
+
+PEER = "Megatron-Energon"
+CONTENDERS = {
+    PEER: Contender(is_peer=True),
+    "energon (this)": Contender(),
+    "energon, again": Contender(runs_again=True),
+    "energon --no-sqlite": Contender(("--no-sqlite",)),
+}
+FOR_MEMORY = ("energon (this)", "energon --no-sqlite")
 
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--members", type=int, default=10_000_000)
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made")
-    parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
-    arguments = parser.parse_args()
-    contenders = _contenders(arguments.peers)
+    parser.add_argument("--members", type=int, default=4_000_000)
+    arguments = BENCHMARK.parsed(parser)
+    # Data of another scale are other data: these are not taken for them.
+    folders = {kind: arguments.data / f"prepare-{kind}-{arguments.scale:g}" for kind in KINDS}
+    members = {kind: make(folders[kind], arguments.scale) for kind, make in KINDS.items()}
     # Deleted at the end: ext4 creates files slowly for minutes after many were deleted.
     copies = arguments.data / "prepare-copies"
     shutil.rmtree(copies, ignore_errors=True)
-    tables = []
-    for kind, make in KINDS.items():
-        # Data of another scale are other data: these are not taken for them.
-        folder = arguments.data / f"prepare-{kind}-{arguments.scale:g}"
-        members = make(folder, arguments.scale)
-        found = measure(folder, contenders, arguments.rounds, copies)
-        for results in found.values():
-            if any(result["members"] != members for result in results):
-                raise RuntimeError(f"{folder}: expected {members} members, indexed {results}")
-        tables.append(_table(kind, members, found))
-    tables.append(_memory_table(arguments.data / "prepare-memory", arguments.members))
-    shutil.rmtree(copies)
-    head = PAGE.read_text().partition(MARK)[0] if PAGE.exists() else HEAD
-    PAGE.write_text(head + MARK + "\n\n" + "\n\n".join(tables) + "\n")
+    for count in (arguments.members // 100, arguments.members // 10, arguments.members):
+        members[kind := f"{EMPTY} {count}"] = count
+        folders[kind] = arguments.data / f"prepare-{EMPTY}-{count}"
+        make_small(folders[kind], count / MEMBERS, content=b"")
+    cases = [
+        {"data": kind, "members": count, "command": name}
+        for kind, count in members.items()
+        for name in (FOR_MEMORY if kind.startswith(EMPTY) else CONTENDERS)
+    ]
+    turn = Turn(arguments.peers, folders, copies)
+    versions = versions_of(sys.executable, energon="energon-loader")
+    versions |= versions_of(arguments.peers, **{"Megatron-Energon": "megatron-energon"})
+    BENCHMARK.run(arguments, cases, turn.measure, versions, scale=arguments.scale)
+    shutil.rmtree(copies, ignore_errors=True)
 
 
-def measure(
-    folder: Path, contenders: list[Contender], rounds: int, copies: Path
-) -> dict[str, list[dict[str, Any]]]:
-    """Return what each contender took in each round, on links to the shards in `copies`."""
-    found: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
-    for number in range(rounds):
-        for place, contender in enumerate(contenders):
-            if not contender.keeps_index:
-                copy = copies / f"{folder.name}-{number}-{place}"
-                link_shards(folder, copy)
-            os.sync()
-            result = run([*contender.command, str(copy), *COMMON, "--force-overwrite", *WORKERS])
-            result["members"] = count_members(copy)
-            result["index_bytes"] = sum(file.stat().st_size for file in index_files(copy))
-            found[contender.name].append(result)
-            print(folder.name, number, contender.name, f"{result['seconds']:.2f} s", flush=True)
-    return found
+class Turn:
+    """Prepares links to the shards of a dataset with one of the commands."""
+
+    def __init__(self, peers: str, folders: dict[str, Path], copies: Path) -> None:
+        self.peers = peers
+        self.folders = folders
+        self.copies = copies
+        self.count = 0
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """Return what the command takes."""
+        contender = CONTENDERS[case["command"]]
+        command = [sys.executable, "-m", "energon.cli.main", "prepare"]
+        if contender.is_peer:
+            command = [str(Path(self.peers).parent / "energon"), "prepare"]
+        self.count += 1
+        copy = self.copies / f"{case['data']}-{self.count}"
+        link_shards(self.folders[case["data"]], copy)
+        command += [str(copy), *COMMON, *contender.options]
+        if contender.runs_again:
+            run([*command, "--force-overwrite"], peer=contender.is_peer)
+        os.sync()
+        result = run([*command, "--force-overwrite"], peer=contender.is_peer)
+        if (found := count_members(copy)) != case["members"]:
+            raise RuntimeError(f"{copy}: expected {case['members']} members, indexed {found}")
+        return {**result, "index_bytes": sum(file.stat().st_size for file in index_files(copy))}
 
 
-def run(command: list[str]) -> dict[str, Any]:
+def run(command: list[str], *, peer: bool) -> dict[str, Any]:
     """Return seconds, CPU seconds and the memory of the largest process."""
-    # Peers must not find our `megatron.energon`.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *command], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return in_fresh_process([sys.executable, "-c", RUN, *command], peer=peer)
 
 
 def index_files(folder: Path) -> Iterator[Path]:
@@ -130,8 +150,7 @@ def index_files(folder: Path) -> Iterator[Path]:
 def count_members(folder: Path) -> int:
     """Return how many members were indexed."""
     info = json.loads((folder / ".nv-meta/.info.json").read_text())
-    parts = {"small": 2, "large": 2, "image": 3, "shards10k": 2}[folder.name.split("-")[1]]
-    return parts * sum(info["shard_counts"].values())
+    return (3 if folder.name.startswith("image") else 2) * sum(info["shard_counts"].values())
 
 
 def link_shards(folder: Path, copy: Path) -> None:
@@ -141,15 +160,9 @@ def link_shards(folder: Path, copy: Path) -> None:
         (copy / shard.name).hardlink_to(shard)
 
 
-def remove_index(folder: Path) -> None:
-    """Make the dataset one that was never prepared."""
-    for file in index_files(folder):
-        file.unlink()
-
-
 def make_small(folder: Path, scale: float, *, content: bytes = b"words " * 20) -> int:
     """Write samples of two small parts; return how many members there are."""
-    count, per_shard = int(500_000 * scale), 25_000
+    count, per_shard = int(MEMBERS / 2 * scale), 25_000
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
         for first in range(0, count, per_shard):
@@ -174,60 +187,58 @@ def _maker(kind: str, num_samples: int, num_shards: int, parts: int) -> Callable
 
 
 KINDS: dict[str, Callable[..., int]] = {
-    "small": make_small,
+    "small": lambda folder, scale: make_small(folder, scale / 2),
     "large": _maker("large", 80, 10, 2),
     "image": _maker("image", 15_000, 15, 3),
     "shards10k": _maker("text", 20_000, 10_000, 2),
 }
 
 
-def _contenders(peers: str) -> list[Contender]:
-    ours = [sys.executable, "-m", "energon.cli.main", "prepare"]
-    return [
-        Contender("Megatron-Energon", [str(Path(peers).parent / "energon"), "prepare"]),
-        Contender("energon (this)", ours),
-        Contender("energon, again", ours, keeps_index=True),
-        Contender("energon --no-sqlite", [*ours, "--no-sqlite"]),
-    ]
+def tables(results: Results) -> str:
+    """Return a table for each dataset, and that of the memory."""
+    found = {(each["data"], each["members"]): None for each in results["cases"]}
+    written = [_table(results, *key) for key in found if not key[0].startswith(EMPTY)]
+    empty = [members for data, members in found if data.startswith(EMPTY)]
+    return "\n\n".join([*written, _memory_table(results, empty)])
 
 
-def _table(kind: str, members: int, found: dict[str, list[dict[str, Any]]]) -> str:
+def _table(results: Results, kind: str, members: int) -> str:
     lines = [
         f"`{kind}`, {members:,} members:",
         "",
         "| | seconds | members/s | CPU seconds | largest process | index |",
         "|---|---|---|---|---|---|",
     ]
-    first = None
-    for name, results in found.items():
-        middle = {key: median(result[key] for result in results) for key in results[0]}
-        first = first or middle
+    peer = rounds_of(results, data=kind, command=PEER)
+    for name in CONTENDERS:
+        found = rounds_of(results, data=kind, command=name)
+        seconds, size = middle(found, "seconds"), middle(found, "index_bytes")
         lines.append(
-            f"| {name} | {middle['seconds']:.2f} ({first['seconds'] / middle['seconds']:.1f}x) "
-            f"| {members / middle['seconds']:,.0f} | {middle['cpu']:.2f} "
-            f"| {middle['memory_mb']:.0f} MB | {middle['index_bytes'] / 1e6:.2f} MB "
-            f"({100 * middle['index_bytes'] / first['index_bytes']:.0f} %) |"
+            f"| {name} | {seconds:.2f} {spread(found, 'seconds')} "
+            f"({ratio(peer, found, 'seconds'):.1f}x) | {members / seconds:,.0f} "
+            f"| {shown(found, 'cpu', 2)} | {shown(found, 'memory_mb', unit=' MB')} "
+            f"| {size / 1e6:.2f} MB ({100 * ratio(found, peer, 'index_bytes'):.0f} %) |"
         )
     return "\n".join(lines)
 
 
-def _memory_table(folder: Path, most: int) -> str:
-    lines = ["| members | with sqlite | | --no-sqlite | |", "|---|---|---|---|---|"]
-    ours = [sys.executable, "-m", "energon.cli.main", "prepare"]
-    for members in (most // 100, most // 10, most):
-        make_small(folder, members / 1_000_000, content=b"")
+def _memory_table(results: Results, counts: list[int]) -> str:
+    lines = [
+        "Memory of the largest process, shards of 50,000 members without content:",
+        "",
+        "| members | with sqlite | | --no-sqlite | |",
+        "|---|---|---|---|---|",
+    ]
+    for members in counts:
         cells = []
-        for option in ([], ["--no-sqlite"]):
-            remove_index(folder)
-            result = run([*ours, str(folder), *COMMON, "--force-overwrite", *WORKERS, *option])
-            cells += [f"{result['seconds']:.1f} s", f"{result['memory_mb']:.0f} MB"]
-            print("memory", members, option, *cells[-2:], flush=True)
+        for name in FOR_MEMORY:
+            found = rounds_of(results, data=f"{EMPTY} {members}", command=name)
+            cells += [shown(found, "seconds", 1, unit=" s"), shown(found, "memory_mb", unit=" MB")]
         lines.append(f"| {members:,} | {' | '.join(cells)} |")
-        shutil.rmtree(folder)
-    return "Memory of the largest process, shards of 50,000 members without content:\n\n" + (
-        "\n".join(lines)
-    )
+    return "\n".join(lines)
 
+
+BENCHMARK = Benchmark(__file__, tables)
 
 if __name__ == "__main__":
     main()

@@ -1,79 +1,102 @@
 """Measure training from an object store: ours, a plain range reader, and the peers.
 
     make servers && benchmarks/peers.sh
-    .venv/bin/python benchmarks/remote.py [--rounds 3] [--peers PYTHON]
+    .venv/bin/python benchmarks/remote.py [--rounds 5] [--only WORD] [--peers PYTHON]
 
 A real S3 server on this machine is made distant by a proxy: every request and every new
 connection takes 30 ms longer, and all answers together come at 200 MB/s. All contenders read the
 same images, of about 64 kB; those that shuffle by slices read slices of 64. Every figure comes
-from a fresh process; a round takes six minutes. Writes docs/benchmarks_remote.md.
+from a fresh process. Writes docs/benchmarks_remote.md. Five rounds take about ten minutes; with
+`--only "large"` or "slices", five, or two.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from data import write
+from results import (
+    ROOT,
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    middle,
+    ratio,
+    rounds_of,
+    shown,
+    versions_of,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 LATENCY_SECONDS = 0.03
 BYTES_PER_SECOND = 200e6
-WARM_SECONDS = 4.0
+WARM_SECONDS = 2.0
+"""After these, what was read ahead before the first batch is used up."""
 IMAGES = 6000
 SLICE = 64
 LAYOUTS = {"large": 15, "slices": -(-IMAGES // SLICE), "small": -(-IMAGES // (SLICE // 2))}
 """Shards of each layout: of 400 images, of a slice, and of half a slice."""
 BUCKET = "bench"
-PAGE = ROOT / "docs" / "benchmarks_remote.md"
-MARK = "<!-- made by benchmarks/remote.py -->"
 PLAIN = "plain range reader, 16 threads"
-
-
-class Contender(NamedTuple):
-    """What is measured: an adapter in an interpreter, reading an address with some workers."""
-
-    python: str
-    adapter: str
-    address: str
-    workers: int
+OURS, WEBDATASET, MEGATRON = "energon (this)", "webdataset over pipe:curl", "Megatron-Energon"
+ADAPTERS = {
+    PLAIN: "plain_ranges",
+    OURS: "ours_remote",
+    WEBDATASET: "web_dataset_curl",
+    MEGATRON: "megatron_energon",
+}
 
 
 def main() -> None:
     """Measure, and write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4.0, help="That each is measured for.")
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made" / "remote")
-    parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"))
-    parser.add_argument("--only", help="Measure those with this in their name; write nothing.")
-    arguments = parser.parse_args()
+    parser = BENCHMARK.parser(__doc__, data="remote")
+    parser.add_argument("--seconds", type=float, default=2.0, help="that each is measured for")
+    arguments = BENCHMARK.parsed(parser)
     make_data(arguments.data)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {layout: {} for layout in LAYOUTS}
+    versions = versions_of(sys.executable, energon="energon-loader", obstore="obstore")
+    versions |= versions_of(
+        arguments.peers, **{"webdataset": "webdataset", MEGATRON: "megatron-energon"}
+    )
     with distant_server(arguments.data) as (port, environment):
-        for _ in range(arguments.rounds):
-            for layout, num_shards in LAYOUTS.items():
-                everyone = contenders(layout, num_shards, port, arguments.peers)
-                for name, contender in everyone.items():
-                    if arguments.only is None or arguments.only in name:
-                        result = run(contender, arguments.seconds, environment)
-                        found[layout].setdefault(name, []).append(result)
-                        sys.stdout.write(f"{layout} shards, {name}: {result}\n")
-    if arguments.only is None:
-        write_tables(found)
+
+        def measure(case: Case) -> dict[str, Any]:
+            is_peer = case["reader"] in (WEBDATASET, MEGATRON)
+            command = [arguments.peers if is_peer else sys.executable]
+            command += [str(ROOT / "benchmarks/measure.py"), ADAPTERS[case["reader"]]]
+            command += [address(case, port), "--workers", str(case["workers"])]
+            command += ["--seconds", str(arguments.seconds), "--warm", str(WARM_SECONDS)]
+            return in_fresh_process(command, peer=is_peer, **environment)
+
+        BENCHMARK.run(arguments, cases(), measure, versions, seconds=arguments.seconds)
+
+
+def cases() -> Iterator[Case]:
+    """Yield who reads which layout, the plain reader first."""
+    for layout in LAYOUTS:
+        for workers in (0,) if layout == "slices" else (0, 2):
+            for reader in ADAPTERS:
+                if (reader == PLAIN and workers) or (reader == MEGATRON and layout == "slices"):
+                    continue
+                yield {"layout": layout, "reader": reader, "workers": workers}
+
+
+def address(case: Case, port: int) -> str:
+    """Return where a reader finds the shards of a layout."""
+    layout = case["layout"]
+    curl = (
+        f"http://127.0.0.1:{port}/{BUCKET}/{layout}/image-{{00000..{LAYOUTS[layout] - 1:05}}}.tar"
+    )
+    ways = {WEBDATASET: curl, MEGATRON: f"msc://{BUCKET}/{layout}"}
+    return ways.get(case["reader"], f"s3://{BUCKET}/{layout}")
 
 
 def make_data(folder: Path) -> None:
@@ -143,67 +166,38 @@ def msc_config(url: str, key: str, secret: str) -> dict[str, Any]:
     }
 
 
-def contenders(layout: str, num_shards: int, port: int, peers: str) -> dict[str, Contender]:
-    """Return who is measured on a layout, the plain reader first."""
-    curl = f"http://127.0.0.1:{port}/{BUCKET}/{layout}/image-{{00000..{num_shards - 1:05}}}.tar"
-    s3, msc = f"s3://{BUCKET}/{layout}", f"msc://{BUCKET}/{layout}"
-    chosen = {
-        PLAIN: Contender(sys.executable, "plain_ranges", s3, 0),
-        "energon (this), in-line": Contender(sys.executable, "ours_remote", s3, 0),
-        "webdataset over pipe:curl, in-line": Contender(peers, "web_dataset_curl", curl, 0),
-    }
-    if layout != "slices":
-        chosen |= {
-            "energon (this), 2 workers": Contender(sys.executable, "ours_remote", s3, 2),
-            "webdataset over pipe:curl, 2 workers": Contender(peers, "web_dataset_curl", curl, 2),
-            "Megatron-Energon, in-line": Contender(peers, "megatron_energon", msc, 0),
-            "Megatron-Energon, 2 workers": Contender(peers, "megatron_energon", msc, 2),
-        }
-    return chosen
+def tables(results: Results) -> str:
+    """Return a table for each layout."""
+    lines = []
+    for layout, num_shards in LAYOUTS.items():
+        lines += [
+            f"Shards of {IMAGES // num_shards} images:",
+            "",
+            "| reader | images/s | of the plain reader | energon is | first batch |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        plain = rounds_of(results, layout=layout, reader=PLAIN)
+        for case in (each for each in cases() if each["layout"] == layout):
+            found = rounds_of(results, **case)
+            ours = rounds_of(results, **{**case, "reader": OURS})
+            name, speed = case["reader"], "samples_per_second"
+            if name != PLAIN:
+                name += ", 2 workers" if case["workers"] else ", in-line"
+            is_other = case["reader"] in (WEBDATASET, MEGATRON)
+            ahead = f"{ratio(ours, found, speed):.1f}x" if is_other else ""
+            lines.append(
+                f"| {name} | {shown(found, speed)} | {ratio(found, plain, speed):.0%} | {ahead} "
+                f"| {middle(found, 'first_batch_seconds'):.2f} s |"
+            )
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
-def run(contender: Contender, seconds: float, environment: dict[str, str]) -> dict[str, Any]:
-    """Measure one contender in a process of its own."""
-    command = [contender.python, str(ROOT / "benchmarks/measure.py")]
-    command += [contender.adapter, contender.address, "--workers", str(contender.workers)]
-    # After the warm time, what was read ahead before the first batch is used up.
-    command += ["--seconds", str(seconds), "--warm", str(WARM_SECONDS)]
-    # Peers must not find our `megatron.energon`.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, env={**inherited, **environment}, capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        raise SystemExit(f"{contender.adapter} failed:\n{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def write_tables(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
-    """Put the medians between the marks of the page."""
-    tables = []
-    for layout, results in found.items():
-        rates = {name: _median(rounds, "samples_per_second") for name, rounds in results.items()}
-        size = IMAGES // LAYOUTS[layout]
-        tables.append(f"Shards of {size} images:\n")
-        tables.append("| reader | images/s | of the plain reader | energon is | first batch |")
-        tables.append("|---|---:|---:|---:|---:|")
-        for name, rounds in results.items():
-            first = _median(rounds, "first_batch_seconds")
-            # Each is compared with ours of as many workers.
-            mine = next((n for n in rates if n.startswith("energon") and n[-9:] == name[-9:]), "")
-            ahead = f"{rates[mine] / rates[name]:.1f}x" if mine not in ("", name) else ""
-            lines = f"| {name} | {rates[name]:,.0f} | {rates[name] / rates[PLAIN]:.0%} "
-            tables.append(f"{lines}| {ahead} | {first:.2f} s |")
-        tables.append("")
-    head, _, rest = PAGE.read_text().partition(MARK)
-    tail = rest.partition(f"{MARK}\n")[2]
-    PAGE.write_text(f"{head}{MARK}\n\n" + "\n".join(tables) + f"\n{MARK}\n{tail}")
-
-
-def _median(rounds: list[dict[str, Any]], name: str) -> float:
-    return float(median(found[name] for found in rounds))
-
+BENCHMARK = Benchmark(
+    __file__,
+    tables,
+    conditions="readers kept nothing of the shards from an earlier run",
+)
 
 if __name__ == "__main__":
     main()

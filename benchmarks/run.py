@@ -28,11 +28,11 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import headlines
 from data import SAMPLES, SHARDS, write
+from results import middle, ratio, shown, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
@@ -162,11 +162,17 @@ def measure(arguments: argparse.Namespace, programs: Sequence[Program]) -> dict[
         results["decoded"] = measure_decoded(images, pythons, arguments.rounds)
     if "restores" in wanted and "ours" in pythons:
         results["restores"] = {
-            str(workers): restore(arguments.data / "text", workers) for workers in WORKERS
+            str(workers): [
+                restore(arguments.data / "text", workers) for _ in range(arguments.rounds)
+            ]
+            for workers in WORKERS
         }
     if "shards10k" in wanted:
         results["first_batch_of_10000_shards"] = {
-            library: run(python, library, arguments.data / "shards10k", 0, 1.0)
+            library: [
+                run(python, library, arguments.data / "shards10k", 0, 0.1)
+                for _ in range(arguments.rounds)
+            ]
             for library, python in pythons.items()
             if library in LIBRARIES and library != "lit_data"
         }
@@ -358,7 +364,7 @@ def speed_table(found: Results) -> str:
         'rows "no hook at all" show the fast path, on which samples stay in blocks; they are for '
         "comparison only, because real programs have hooks, and Megatron-Energon requires one.",
         _speed,
-        lambda ours, theirs: _rate(ours) / _rate(theirs),
+        lambda ours, theirs: ratio(ours, theirs, "samples_per_second"),
     )
 
 
@@ -369,8 +375,8 @@ def cpu_table(found: Results) -> str:
         "## CPU time of the same program",
         "CPU milliseconds for a thousand samples, over all processes: time that is then missing "
         "for hooks and decoding.",
-        lambda rounds: f"{_cpu(rounds):,.3g}" if _cpu(rounds) < 1000 else f"{_cpu(rounds):,.0f}",
-        lambda ours, theirs: _cpu(theirs) / _cpu(ours),
+        _cpu_time,
+        lambda ours, theirs: ratio(theirs, ours, "cpu_seconds_per_1000"),
     )
 
 
@@ -379,7 +385,7 @@ def _program_table(
     title: str,
     about: str,
     cell: Callable[[Rounds], str],
-    ratio: Callable[[Rounds, Rounds], float],
+    times: Callable[[Rounds, Rounds], float],
 ) -> str:
     names = " | ".join(LIBRARIES.values())
     rows = [
@@ -397,7 +403,7 @@ def _program_table(
         ]
         if "megatron_energon" in program.libraries:
             ours, theirs = (found[program, workers, name] for name in WITH_ENCODER)
-            cells.append(f"**{ratio(ours, theirs):.1f} x**")
+            cells.append(f"**{times(ours, theirs):.1f} x**")
         else:
             cells.append("-")
         rows.append(f"| {program.title} | {workers} | {' | '.join(cells)} |")
@@ -405,17 +411,16 @@ def _program_table(
 
 
 def _speed(found: Rounds) -> str:
-    rates = [each["samples_per_second"] for each in found]
-    spread = (max(rates) - min(rates)) / 2 / median(rates)
-    return f"{_rate(found):,.0f} (±{spread:.0%})"
+    return shown(found, "samples_per_second")
 
 
-def _rate(found: Rounds) -> float:
-    return _median(found, "samples_per_second")
+def _cpu_time(found: Rounds) -> str:
+    figure = f"{_cpu(found):,.3g}" if _cpu(found) < 1000 else f"{_cpu(found):,.0f}"
+    return f"{figure} ({spread(found, 'cpu_seconds_per_1000')})"
 
 
 def _cpu(found: Rounds) -> float:
-    return 1000 * _median(found, "cpu_seconds_per_1000")
+    return 1000 * middle(found, "cpu_seconds_per_1000")
 
 
 def memory_table(found: Results) -> str:
@@ -430,15 +435,15 @@ def memory_table(found: Results) -> str:
     ]
     for program, workers in product(PROGRAMS, WORKERS):
         if program.name == "cooker":
-            taken = (_median(found[program, workers, library], "pss_mb") for library in LIBRARIES)
-            cells = " | ".join(f"{each:,.0f}" for each in taken)
+            rounds = (found[program, workers, library] for library in LIBRARIES)
+            cells = " | ".join(shown(each, "pss_mb") for each in rounds)
             rows.append(f"| {program.kind} | {workers} | {cells} |")
     return "\n".join(rows)
 
 
 def decoded_table(decoded: dict[str, Rounds]) -> str:
     """Return the table of images per second."""
-    base = _median(decoded["megatron_energon"], "samples_per_second")
+    base = decoded["megatron_energon"]
     rows = [
         "## Decoded images per second",
         "",
@@ -450,30 +455,34 @@ def decoded_table(decoded: dict[str, Rounds]) -> str:
         "| " + " | ".join(DECODERS.values()) + " |",
         "|" + "---|" * len(DECODERS),
     ]
-    rates = [_median(decoded[library], "samples_per_second") for library in DECODERS]
-    rows.append("| " + " | ".join(f"{rate:,.0f} ({rate / base:.2f} x)" for rate in rates) + " |")
+    cells = [
+        f"{_speed(decoded[library])} {ratio(decoded[library], base, 'samples_per_second'):.2f} x"
+        for library in DECODERS
+    ]
+    rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def restore_table(restores: dict[str, dict[str, Any]]) -> str:
+def restore_table(restores: dict[str, Rounds]) -> str:
     """Return the table of restores."""
-    names = list(restores["0"]["seconds"])
+    names = list(restores["0"][0]["seconds"])
     rows = [
         "## Time to the first batch after a restore, in seconds",
         "",
-        f"Text dataset; the state has {restores['0']['bytes']:,} bytes in-line. With workers, the "
-        "time includes starting them.",
+        f"Text dataset; the state has {restores['0'][0]['bytes']:,} bytes in-line. With workers, "
+        f"the time includes starting them. Medians of {len(restores['0'])} processes.",
         "",
         "| workers | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
     for workers, found in restores.items():
-        cells = " | ".join(f"{found['seconds'][name]:.3f}" for name in names)
+        seconds = [each["seconds"] for each in found]
+        cells = " | ".join(shown(seconds, name, 3) for name in names)
         rows.append(f"| {workers} | {cells} |")
     return "\n".join(rows)
 
 
-def start_table(shards: dict[str, dict[str, Any]], programs: Results) -> str:
+def start_table(shards: dict[str, Rounds], programs: Results) -> str:
     """Return the table of start-up times."""
     rows = [
         "## Start",
@@ -482,15 +491,10 @@ def start_table(shards: dict[str, dict[str, Any]], programs: Results) -> str:
         "|---|---|---|",
     ]
     for library, found in shards.items():
-        imported = _median(programs[PROGRAMS[0], 0, library], "import_seconds")
-        rows.append(
-            f"| {LIBRARIES[library]} | {imported:.2f} | {found['first_batch_seconds']:.3f} |"
-        )
+        imported = shown(programs[PROGRAMS[0], 0, library], "import_seconds", 2)
+        first = shown(found, "first_batch_seconds", 3)
+        rows.append(f"| {LIBRARIES[library]} | {imported} | {first} |")
     return "\n".join(rows)
-
-
-def _median(results: Rounds, name: str) -> float:
-    return median(result[name] for result in results)
 
 
 if __name__ == "__main__":

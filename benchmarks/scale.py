@@ -1,20 +1,20 @@
 """Measure what grows with ranks, samples and datasets, and write the table of docs/scale.md.
 
-    python benchmarks/scale.py
+    python benchmarks/scale.py [--rounds 5]
 
 The plan is arithmetic, so it is run at full size: 1,000 datasets with 10^12 samples on 4,096
 ranks. Sizes of states and times to open are measured with few lanes and datasets, and continued
-along a straight line. All times are CPU times.
+along a straight line. All times are CPU times, and each round has a fresh process. Five rounds
+take about a minute.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,64 @@ from energon import ShardWriter, WorkerConfig, get_savable_loader, get_train_dat
 from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.prepare.dataset import prepare_dataset
+from results import Benchmark, Case, Results, in_fresh_process, middle, spread, versions_of
 
-PAGE = Path(__file__).parents[1] / "docs/scale.md"
-MARK = "<!-- made by benchmarks/scale.py -->"
 RANKS, WORKERS, SAMPLES, DATASETS, BATCH_SIZE = 4096, 6, 10**12, 1000, 32
 LANES = RANKS * WORKERS
 FEW, ALL = range(8), range(200)
 OTHERS = range(8, 200)
 
 
+FIGURES = {
+    "plan": ("building the plan", 1e3, 0, "ms"),
+    "first": ("the first row of a lane, at the start", 1e3, 1, "ms"),
+    "late": ("the first row of a lane, after 10¹² samples", 1e3, 1, "ms"),
+    "bulk": ("each row, in bulk", 1e6, 2, "µs"),
+    "state_of_lane": ("a state, for each lane", 1, 0, "bytes"),
+    "state_of_dataset": ("a state, for each dataset", 1, 0, "bytes"),
+    "state_of_rank": ("the state of one rank", 1e-3, 0, "kB"),
+    "state_of_all": ("the state of all ranks in one file", 1e-6, 1, "MB"),
+    "open_dataset": ("opening a dataset on a local disk", 1e3, 1, "ms"),
+    "open_all": ("opening all datasets, in each rank", 1, 1, "s"),
+}
+"""Title, what the figure is multiplied by, digits and unit."""
+
+
 def main() -> None:
     """Measure, and write the table behind the mark."""
-    rows = {**of_plan(), **of_states()}
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    head, _, _ = PAGE.read_text().partition(MARK)
-    PAGE.write_text(
-        f"{head}{MARK}\n\nMeasured on {date.today()} with {DATASETS:,} datasets, 10¹² "
-        f"samples, {RANKS:,} ranks with {WORKERS} workers ({LANES:,} lanes) and batches of "
-        f"{BATCH_SIZE}, in CPU time of one core.\n\n| | |\n|---|---|\n{table}\n"
-    )
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--one", action="store_true", help="a round, in this process")
+    arguments = BENCHMARK.parsed(parser)
+    if arguments.one:
+        print(json.dumps({**of_plan(), **of_states()}))
+        return
+
+    def fresh(case: Case) -> dict[str, Any]:
+        return in_fresh_process([sys.executable, __file__, "--one"])
+
+    case = {"datasets": DATASETS, "samples": SAMPLES, "ranks": RANKS, "workers": WORKERS}
+    versions = versions_of(sys.executable, energon="energon-loader")
+    BENCHMARK.run(arguments, [case], fresh, versions)
 
 
-def of_plan() -> dict[str, str]:
+def tables(results: Results) -> str:
+    """Return the figures with their spread."""
+    (case,) = results["cases"]
+    found = case["rounds"]
+    lines = [
+        f"With {DATASETS:,} datasets, 10¹² samples, {RANKS:,} ranks with {WORKERS} workers "
+        f"({LANES:,} lanes) and batches of {BATCH_SIZE}; times are CPU time of one core:",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    for name, (title, scale, digits, unit) in FIGURES.items():
+        figure = f"{scale * middle(found, name):,.{digits}f} {unit}"
+        lines.append(f"| {title} | {figure} ({spread(found, name)}) |")
+    return "\n".join(lines)
+
+
+def of_plan() -> dict[str, float]:
     """Run the plan of the whole run."""
     rng = np.random.default_rng(0)
     sizes = np.maximum(1, rng.dirichlet(np.ones(DATASETS)) * SAMPLES).astype(np.int64)
@@ -54,20 +90,16 @@ def of_plan() -> dict[str, str]:
         PlanLeaf(f"dataset {n}", int(size), weight=float(size), slice_samples=64)
         for n, size in enumerate(sizes)
     ]
-    built, plan = clock(lambda: blend_plan(leaves, lanes=LANES, seed=1), 1)
+    built, plan = clock(lambda: blend_plan(leaves, lanes=LANES, seed=1))
+    plan.rows(0, 0, 20_000)  # what a process does only once, such as imports
     first, _ = clock(lambda: plan.rows(LANES - 1, 0, 1))
     far = SAMPLES // LANES
     late, _ = clock(lambda: plan.rows(LANES - 1, far, 1))
-    bulk, _ = clock(lambda: plan.rows(7, far, 20_000), 3)
-    return {
-        "building the plan": f"{built * 1e3:,.0f} ms",
-        "the first row of a lane, at the start": f"{first * 1e3:.1f} ms",
-        "the first row of a lane, after 10¹² samples": f"{late * 1e3:.1f} ms",
-        "each row, in bulk": f"{bulk / 20_000 * 1e6:.2f} µs",
-    }
+    bulk, _ = clock(lambda: plan.rows(7, far, 20_000))
+    return {"plan": built, "first": first, "late": late, "bulk": bulk / 20_000}
 
 
-def of_states() -> dict[str, str]:
+def of_states() -> dict[str, float]:
     """Measure states and openings with few lanes and datasets."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -88,12 +120,12 @@ def of_states() -> dict[str, str]:
     whole = fixed + DATASETS * per_dataset + LANES * per_lane
     each = seconds / len(OTHERS)
     return {
-        "a state, for each lane": f"{per_lane:,.0f} bytes",
-        "a state, for each dataset": f"{per_dataset:,.0f} bytes",
-        "the state of one rank": f"{rank / 1e3:,.0f} kB",
-        "the state of all ranks in one file": f"{whole / 1e6:.1f} MB",
-        "opening a dataset on a local disk": f"{each * 1e3:.1f} ms",
-        "opening all datasets, in each rank": f"{each * DATASETS:.1f} s",
+        "state_of_lane": per_lane,
+        "state_of_dataset": per_dataset,
+        "state_of_rank": rank,
+        "state_of_all": whole,
+        "open_dataset": each,
+        "open_all": each * DATASETS,
     }
 
 
@@ -118,22 +150,23 @@ def opened(folder: Path, datasets: range, lanes: int) -> tuple[int, float]:
         next(batches)
         return loader, batches
 
-    # Once: what is opened again is opened faster.
-    seconds, (loader, batches) = clock(start, 1)
+    seconds, (loader, batches) = clock(start)
     for _ in range(lanes):
         next(batches)
     return len(json.dumps(loader.state_dict())), seconds
 
 
-def clock(function: Callable[[], Any], rounds: int = 5) -> tuple[float, Any]:
-    """Return the median CPU seconds of a call, and what it returned last."""
-    taken = []
-    for _ in range(rounds):
-        start = time.process_time()
-        result = function()
-        taken.append(time.process_time() - start)
-    return statistics.median(taken), result
+def clock(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the CPU seconds of a call, and what it returned.
 
+    It is called once: what has been opened is opened faster.
+    """
+    start = time.process_time()
+    result = function()
+    return time.process_time() - start, result
+
+
+BENCHMARK = Benchmark(__file__, tables, conditions="indexes were on a local disk", page="scale.md")
 
 if __name__ == "__main__":
     main()

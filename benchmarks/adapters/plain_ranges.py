@@ -23,13 +23,11 @@ SLICE = 64
 def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Iterator[list[Any]]:
     bucket, _, folder = path.removeprefix("s3://").partition("/")
     store = S3Store(bucket, client_options={"allow_http": True})
-    slices = []
-    for index in EPath(path).glob("*.tar.idx"):
+
+    def slices_of(index: EPath) -> list[tuple[str, list[int]]]:
         offsets = parse_tar_index(index.read_bytes(), origin=str(index)).tolist()
         shard = f"{folder}/{index.name.removesuffix('.idx')}"
-        slices += [
-            (shard, offsets[at : at + SLICE + 1]) for at in range(0, len(offsets) - 1, SLICE)
-        ]
+        return [(shard, offsets[at : at + SLICE + 1]) for at in range(0, len(offsets) - 1, SLICE)]
 
     def fetch(shard: str, offsets: list[int]) -> list[Any]:
         start = offsets[0]
@@ -37,6 +35,8 @@ def batches(path: str, num_workers: int, batch_size: int, shuffle: int) -> Itera
         return [data[a - start : b - start] for a, b in itertools.pairwise(offsets)]
 
     with ThreadPoolExecutor(THREADS) as threads:
+        found = threads.map(slices_of, EPath(path).glob("*.tar.idx"))
+        slices = list(itertools.chain.from_iterable(found))
         waiting: deque[Future[list[Any]]] = deque()
         samples: list[Any] = []
         while True:
