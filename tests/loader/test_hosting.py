@@ -1,7 +1,7 @@
 import pickle
 
 from energon.loader.hosting import LaneHost
-from energon.loader.monitoring.accounts import split_accounts
+from energon.loader.monitoring.accounts import Spent, account
 from energon.loader.monitoring.batch_clock import FIRST_CALLS, BatchClock
 from energon.loader.state import LanePosition
 from energon.stages.lane import Host
@@ -56,7 +56,21 @@ def test_leaves_rows_out_and_goes_on_counting():
     at = {1: LanePosition(skip_rows=(0,), counts={"samples": 5})}
     event = next(host(at=at))
     assert event.batch == (1, 1)
-    assert split_accounts(event.counts)[1] == {"skipped": 1, "samples": 6}
+    assert event.counts == {"skipped": 1, "samples": 6}
+
+
+def test_times_are_sent_only_with_batches_that_add_some(monkeypatch):
+    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 1)
+    monkeypatch.setattr(LaneHost, "earn", lambda *_: None)  # by looks that come meanwhile
+    read = account(Spent("read"))
+    at = {1: LanePosition(times={read: 5})}
+    batches = host(hosted=(1,), at=at, rows=9)
+    batches._host.clock = None
+    batches._clock.is_due = False
+    assert next(batches).times is None
+    batches.spent[read] += 7
+    assert next(batches).times[read] == 12
+    assert next(batches).times is None
 
 
 def test_tells_where_it_is():

@@ -50,7 +50,7 @@ class Parent:
     def event(self, view, layout):
         assert all(start % outbox.ALIGNMENT == 0 for start, _ in layout.buffers)
         buffers = [view[start:stop] for start, stop in layout.buffers]
-        lane, batch, _, _, _, error, _ = load_batch(view[layout.start : layout.stop], buffers)
+        lane, batch, _, _, _, _, error, _ = load_batch(view[layout.start : layout.stop], buffers)
         return lane, batch, error
 
 

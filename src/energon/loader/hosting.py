@@ -73,6 +73,8 @@ class Event(NamedTuple):
         batch: What the lane yielded.
         state: Pickled state of the lane after the batch; later batches do not change it.
         counts: Statistics of the lane after the batch.
+        times: What it has spent time on; None if nothing was added, as with most batches: to send
+            it takes longer than to send a small batch.
         ended: The lane has no more batches.
         error: Raised instead of a batch.
     """
@@ -81,6 +83,7 @@ class Event(NamedTuple):
     batch: Any = None
     state: bytes | None = None
     counts: Mapping[str, int] | None = None
+    times: Mapping[str, int] | None = None
     ended: bool = False
     error: BaseException | None = None
 
@@ -215,18 +218,24 @@ class LaneHost:
             self._trace.end(lane)
         if not self._is_inline:
             clock.seconds += perf_counter() - began
-        if self._host.clock is not None:
-            opened.lane.counts.update(clock.end())
-        if self.spent:
-            spent, self.spent = self.spent, Counter()
-            opened.lane.counts.update(dict(spent))
+        times = None
+        if self.spent or self._host.clock is not None:
+            times = self._times(opened)
         if batch is _END:
             self._order.drop()
-            return Event(lane, counts=dict(opened.lane.counts), ended=True)
+            return Event(lane, counts=dict(opened.lane.counts), times=times, ended=True)
         opened.lane.current.count_batch()
         self._order.advance()
         state = pickle.dumps(opened.position.state_dict())
-        return Event(lane, batch, state, dict(opened.lane.counts))
+        return Event(lane, batch, state, dict(opened.lane.counts), times)
+
+    def _times(self, opened: _OpenLane) -> Mapping[str, int]:
+        """Return what a lane has spent time on, with what was seen or measured since."""
+        spent, self.spent = self.spent, Counter()
+        opened.times.update(dict(spent))
+        if self._host.clock is not None:
+            opened.times.update(self._clock.end())
+        return dict(opened.times)
 
     def _place(self, lane: int) -> str:
         """Describe what a lane is working on."""
@@ -266,7 +275,8 @@ class LaneHost:
         following = iter(batches)
         if self._pool is not None:
             following = _with_pool(following, self._pool, lane.counts)
-        opened = self._open[number] = _OpenLane(lane, batches, following)
+        times = Counter(position.times)
+        opened = self._open[number] = _OpenLane(lane, batches, following, times)
         return opened
 
 
@@ -277,11 +287,13 @@ class _OpenLane(NamedTuple):
         lane: The lane.
         position: What was opened, which knows its state.
         batches: What yields its batches.
+        times: What it has spent time on.
     """
 
     lane: Lane
     position: DatasetIterator[Any]
     batches: Iterator[Any]
+    times: Counter[str]
 
 
 def _with_pool(batches: Iterator[Any], pool: CachePool, counts: Counter[str]) -> Iterator[Any]:
@@ -383,6 +395,8 @@ class RankStream:
             position = self.positions[lane]
             if event.counts is not None:
                 position.counts = event.counts
+            if event.times is not None:
+                position.times = event.times
             if not event.ended:
                 position.batches += 1
                 position.epoch_batches += 1

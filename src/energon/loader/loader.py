@@ -298,7 +298,9 @@ class BasicDataLoader:
             self.close()
         self._positions = {
             lane: LanePosition(
-                skip_rows=position.skip_rows if keeps_order else (), counts=position.counts
+                skip_rows=position.skip_rows if keeps_order else (),
+                counts=position.counts,
+                times=position.times,
             )
             for lane, position in self._positions.items()
         }

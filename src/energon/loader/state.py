@@ -51,7 +51,8 @@ class LanePosition:
             None at the beginning.
         skip_rows: Rows to skip because they killed workers.
         ended: Whether the pass over the data is over in this lane.
-        counts: Statistics of the lane.
+        counts: Statistics of the lane,
+        times: and what it has spent time on, see `monitoring/accounts.py`.
     """
 
     batches: int = 0
@@ -60,6 +61,7 @@ class LanePosition:
     skip_rows: tuple[int, ...] = ()
     ended: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, int] = field(default_factory=dict)
 
     def saved_state(self) -> State | None:
         """Return the state as plain data."""

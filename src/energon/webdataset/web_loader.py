@@ -217,6 +217,7 @@ class LaneLoader(SavableDataLoader):
                 state=self._first_state(epoch, position),
                 skip_rows=position.skip_rows,
                 counts=position.counts,
+                times=position.times,
             )
             for lane, position in self._positions.items()
         }

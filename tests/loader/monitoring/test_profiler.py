@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader
 from energon import get_train_dataset as train
+from energon.loader.monitoring import profiler as profiling
 from energon.loader.monitoring.interpreter import (
     COLLECTS_WITHIN_CALLS,
     SWITCH_SECONDS,
@@ -95,6 +97,15 @@ gc.collect()  # while the interpreter ends, threads no longer start
 def test_finalizers_that_wait_do_not_disturb_a_look(wait):
     text = PROGRAM.replace("{wait}", wait).replace("{looks}", "2_000" if IN_CI else "300")
     subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
+
+
+def test_what_looks_recognise_is_there():
+    """Files that are moved or renamed would go unrecognised, and their time to the wrong stage."""
+    root = Path(profiling._ROOT)
+    for start in profiling._ROOMS:
+        assert (root / start).exists(), start
+    for file, function in profiling._FUNCTIONS:
+        assert f"def {function}(" in (root / file).read_text(), (file, function)
 
 
 @pytest.fixture

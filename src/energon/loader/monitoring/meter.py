@@ -58,7 +58,7 @@ class LaneMark(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderMark:
-    """The progress of a loader at some moment. It refers to existing objects and copies nothing.
+    """The progress of a loader at some moment.
 
     Args:
         time: The moment, in seconds.

@@ -195,7 +195,10 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
         now,
         waited,
         watched.delivered,
-        {lane: LaneMark(each.counts, each.state) for lane, each in watched.positions.items()},
+        {
+            lane: LaneMark({**each.counts, **each.times}, each.state)
+            for lane, each in watched.positions.items()
+        },
         [
             WorkerMark(
                 status.name,

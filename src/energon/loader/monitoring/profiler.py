@@ -58,9 +58,8 @@ _ROOMS = {
     "io/": AUX,
     "sources/": AUX,
     "cache/": AUX,
-    "stages/block": _OURS,
-    "stages/reading/blocks.py": _OURS,
     "stages/reading/read.py": READ,
+    "stages/reading/": _OURS,
     "stages/": _STAGE,
 }
 """What code of ours is part of, by the beginning of its path."""

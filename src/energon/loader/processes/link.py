@@ -315,7 +315,7 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
     if copied:
         buffers = [bytearray(each) for each in buffers]
     try:
-        lane, batch, state, counts, ended, error, columns = load_batch(
+        lane, batch, state, counts, times, ended, error, columns = load_batch(
             view[layout.start : layout.stop], buffers
         )
         if columns is not None:
@@ -324,7 +324,7 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
         failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
         return Event(layout.lane, error=failure)
     rebuilt = error.rebuild() if isinstance(error, RemoteError) else None
-    return Event(lane, batch, state, counts, ended, rebuilt)
+    return Event(lane, batch, state, counts, times, ended, rebuilt)
 
 
 def _leave_links() -> None:
