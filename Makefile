@@ -67,7 +67,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@.ci/install dev
 	@touch $@
 
-BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale kinds
+BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds
 
 bench: $(STAMP)  ## measure beside the installed peers: pages of benchmarks, README, the chart
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done

@@ -73,8 +73,21 @@ def streams() -> str:
     )
 
 
+def workers() -> str:
+    """Return what `benchmarks/decode.py` has measured with a loader."""
+    rows = _table("benchmarks_decode.md", "## Threads and processes")
+    times = [_short(float(row[3].strip("* x"))) for row in rows if row[1] != "in-line"]
+    return (
+        f"Decoding to 224 by 224 pixels, two threads on two cores reach {times[0]} times the speed "
+        f"of loading in-line, and two processes {times[1]} times. With one millisecond of Python "
+        f"for each image, threads reach {times[2]} times, and processes {times[3]} times "
+        "([measured](benchmarks_decode.md#threads-and-processes))."
+    )
+
+
 SENTENCES: dict[str, Sequence[tuple[str, Callable[[], str]]]] = {
     "README.md": (("* **Fast.** ", speed), ("* **From disk or object store.** ", remote)),
+    "docs/operate.md": (("Decoding to 224 by 224 pixels, ", workers),),
     "docs/webdataset.md": (("Use it for streams, ", streams),),
 }
 """By page: how the line of the sentences begins, and what writes it."""

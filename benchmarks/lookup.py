@@ -1,18 +1,17 @@
 """Measure the look-up of files by name in a dataset of many samples, by several threads.
 
-    python benchmarks/lookup.py [--samples 1000000] [--data FOLDER] [--peer PYTHON]
+    python benchmarks/lookup.py [--rounds 5] [--samples 1000000] [--data FOLDER] [--peers PYTHON]
 
-Writes the dataset first if it is not there. Names are random, the index is warm, and files are
-in the page cache. Prints a table: microseconds for each file, wall time of all threads divided
-by the number of files that they have asked for, best of five rounds. `--peer` measures
-Megatron-Energon, installed for that Python, on the same dataset.
+Writes the dataset first if it is not there, and the table of docs/aux.md. Names are random, and the
+index is warm. Figures are microseconds for each file: wall time of all threads divided by the
+number of files that they have asked for. Each round has a fresh process. Five rounds take about
+two minutes.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,31 +19,45 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from results import Benchmark, Case, Results, in_fresh_process, rounds_of, shown, versions_of
+
 PER_SHARD = 10_000
 THREADS = (1, 2, 4, 8)
 ASKED = 20_000
 TOGETHER = 64
-ROUNDS = 5
+LIBRARIES = ("energon (this)", "Megatron-Energon")
+FIGURES = {
+    "look-up": "whether a name is there",
+    "file": "a file",
+    "neighbors": f"a file, with {TOGETHER} neighbors at a time",
+    "together": f"a file, with {TOGETHER} others at a time",
+}
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, and write the table between the marks of the page."""
+    parser = BENCHMARK.parser(__doc__, data="lookup")
     parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data-made/lookup")
-    parser.add_argument("--peer", help="Python for which Megatron-Energon is installed.")
-    parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    names = [f"{n:08}.txt" for n in random.Random(0).choices(range(arguments.samples), k=ASKED)]
-    if arguments.as_peer:
-        measure_peer(arguments.data, names)
+    parser.add_argument("--one", choices=LIBRARIES)
+    arguments = BENCHMARK.parsed(parser)
+    if arguments.one:
+        names = random.Random(0).choices(range(arguments.samples), k=ASKED)
+        measure = ours if arguments.one == LIBRARIES[0] else peer
+        print(json.dumps(measure(arguments.data, [f"{number:08}.txt" for number in names])))
         return
     if not (arguments.data / ".nv-meta/.info.json").exists():
         write(arguments.data, arguments.samples)
-    measure_ours(arguments.data, names)
-    if arguments.peer:
-        again = [arguments.peer, __file__, "--as-peer", "--data", str(arguments.data)]
-        subprocess.run([*again, "--samples", str(arguments.samples)], check=True)
+    options = ["--data", str(arguments.data), "--samples", str(arguments.samples), "--one"]
+
+    def fresh(case: Case) -> dict[str, Any]:
+        is_peer = case["library"] != LIBRARIES[0]
+        python = arguments.peers if is_peer else sys.executable
+        return in_fresh_process([python, __file__, *options, case["library"]], peer=is_peer)
+
+    versions = versions_of(sys.executable, energon="energon-loader")
+    versions |= versions_of(arguments.peers, **{"Megatron-Energon": "megatron-energon"})
+    cases = [{"library": library} for library in LIBRARIES]
+    BENCHMARK.run(arguments, cases, fresh, versions, samples=arguments.samples)
 
 
 def write(folder: Path, samples: int) -> None:
@@ -58,62 +71,63 @@ def write(folder: Path, samples: int) -> None:
     prepare_dataset(folder, split_parts=["train:.*"], sample_type="CrudeWebdataset")
 
 
-def measure_ours(folder: Path, names: Sequence[str]) -> None:
+def ours(folder: Path, names: Sequence[str]) -> dict[str, float]:
     """Measure this library."""
     from energon.sources.files.webdataset import WebdatasetFileStore
 
-    start = time.perf_counter()
     store = WebdatasetFileStore(folder)
     store.get_raw(names[0])
-    say(f"first file, which builds the index: {time.perf_counter() - start:.2f} s")
-    show("look-up", lambda name: name in store, names)
-    show("file", store.get_raw, names)
     near = sorted(names[: ASKED // TOGETHER])
     runs = [[f"{int(name[:8]) + n:08}.txt" for n in range(TOGETHER)] for name in near]
     runs = [[name for name in run if name in store] for run in runs]
-    show(f"file, {TOGETHER} neighbors", store.get_many_raw, runs, each=sum(map(len, runs)))
     chunks = [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)]
-    show(f"file, {TOGETHER} at a time", store.get_many_raw, chunks, each=len(names))
+    return {
+        **seconds("look-up", lambda name: name in store, names),
+        **seconds("file", store.get_raw, names),
+        **seconds("neighbors", store.get_many_raw, runs, files=sum(map(len, runs))),
+        **seconds("together", store.get_many_raw, chunks),
+    }
 
 
-def measure_peer(folder: Path, names: Sequence[str]) -> None:
+def peer(folder: Path, names: Sequence[str]) -> dict[str, float]:
     """Measure Megatron-Energon."""
     from megatron.energon.cache.file_store import WebdatasetFileStore
     from megatron.energon.epathlib import EPath
 
     store = WebdatasetFileStore(EPath(str(folder)))
-    show("Megatron-Energon: file", lambda name: store[name], names)
+    return seconds("file", lambda name: store[name], names)
 
 
-def show(
-    title: str, ask: Callable[[Any], object], arguments: Sequence[Any], *, each: int = ASKED
-) -> None:
-    """Print a line of the table."""
-    found = []
+def seconds(
+    figure: str, ask: Callable[[Any], object], arguments: Sequence[Any], *, files: int = ASKED
+) -> dict[str, float]:
+    """Return the seconds for each file, by the number of threads."""
+    found = {}
     for threads in THREADS:
         parts = [arguments[number::threads] for number in range(threads)]
         with ThreadPoolExecutor(threads) as pool:
-            seconds = min(_seconds(pool, ask, parts) for _ in range(ROUNDS))
-        found.append(f"{1e6 * seconds / each:6.1f}")
-    say(
-        f"{title:26} "
-        + "  ".join(f"{n} threads {us} us" for n, us in zip(THREADS, found, strict=True))
-    )
+            start = time.perf_counter()
+            list(pool.map(lambda part: [ask(argument) for argument in part], parts))
+            found[f"{figure}, {threads}"] = (time.perf_counter() - start) / files
+    return found
 
 
-def _seconds(
-    pool: ThreadPoolExecutor, ask: Callable[[Any], object], parts: Sequence[Sequence[Any]]
-) -> float:
-    start = time.perf_counter()
-    list(pool.map(lambda part: [ask(argument) for argument in part], parts))
-    return time.perf_counter() - start
+def tables(results: Results) -> str:
+    """Return microseconds by what is asked for and the number of threads."""
+    lines = [
+        f"| µs for each file | {' | '.join(f'threads: {n}' for n in THREADS)} |",
+        "|---|" + "---|" * len(THREADS),
+    ]
+    mine, theirs = (rounds_of(results, library=library) for library in LIBRARIES)
+    asked = [(title, figure, mine) for figure, title in FIGURES.items()]
+    asked.append(("a file, Megatron-Energon", "file", theirs))
+    for title, figure, found in asked:
+        cells = [shown(found, f"{figure}, {n}", 1, scale=1e6) for n in THREADS]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
+BENCHMARK = Benchmark(__file__, tables, page="aux.md")
 
 if __name__ == "__main__":
     main()

@@ -6,8 +6,7 @@
 A real S3 server on this machine is made distant by a proxy: every request and every new
 connection takes 30 ms longer, and all answers together come at 200 MB/s. All contenders read the
 same images, of about 64 kB; those that shuffle by slices read slices of 64. Every figure comes
-from a fresh process. Writes docs/benchmarks_remote.md. Five rounds take about ten minutes; with
-`--only "large"` or "slices", five, or two.
+from a fresh process. Writes docs/benchmarks_remote.md. Five rounds take about seven minutes.
 """
 
 from __future__ import annotations
@@ -84,9 +83,10 @@ def cases() -> Iterator[Case]:
     for layout in LAYOUTS:
         for workers in (0,) if layout == "slices" else (0, 2):
             for reader in ADAPTERS:
-                if (reader == PLAIN and workers) or (reader == MEGATRON and layout == "slices"):
-                    continue
-                yield {"layout": layout, "reader": reader, "workers": workers}
+                # On other layouts, Megatron-Energon waits too long for its first batch.
+                is_left_out = reader == MEGATRON and layout != "large"
+                if not is_left_out and not (reader == PLAIN and workers):  # it has threads
+                    yield {"layout": layout, "reader": reader, "workers": workers}
 
 
 def address(case: Case, port: int) -> str:

@@ -1,21 +1,19 @@
-"""Measure how long pages of `energon view` take, as a browser asks for them.
+"""Measure how long pages of `energon view` take, as a browser asks for them; see docs/view.md.
 
-    python benchmarks/view.py [--samples 10000000] [--data FOLDER] [--per-shard 10000] [--rounds 5]
+    python benchmarks/view.py [--rounds 5] [--samples 10000000] [--per-shard 10000] [--data FOLDER]
 
 Writes the datasets first if they are not there: one of many small texts, of a kilobyte of disk
 each, and one of JPEGs of 70 kB. Each round starts a server of its own, so that nothing has
-been opened, decoded or kept; its start is not counted, but printed. A gallery is its page, and
-then all thumbnails over six connections. Prints a table of medians in milliseconds: until the
-answer was there, and CPU time of the server, which other programs change less.
+been opened, decoded or kept. A gallery is its page, and then all thumbnails over six connections.
+The table has milliseconds until the answer was there, and CPU time of the server, which other
+programs change less. Five rounds take half a minute, once the datasets are there.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -25,35 +23,53 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import local
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from results import Benchmark, Case, Results, shown, versions_of
 
 JPEGS = 600
 CONNECTIONS = 6
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, and write the table between the marks of the page."""
+    parser = BENCHMARK.parser(__doc__, data="view")
     parser.add_argument("--samples", type=int, default=10_000_000)
     parser.add_argument("--per-shard", type=int, default=10_000)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data-made/view")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = BENCHMARK.parsed(parser)
     texts = arguments.data / f"texts-{arguments.samples}-{arguments.per_shard}"
     images = arguments.data / "images"
     if not (texts / ".nv-meta/.info.json").exists():
         write_texts(texts, arguments.samples, arguments.per_shard)
     if not (images / ".nv-meta/.info.json").exists():
         write_images(images)
-    found: dict[str, list[Taken]] = {}
-    for _ in range(arguments.rounds):
-        measured = [*measure_texts(texts, arguments.samples), *measure_images(images)]
-        for name, taken in measured:
-            found.setdefault(name, []).append(taken)
-    print("| | ms | ms of CPU |\n|---|---|---|")
-    for name, each in found.items():
-        middle = [statistics.median(column) for column in zip(*each, strict=True)]
-        print(f"| {name} | {middle[0]:.0f} | {middle[1]:.0f} |")
+
+    def measure(case: Case) -> dict[str, Any]:
+        is_text = case["data"] == "texts"
+        taken = measure_texts(texts, arguments.samples) if is_text else measure_images(images)
+        return {
+            f"{name}, {kind}": getattr(each, kind) for name, each in taken for kind in Taken._fields
+        }
+
+    BENCHMARK.run(
+        arguments,
+        [{"data": "texts"}, {"data": "images"}],
+        measure,
+        versions_of(sys.executable, energon="energon-loader"),
+        samples=arguments.samples,
+    )
+
+
+def tables(results: Results) -> str:
+    """Return the time and the CPU time of each page."""
+    lines = ["| | ms | ms of CPU |", "|---|---|---|"]
+    for case in results["cases"]:
+        for figure in case["rounds"][0]:
+            name, _, kind = figure.rpartition(", ")
+            if kind == "wall":
+                cells = [shown(case["rounds"], f"{name}, {each}") for each in Taken._fields]
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 class Taken(NamedTuple):
@@ -170,6 +186,10 @@ def write_images(folder: Path) -> None:
             writer.write({"__key__": f"image_{number:04}", "jpg": buffer.getvalue()})
     prepare_dataset(folder, split_parts=["train:.*"], sample_type="CrudeWebdataset")
 
+
+BENCHMARK = Benchmark(
+    __file__, tables, conditions="each round had a server that had opened nothing", page="view.md"
+)
 
 if __name__ == "__main__":
     main()
