@@ -47,8 +47,9 @@ layers: $(STAMP)
 doctests: $(STAMP)  ## run the examples in docstrings; those of README and docs are tests
 	$(BIN)/python -m pytest --doctest-modules src/energon
 
-servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite, libfuse and Chromium
+servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite, libfuse, Chromium and shells
 	.ci/fuse
+	.ci/shells
 	.ci/ceph
 	.ci/azurite
 	.ci/chromium
