@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,12 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from energon.errors import ConfigError, FormatError, StorageError, WorkerError
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import MAX_TRIES, Engine, run_batches
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.servers.process import free_port, wait_for_port
 from tests.waiting import wait_until
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
@@ -182,6 +186,35 @@ def dask_address(start, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_prepares_the_same(dask_address, tmp_path):
     check_prepared(make_shards(tmp_path / "ds"), Engine("dask", dask_address))
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_compose_file_prepare_a_dataset(tmp_path):
+    pytest.importorskip("distributed")
+    folder = make_shards(tmp_path / "images")
+    file = Path(__file__).parents[2] / "examples/cluster/compose.yaml"
+    services = yaml.safe_load(file.read_text())["services"]
+    port, program = str(free_port()), f"'{sys.executable}' -m"
+    processes = []
+    try:
+        for name in ("scheduler", "worker", "prepare"):
+            # Without a container, there is nothing to install, and everything is on this machine.
+            command = shlex.split(services[name]["command"].replace("$$", "$"))[2]
+            command = command.partition(" && ")[2].replace("scheduler:8786", f"127.0.0.1:{port}")
+            command = command.replace("8786", port).replace("/data/", f"{tmp_path}/")
+            for each in ("dask", "energon"):
+                command = re.sub(rf"^{each} ", f"exec {program} {each} ", command)
+            process = subprocess.Popen(["bash", "-c", command], start_new_session=True)
+            processes.append(process)
+            if name == "scheduler":
+                wait_for_port(int(port), process)
+        assert processes[-1].wait() == 0
+    finally:
+        for process in reversed(processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert len(json.loads((folder / ".nv-meta/.info.json").read_text())["shard_counts"]) == 6
 
 
 @pytest.mark.slow
