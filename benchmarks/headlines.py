@@ -16,25 +16,44 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("ours", "megatron_energon")
 WORKERS = (0, 2)
-DATA = ("text", "image", "interleaved", "large")
+WAYS = ("in-line", "with 2 workers")
+HEADLINE = ("encode", "text")
+OTHER_PROGRAMS = {
+    ("cooker", "text"): "small texts that a cooker passes on",
+    ("cooker", "interleaved"): "interleaved samples that a cooker passes on",
+    ("cooker", "image"): "undecoded images",
+    ("cooker", "large"): "samples of 8 MB",
+    ("packed", "text"): "packs of texts",
+    ("typed", "captions"): "captions with decoded images",
+}
+"""What the programs beside the one with an encoder load."""
 Row = tuple[str, str, int, str]
 """Program, data, workers, library."""
 
 
 def speed() -> str:
     """Return what `benchmarks/run.py` and `benchmarks/prepare.py` have measured."""
-    in_line, with_workers = _faster("encode", "text")
+    in_line, with_workers = map(_short, _faster(*HEADLINE))
+    others = {
+        each: f"{what}, {how}"
+        for (program, data), what in OTHER_PROGRAMS.items()
+        for each, how in zip(_faster(program, data), WAYS, strict=True)
+    }
+    least, most = min(others), max(others)
+    shares = [
+        _ours_of_peer("pss_mb", program, data, workers)
+        for program, data in (HEADLINE, *OTHER_PROGRAMS)
+        for workers in WORKERS
+    ]
     return (
         "* **Fast.** The same program, a task encoder with a cooker and an encoder, loads "
         f"{in_line} times as many small text samples a second as with Megatron-Energon in-line, "
-        f"and {with_workers} times as many with 2 workers. With a cooker that passes samples on, "
-        f"the ratios are {_pair('cooker', 'text')} for text, {_pair('cooker', 'interleaved')} for "
-        f"interleaved samples, {_pair('cooker', 'image')} for undecoded images and "
-        f"{_pair('cooker', 'large')} for samples of 8 MB. They are {_pair('packed', 'text')} for "
-        f"packs of text, and {_pair('typed', 'captions')} for captions with decoded images. It "
-        f"takes {_memory(0)} of the memory in-line, and {_memory(2)} with 2 workers "
-        f"([benchmarks](docs/benchmarks.md)). `energon prepare` is {_span(_prepare())} times as "
-        "fast ([measured](docs/benchmarks_prepare.md))."
+        f"and {with_workers} times as many with 2 workers. Of {len(OTHER_PROGRAMS)} other "
+        f"programs, each with and without workers, the ratios are between {_short(least)} "
+        f"({others[least]}) and {_short(most)} ({others[most]}). All take {100 * min(shares):.0f} "
+        f"to {100 * max(shares):.0f} % of the memory ([benchmarks](docs/benchmarks.md)). `energon "
+        f"prepare` is {_span(_prepare())} times as fast "
+        "([measured](docs/benchmarks_prepare.md))."
     )
 
 
@@ -108,26 +127,15 @@ def main() -> None:
         (ROOT / page).write_text(written(page))
 
 
-def _faster(program: str, data: str) -> list[str]:
+def _faster(program: str, data: str) -> list[float]:
     """Return how many times as fast ours is, in-line and with workers."""
-    rates = [
-        [_measured("samples_per_second", program, data, n, each) for each in LIBRARIES]
-        for n in WORKERS
-    ]
-    return [_short(ours / peer) for ours, peer in rates]
+    return [_ours_of_peer("samples_per_second", program, data, workers) for workers in WORKERS]
 
 
-def _pair(program: str, data: str) -> str:
-    return " and ".join(_faster(program, data))
-
-
-def _memory(workers: int) -> str:
-    """Return the least and the largest share of the memory of the peer, over all data."""
-    pairs = [
-        [_measured("pss_mb", "cooker", data, workers, each) for each in LIBRARIES] for data in DATA
-    ]
-    shares = [ours / peer for ours, peer in pairs]
-    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+def _ours_of_peer(figure: str, program: str, data: str, workers: int) -> float:
+    """Return a figure of ours as a multiple of that of the peer."""
+    ours, peer = (_measured(figure, program, data, workers, each) for each in LIBRARIES)
+    return ours / peer
 
 
 def _prepare() -> list[float]:

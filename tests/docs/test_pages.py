@@ -85,6 +85,28 @@ def test_every_page_can_be_reached_from_the_index():
     assert not missing
 
 
+NO_PITFALLS = {
+    "getting_started": "its pitfalls come before the next steps",
+    "examples": "a gallery",
+    "cheatsheet": "a summary of other pages",
+    "faq": "answers to questions",
+    "differences": "a list of pitfalls itself",
+    "reliability": "a list of guarantees",
+}
+
+
+def test_guides_end_with_pitfalls():
+    guides = (ROOT / "docs/index.md").read_text().partition("## First steps")[2]
+    names = re.findall(r"\]\(([a-z_]+)\.md", guides.partition("## Reference")[0])
+    last = {
+        name: re.findall(r"^## (.*)$", (ROOT / f"docs/{name}.md").read_text(), re.MULTILINE)[-1]
+        for name in names
+        if name not in NO_PITFALLS
+    }
+    assert len(last) > 25
+    assert set(last.values()) == {"Pitfalls"}, last
+
+
 def test_the_reference_has_every_public_name_and_says_what_docstrings_say():
     public = {name for name in energon.__all__ if name != "__version__"}
     public |= {*energon.packing.__all__, *energon.transforms.__all__}
