@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.io.backends.local import OpenFile
-from energon.sources.extents import LOCAL_SPAN_BYTES, MAX_GAP_BYTES, lazy_spans, read_spans
+from energon.sources.extents import (
+    LOCAL_SPAN_BYTES,
+    MAX_GAP_BYTES,
+    SMALL_PART_BYTES,
+    lazy_spans,
+    read_columns,
+    read_spans,
+)
 
 PATTERN = np.random.default_rng(0).bytes(4 * LOCAL_SPAN_BYTES)
 
@@ -82,3 +89,30 @@ def test_a_local_file_is_read_as_its_buffers_are_taken(tmp_path):
     assert next(buffers) is next(buffers)
     assert file.sizes == [1_900]
     assert next(buffers) == PATTERN[500_000:500_900]
+
+
+def test_small_parts_beside_each_other_take_one_read_a_sample(tmp_path):
+    file = open_pattern(tmp_path)
+    starts = np.array([[0, 90_112, 91_136], [120_000, 211_000, 212_000]])
+    sizes = np.array([[90_000, 40, 300], [90_000, 500, 12]])
+    columns = read_columns(file, starts, sizes)
+    assert file.sizes == [90_000, 90_000, 1_324, 1_012]
+    assert columns == [
+        [PATTERN[a : a + n] for a, n in zip(*of_part, strict=True)]
+        for of_part in zip(starts.T, sizes.T, strict=True)
+    ]
+
+
+PART_SIZES = st.sampled_from([0, 1, 500, SMALL_PART_BYTES, SMALL_PART_BYTES + 1, 40_000])
+
+
+@given(data=st.data(), parts=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_parts_are_read_right_wherever_they_are(tmp_path_factory, data, parts):
+    """Only the first sample decides what is read together, and others may differ from it."""
+    file = open_pattern(tmp_path_factory.mktemp("columns"))
+    row = st.lists(st.tuples(st.integers(0, 99_000), PART_SIZES), min_size=parts, max_size=parts)
+    rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    starts, sizes = np.moveaxis(np.array(rows), -1, 0)
+    for place, column in enumerate(read_columns(file, starts, sizes)):
+        assert column == [PATTERN[row[place][0] :][: row[place][1]] for row in rows]

@@ -16,7 +16,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
-from energon.sources.extents import PartFilter, PartNames, lazy_spans
+from energon.sources.extents import PartFilter, PartNames, lazy_spans, read_columns
 from energon.sources.shards import OpenShard
 from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
 
@@ -321,8 +321,7 @@ def _read_parts(
             f"{TAR_PART_BYTES.hint}"
         )
     if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(numbers):
-        columns = zip(starts.T.tolist(), sizes.T.tolist(), strict=True)
-        return WholeRows(names, meta, [list(map(file.pread, *column)) for column in columns])
+        return WholeRows(names, meta, read_columns(file, starts, sizes))
     stops = starts + sizes
     buffers, base = lazy_spans(file, starts.min(axis=1), stops.max(axis=1))
     edges = np.stack((starts - base[:, None], stops - base[:, None]))
