@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import energon
-from energon.loader.monitoring.batch_clock import BatchClock
+from energon.loader.monitoring.accounts import BatchClock
 
 ROOT = str(Path(energon.__file__).parent)
 
@@ -51,7 +51,7 @@ class Trace:
 
 def measure_no_hooks(monkeypatch):
     """Let hosts time no hooks: tracing makes batches slow, so more than usual would be timed."""
-    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 0)
+    monkeypatch.setattr("energon.loader.monitoring.accounts.FIRST_CALLS", 0)
     # Each look has a batch timed, and the slower the machine, the more looks there are.
     monkeypatch.setattr(BatchClock, "earn", lambda *_: None)
     # Progress is recorded by time, too.

@@ -4,7 +4,7 @@ import numpy as np
 
 from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.permutation import shuffle_quality
+from energon.plan.randomness import shuffle_quality
 
 N = 20_000
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image

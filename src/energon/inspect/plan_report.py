@@ -17,7 +17,7 @@ from energon.io.ranges import merge_ranges
 from energon.messages import counted
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
-from energon.plan.permutation import shuffle_quality
+from energon.plan.randomness import shuffle_quality
 from energon.plan.rows import WindowPlan
 from energon.sources.extents import span_edges
 from energon.sources.kinds import Source

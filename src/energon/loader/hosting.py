@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
-from energon.loader.monitoring.batch_clock import BatchClock
+from energon.loader.monitoring.accounts import BatchClock
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.pipeline import DescribesRows, Pipeline

@@ -25,7 +25,7 @@ from energon.formats.json_text import parse_json
 from energon.limits import DOCUMENT_DEPTH
 from energon.loader.state_differences import RUN, differences, may_differ, shown, without_parts
 from energon.messages import counted
-from energon.plan.seeds import ORDER_VERSION
+from energon.plan.randomness import ORDER_VERSION
 from energon.stages.base import State
 
 FORMAT = "energon loader state"

@@ -13,7 +13,7 @@ a permutation. As no two draws share a number, every finished epoch holds each s
 whoever drew it and whatever else was blended in between (`leaves/leaf_order.py`).
 
 Permutations are Feistel networks with cycle walking, keyed with a hash of what they are for:
-no table is ever built, so sizes do not matter (`permutation.py`, `seeds.py`).
+no table is ever built, so sizes do not matter (`randomness.py`).
 
 Locality. Reading single samples at random is slow, so the permutation moves *slices* of L
 consecutive samples and, inside a lane, mixes the rows of windows of S slices. At most S
@@ -31,5 +31,5 @@ source of a blend. What a shuffle buffer would do is a permutation of rows in wi
 All of it can be undone: when a sample is drawn is computed backwards (`leaves/find_draw.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`leaves/subset.py`).
-How good a shuffle is can be measured (`permutation.py`).
+How good a shuffle is can be measured (`randomness.py`).
 """

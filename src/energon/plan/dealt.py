@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.permutation import divided
+from energon.plan.randomness import divided
 from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 
 

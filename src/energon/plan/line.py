@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, PlanLeaf, block_sizes, even_sizes
 from energon.plan.leaves.leaf_order import Era, LeafOrder
+from energon.plan.randomness import combine, derive_seed
 from energon.plan.rows import Rows
-from energon.plan.seeds import combine, derive_seed
 
 JOINED = " + "
 """What joins the names of the leaves of a line."""

@@ -17,8 +17,8 @@ from energon.plan.dealt import DealtPlan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era
 from energon.plan.line import JOINED, Line, LinePlan
+from energon.plan.randomness import ORDER_VERSION
 from energon.plan.rows import Plan, WindowPlan
-from energon.plan.seeds import ORDER_VERSION
 
 MAX_NUMBER = 1 << 62
 WHOLE = "all"

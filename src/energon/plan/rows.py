@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.permutation import permute, unpermuted
-from energon.plan.seeds import U64, combine, derive_seed
+from energon.plan.randomness import U64, combine, derive_seed, permute, unpermuted
 
 COUNTED_ROWS = 4096
 """This many rows before the present one are counted one by one; of what they are part of, a lane or

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
-from energon.plan.permutation import shared
+from energon.plan.randomness import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, record_sources
 from energon.sources.kinds import Source

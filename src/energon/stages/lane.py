@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from energon.errors import ConfigError, StateError
+from energon.plan.randomness import derive_seed
 from energon.plan.rows import Plan
-from energon.plan.seeds import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.random_state import DrawWatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
 from energon.stages.hooks.random_state import DrawWatch, numpy_hides_a_number, seeded

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, EmptyDatasetError
-from energon.plan.permutation import permute
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed, permute
 from energon.webdataset.reading.urls import envlookup, envsubst, expand_source, expand_urls
 from energon.webdataset.running.place import Place, TorchLookalike, current_place
 from energon.webdataset.stages.base import Context, Stage

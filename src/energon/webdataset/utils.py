@@ -95,7 +95,7 @@ def lookup_sym(sym: str, modules: Iterable[str]) -> Any:
 def make_seed(*args: Any) -> int:
     """Return a seed of 31 bits for anything that has a `repr`, the same in every process."""
     # It needs numpy, for which importing the package does not wait.
-    from energon.plan.seeds import derive_seed
+    from energon.plan.randomness import derive_seed
 
     return derive_seed(*map(repr, args)) & 0x7FFFFFFF
 

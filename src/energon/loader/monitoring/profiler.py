@@ -3,7 +3,7 @@
 Nothing is done where samples are made: a thread looks a few times a second which function a host is
 in, and puts the time since its last look to the account of that stage. So a sample costs nothing,
 and what hooks read and decode is known, which datasets these are for, and which calls take long.
-How long hooks take in total is measured, see `batch_clock.py`; looks say how it is divided.
+How long hooks take in total is measured, see `BatchClock`; looks say how it is divided.
 
 The time of each look is set in advance, independently of what hosts do, and the switch interval of
 the GIL is shortened just before, see `interpreter.py`.
@@ -90,7 +90,7 @@ class Profiled(Protocol):
         """What it works on; None if that is not known."""
 
     def earn(self, seconds: float) -> None:
-        """Let it measure its hooks for some more time, see `batch_clock.py`."""
+        """Let it measure its hooks for some more time, see `BatchClock`."""
 
 
 class Profiler:

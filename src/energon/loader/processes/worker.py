@@ -24,7 +24,7 @@ from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
 from energon.messages import Lines, counted
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 
 SampleAddress = tuple[int, int]
 """Lane and row."""

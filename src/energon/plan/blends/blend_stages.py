@@ -23,8 +23,7 @@ from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix
 from energon.plan.leaves.leaf_order import LeafOrder
 from energon.plan.line import Line
-from energon.plan.permutation import permute
-from energon.plan.seeds import combine, derive_seed
+from energon.plan.randomness import combine, derive_seed, permute
 
 MIN_PATTERN, MAX_PATTERN = 4096, 65536
 

@@ -16,8 +16,7 @@ from energon.plan.leaves.leaf_order import (
     LeafOrder,
     LeafTable,
 )
-from energon.plan.permutation import unpermuted
-from energon.plan.seeds import U64, combine
+from energon.plan.randomness import U64, combine, unpermuted
 
 
 def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:

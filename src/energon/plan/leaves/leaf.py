@@ -16,7 +16,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError
-from energon.plan.permutation import permute
+from energon.plan.randomness import permute
 
 SLICE_BYTES = 4 << 20
 MAX_SLICE_SAMPLES = 128

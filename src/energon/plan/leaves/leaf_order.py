@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, WITH_REPLACEMENT, BlockLine, PlanLeaf, pieces_of
-from energon.plan.permutation import divided, permute, picked, shared
-from energon.plan.seeds import U64, combine, derive_seed
+from energon.plan.randomness import U64, combine, derive_seed, divided, permute, picked, shared
 
 
 class Era(NamedTuple):

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energon.arrays import Ints, distinct
-from energon.plan.permutation import permute
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed, permute
 
 BLOCK_DOCUMENTS = 1024
 """Documents that are permuted among themselves. They lie close together, so that the windows of a

@@ -20,7 +20,7 @@ from energon.errors import (
     SkipSample,
 )
 from energon.messages import counted
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 from energon.webdataset.running.place import Place, current_place
 
 State = dict[str, Any]

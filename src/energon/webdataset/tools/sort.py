@@ -12,7 +12,7 @@ from itertools import count
 from typing import IO, Any, Literal
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 
 StreamSample = dict[str, Any]
 SortKind = Literal["text", "int", "float"]

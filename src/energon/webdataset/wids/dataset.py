@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.io.address import parent_address
 from energon.io.epath import EPath
-from energon.plan.permutation import permute
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed, permute
 from energon.sources.shards import OpenShard, ShardPool
 from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder

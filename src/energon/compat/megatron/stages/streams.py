@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from energon.errors import ConfigError, StateError
-from energon.plan.seeds import derive_seed
+from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey
 from energon.stages.base import (
     Dataset,

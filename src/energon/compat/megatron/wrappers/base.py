@@ -9,7 +9,7 @@ from types import GenericAlias
 from typing import Any, Self
 
 from energon.errors import ConfigError, StateError
-from energon.plan.seeds import ORDER_VERSION
+from energon.plan.randomness import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.hooks.hook import DEFAULT_TOLERANCE, Hook

@@ -1,4 +1,7 @@
-"""Random permutations that are functions: no table, no state, any element at once.
+"""Random numbers and permutations that are functions of an address: no table, no state.
+
+Nothing in the product consumes a stream of random numbers: whoever asks for the number at an
+address gets the same one in any process, at any time, in any order.
 
 A Feistel network permutes the numbers of b bits; walking along its cycles until a number
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
@@ -10,20 +13,60 @@ How good a shuffle is, is measured against a uniform permutation.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.plan.seeds import U64, mix
+
+U64 = NDArray[np.uint64]
+
+ORDER_VERSION = 1
+"""Changes when the same seed and configuration would no longer give the same order."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 ROUNDS = 6
 MAX_RANKED = 32
 _ONE = np.uint64(1)
 
-
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def derive_seed(*address: int | str) -> int:
+    """Return 64 bits for an address, e.g. `derive_seed(seed, "leaf", uid)`.
+
+    BLAKE2b over the parts with their types, so (1, "2") and ("1", 2) differ.
+    """
+    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in address)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def mix(values: U64) -> U64:
+    """Return 64 well-mixed bits for each value (the finaliser of SplitMix64)."""
+    # In place: to allocate a new array takes longer than to compute one of a few thousand bits.
+    mixed = values + _GOLDEN
+    shifted = mixed >> _30
+    mixed ^= shifted
+    mixed *= _MIX_1
+    np.right_shift(mixed, _27, out=shifted)
+    mixed ^= shifted
+    mixed *= _MIX_2
+    np.right_shift(mixed, _31, out=shifted)
+    mixed ^= shifted
+    return mixed
+
+
+def combine(keys: U64, *numbers: NDArray[np.int64] | int) -> U64:
+    """Return a key for each key and numbers: one level of address after the other."""
+    for number in numbers:
+        keys = mix(keys ^ mix(np.atleast_1d(number).astype(np.uint64)))
+    return keys
 
 
 def shared(values: NDArray[Scalar]) -> NDArray[Scalar]:
