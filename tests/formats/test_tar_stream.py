@@ -256,7 +256,9 @@ def test_archives_joined_with_cat_are_read_through():
 
 
 @pytest.mark.parametrize("options", [{}, {"select": bool}])
-def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options):
+@pytest.mark.parametrize("at_once", [1, 128])
+def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options, at_once, monkeypatch):
+    monkeypatch.setattr(window_parts, "MIN_HEADERS", at_once)
     data = tar_bytes([("0.txt", b"0"), ("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(
         DuplicateSampleKeyError,
@@ -268,7 +270,11 @@ def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"select": bool}])
-def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(options):
+@pytest.mark.parametrize("at_once", [1, 128])
+def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(
+    options, at_once, monkeypatch
+):
+    monkeypatch.setattr(window_parts, "MIN_HEADERS", at_once)
     members = [("a.jpg", b"1"), ("a.txt", b"2"), ("a.jpg", b"3"), ("a.txt", b"4")]
     with pytest.raises(DuplicateSampleKeyError, match="'a'.* has the field 'jpg' twice"):
         read(tar_bytes(members), **options)

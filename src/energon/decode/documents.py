@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from energon.errors import needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth, check_limit, too_deep
 
-_PLAIN_STARTS = frozenset(each.encode() for each in '[{"-0123456789tfn')
 _scan_value: Any = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -30,17 +30,25 @@ def decode_json(data: bytes) -> Any:
     # how deep they are.
     if size > depth and data.count(b"[") + data.count(b"{") > depth < _json_depth(data):
         raise too_deep()
-    if data[:1] in _PLAIN_STARTS and data[1:2] != b"\0":
-        # UTF-8 without a mark: the encoding need not be detected. What is not a value, or has
-        # something after it, is left to `loads`, which says what is wrong.
+    return _parsed(data)
+
+
+def decode_json_column(column: Sequence[bytes]) -> list[Any]:
+    """Return the values that JSON texts describe, see `decode_json`; limits are looked up once."""
+    longest = max(map(len, column), default=0)
+    is_small = longest <= min(PART_DEPTH.value, DOCUMENT_BYTES.value)
+    return list(map(_parsed if is_small else decode_json, column))
+
+
+def _parsed(data: bytes) -> Any:
+    # Nearly all texts are UTF-8 without a mark. What is not, is no value or has something after
+    # it, is left to `loads`, which detects the encoding, and says what is wrong.
+    try:
         text = data.decode("utf-8", "surrogatepass")
-        try:
-            value, end = _scan_value(text, 0)
-        except (ValueError, StopIteration):
-            return json.loads(data)
-        if end == len(text) or not text[end:].strip(" \t\n\r"):
-            return value
-    return json.loads(data)
+        value, end = _scan_value(text, 0)
+    except (ValueError, StopIteration):
+        return json.loads(data)
+    return value if end == len(text) or not text[end:].strip(" \t\n\r") else json.loads(data)
 
 
 def decode_msgpack(data: bytes) -> Any:

@@ -206,7 +206,7 @@ def decode(
         {'__key__': 'a', 'json': [1], 'cls': 7}
     """
     decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, allow=allow)
-    return Apply(decoder.decode, handler)
+    return Apply(decoder, handler)
 
 
 def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: Any) -> Stage:

@@ -143,20 +143,30 @@ class SampleParser:
         # Where rare headers are frequent, trying again would cost more than it saves.
         self._takes_runs = 2 * parts.end > len(window)
         base, sample, begun = self.position, self._sample, {"__key__": "", **self._about}
-        names, keys = [self._field(suffix) for suffix in parts.suffixes], iter(parts.keys)
-        for begins, number, header, start, stop in zip(*parts.columns, strict=True):
+        found = [] if self._key is None else [sample]
+        names = [self._field(suffix) for suffix in parts.suffixes]
+        starts = zip(parts.keys, parts.headers, strict=True)
+        continues = bool(found) and parts.keys[:1] == [sample["__key__"]]
+        columns = parts.begins, parts.suffix, parts.start, parts.stop
+        for begins, number, start, stop in zip(*columns, strict=True):
             if begins:
-                key = next(keys)
-                if key != self._key:
-                    self._end_sample()
-                    self._key, self.sample_position = key, base + header
-                    self._sample = sample = begun.copy()
-                    sample["__key__"] = key.decode("utf-8", "surrogateescape")
+                key, header = next(starts)
+                if not continues:
+                    self.sample_position = base + header
+                    sample = begun.copy()
+                    sample["__key__"] = key
+                    found.append(sample)
+                continues = False
             field = names[number]
             if field in sample:
-                self._refuse_duplicate(sample["__key__"], field, base + header)
+                self.samples += found[:-1]
+                del found[:-1]
+                self._refuse_duplicate(sample["__key__"], field, base + start - BLOCK)
             else:
                 sample[field] = window[start:stop]
+        self.samples += found[:-1]
+        if sample is not self._sample:
+            self._sample, self._key = sample, sample["__key__"].encode("utf-8", "surrogateescape")
         self._parser.ended = False
         self.position = base + parts.end
         return parts.end

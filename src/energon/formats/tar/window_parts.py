@@ -7,10 +7,11 @@ window that has many.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from energon.arrays import Ints
 from energon.formats.tar.headers import BLOCK, split_name_fields
 from energon.formats.tar.parser import parse_run
 
@@ -24,25 +25,20 @@ class WindowParts(NamedTuple):
 
     begins: list[bool]
     """(P,) whether another sample begins."""
-    keys: list[bytes]
+    keys: list[str]
     """The keys of the samples that begin."""
+    headers: list[int]
+    """Where they do."""
     suffixes: list[bytes]
     """The different names of parts."""
     suffix: list[int]
     """(P,) index into `suffixes`."""
-    header: list[int]
-    """(P,) where the first header of each begins."""
     start: list[int]
     """(P,) where the content begins."""
     stop: list[int]
     """(P,) where it ends."""
     end: int
     """Where what follows them begins."""
-
-    @property
-    def columns(self) -> tuple[list[Any], ...]:
-        """For each part: whether a sample begins, name, header, start and stop of the content."""
-        return self.begins, self.suffix, self.header, self.start, self.stop
 
 
 def find_parts(window: bytes) -> WindowParts | None:
@@ -66,16 +62,23 @@ def find_parts(window: bytes) -> WindowParts | None:
         header, start, stop = header[split.valid], start[split.valid], stop[split.valid]
         split = split.take(split.valid)
     begins = np.append(True, ~split.same_key_as_before()) if len(start) else np.empty(0, np.bool_)
-    text, lengths = split.keys(begins)
-    edges = [0, *np.cumsum(lengths).tolist()]
     suffixes, suffix = split.parts()
     return WindowParts(
         begins.tolist(),
-        [text[first:last] for first, last in pairwise(edges)],
+        _keys(*split.keys(begins)),
+        header[begins].tolist(),
         suffixes,
         suffix.tolist(),
-        header.tolist(),
         start.tolist(),
         stop.tolist(),
         run.stop,
     )
+
+
+def _keys(joined: bytes, lengths: Ints) -> list[str]:
+    """Return the keys that are joined in some bytes."""
+    edges = pairwise([0, *np.cumsum(lengths).tolist()])
+    if joined.isascii():
+        text = joined.decode()
+        return [text[start:stop] for start, stop in edges]
+    return [joined[start:stop].decode("utf-8", "surrogateescape") for start, stop in edges]

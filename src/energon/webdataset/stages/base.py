@@ -84,6 +84,10 @@ class StageIterator(Iterator[Any]):
     def __next__(self) -> Any:
         return next(self._items)
 
+    def take(self, count: int) -> list[Any]:
+        """Return the next `count` items, fewer only at the end."""
+        return list(islice(self._items, count))
+
     def state_dict(self) -> State:
         """Return the state in which the next item is the one `__next__` would return.
 
@@ -121,7 +125,8 @@ class Stage:
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
         """Run on its own on any iterable."""
-        return self.open(iter(source), Context(current_place()))
+        items = source if isinstance(source, StageIterator) else iter(source)
+        return self.open(items, Context(current_place()))
 
     def run(self, src: Iterable[Any] = ()) -> Iterator[Any]:
         """Run on its own on any iterable."""
@@ -185,6 +190,14 @@ def load_state(iterator: Iterator[Any], state: State) -> None:
     if not hasattr(iterator, "load_state_dict"):
         UnsavableIterator(iterator, describe(iterator)).state_dict()
     iterator.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+def take_function(iterator: Iterator[Any]) -> Callable[[int], list[Any]]:
+    """Return the function that returns the next items of any iterator, see `StageIterator`."""
+    if isinstance(iterator, StageIterator):
+        return iterator.take
+    items = iter(iterator)
+    return lambda count: list(islice(items, count))
 
 
 def close(iterator: Any) -> None:

@@ -19,8 +19,11 @@ from energon.webdataset.stages.base import (
     StageIterator,
     State,
     check_positive,
+    take_function,
     unpack,
 )
+from energon.webdataset.stages.columns import ColumnReader, Table
+from energon.webdataset.stages.mapping import read_columns
 
 _SCALARS = (int, float, np.number, np.bool_)
 
@@ -82,26 +85,36 @@ class Batched(Stage):
         check_positive("batchsize", self.batchsize)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _BatchedIterator(self, source)
+        return _BatchedIterator(self, source, read_columns(source, context))
 
-    def batches(self, lists: Iterator[list[Any]]) -> Iterator[Any]:
-        """Return the batches of lists of items.
+    def batches(self, lists: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches of lists of items, some of which may be tables.
 
         No variable keeps a batch while the next one is made, which then reuses its memory.
         """
         if not self.partial:
             lists = filter(lambda batch: len(batch) == self.batchsize, lists)
-        return lists if self.collation_fn is None else map(self.collation_fn, lists)
+        return map(self._collated, lists)
+
+    def _collated(self, samples: list[Any] | Table) -> Any:
+        collate = self.collation_fn
+        if isinstance(samples, Table):
+            if collate is default_collation_fn:
+                return samples.collated(collate_column)
+            samples = samples.rows()
+        return samples if collate is None else collate(samples)
 
 
 class _BatchedIterator(StageIterator):
-    def __init__(self, stage: Batched, source: Iterator[Any]) -> None:
+    def __init__(self, stage: Batched, source: Iterator[Any], columns: ColumnReader | None) -> None:
         self._stage = stage
+        self._columns = columns
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        stage, items = self._stage, iter(self._source)
-        yield from stage.batches(iter(lambda: list(islice(items, stage.batchsize)), []))
+        stage, columns = self._stage, self._columns
+        take = take_function(self._source) if columns is None else columns.take
+        yield from stage.batches(iter(lambda: take(stage.batchsize), []))
 
 
 @dataclass(frozen=True)
@@ -194,12 +207,12 @@ def _items(column: Any, name: Any) -> Any:
     return column
 
 
-def collate_column(values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+def collate_column(
+    values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
     """Return a column of a batch, see `default_collation_fn`."""
     kinds = set(map(type, values))
-    if combine_scalars and all(
-        issubclass(kind, int | float | np.number | np.bool_) for kind in kinds
-    ):
+    if combine_scalars and all(issubclass(kind, _SCALARS) for kind in kinds):
         return np.array(values)
     torch = sys.modules.get("torch")
     arrays = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)

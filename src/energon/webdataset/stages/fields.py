@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
+from energon.webdataset.stages.columns import Table
 
 StreamSample = dict[str, Any]
 
@@ -91,6 +92,19 @@ class ToTuple:
             return values
 
         return take
+
+    def on_columns(self, table: Table) -> Table | None:
+        """Make all tuples at once, unless a field is missing or may not be None."""
+        if table.names is None:
+            return None
+        fields = dict(zip(table.names, table.columns, strict=True))
+        chosen = []
+        for names in self.groups:
+            column = next((fields[name] for name in names if name in fields), None)
+            if column is None or (self.none_is_error and type(None) in map(type, column)):
+                return None
+            chosen.append(column)
+        return Table(None, chosen)
 
     def _value(self, sample: StreamSample, names: tuple[str, ...]) -> Any:
         for name in names:

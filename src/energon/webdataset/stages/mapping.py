@@ -18,6 +18,7 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
+from energon.webdataset.stages.columns import ColumnReader, OnColumns
 from energon.webdataset.stages.shuffling import make_draws
 
 
@@ -48,7 +49,12 @@ class Apply(Stage):
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
-        return _Mapped(_apply(source, function, self.handler), source)
+        return Applied(self, _apply(source, function, self.handler), source)
+
+    @property
+    def on_columns(self) -> OnColumns | None:
+        """The same function for many items at once, if there is one."""
+        return getattr(self.f, "on_columns", None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,40 @@ class _Mapped(StageIterator):
 
     def _run(self) -> Iterator[Any]:
         return iter(())
+
+
+class Applied(_Mapped):
+    """The results of an `Apply`.
+
+    Args:
+        stage: The stage.
+        items: Its results.
+        source: What it reads.
+    """
+
+    def __init__(self, stage: Apply, items: Iterator[Any], source: Iterator[Any]) -> None:
+        super().__init__(items, source)
+        self.stage = stage
+        self.source = source
+
+
+def read_columns(items: Iterator[Any], context: Context) -> ColumnReader | None:
+    """Return a reader of the same items that changes many at once, or None if no stage can."""
+    stages: list[Apply] = []
+    functions: list[OnColumns] = []
+    while isinstance(items, Applied) and (function := items.stage.on_columns) is not None:
+        stages.insert(0, items.stage)
+        functions.insert(0, function)
+        items = items.source
+    if not stages:
+        return None
+
+    def one_by_one(source: Iterator[Any]) -> Iterator[Any]:
+        for stage in stages:
+            source = stage.open(source, context)
+        return source
+
+    return ColumnReader(items, functions, one_by_one)
 
 
 def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:

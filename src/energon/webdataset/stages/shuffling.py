@@ -239,24 +239,41 @@ class _ShuffleIterator(StageIterator):
             count = 2
             yield _remove(buffer, numbers, self._draws.below(len(buffer)))
 
+    def take(self, count: int) -> list[Any]:
+        found: list[Any] = []
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        # Only then the generator waits in `_exchanging`, and does so no matter who exchanges.
+        while len(found) < count and len(buffer) == size:
+            self._log.note(self._taken, self._oldest)
+            draws = self._draws.block()
+            wanted = min(count - len(found), NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
+            items = list(islice(iter(self._source), wanted))
+            places = [int(fraction * size) for fraction in islice(draws, len(items))]
+            for number, (place, item) in enumerate(zip(places, items, strict=True), self._taken):
+                found.append(buffer[place])
+                buffer[place] = item
+                numbers[place] = number
+            self._taken += len(items)
+            if len(items) < wanted:
+                break
+        return found + super().take(count - len(found)) if len(found) < count else found
+
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield an item of the full buffer for each one that is taken."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
         while True:
             self._log.note(self._taken, self._oldest)
             draws = self._draws.block()
-            number = self._taken
-            stop = number + min(NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
-            for fraction, item in zip(islice(draws, NOTE_ITEMS), items, strict=False):
+            for fraction in islice(draws, NOTE_ITEMS):
+                item = next(items, _END)
+                if item is _END:
+                    return
                 place = int(fraction * size)
                 chosen = buffer[place]
                 buffer[place] = item
-                numbers[place] = number
-                self._taken = number = number + 1
+                numbers[place] = self._taken
+                self._taken += 1
                 yield chosen
-            if number < stop:
-                # Random numbers are left, so it is the source that has ended.
-                return
 
     def state_dict(self) -> State:
         # Right after a state was loaded, it is still the state.
@@ -292,6 +309,9 @@ class _ShuffleIterator(StageIterator):
                 f"the data has ended {len(places)} items before the saved position; has it "
                 "changed since?"
             )
+
+
+_END = object()
 
 
 def _remove(buffer: list[Any], numbers: list[int], pick: int) -> Any:

@@ -1,0 +1,116 @@
+"""Process the samples of a batch column by column, where only speed tells the difference.
+
+A batch takes samples from its source, and the stages in between decode them and choose fields.
+Done by fields instead of samples, it takes half the time: what a field becomes is looked up once
+in a batch, functions are applied by `map`, and no dict or tuple is made of what the batch takes
+apart again. Only functions of our own are applied this way, which do nothing but return a value;
+and only if all samples have the same fields and none fails. Otherwise the samples of the batch
+go through the stages one by one, which drops and reports what fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from energon.webdataset.stages.base import take_function
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The fields of N samples, which are dicts or tuples.
+
+    Args:
+        names: The keys of the dicts; None for tuples.
+        columns: The N values of each field.
+    """
+
+    names: tuple[Any, ...] | None
+    columns: Sequence[Sequence[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def rows(self) -> list[Any]:
+        """Return the samples."""
+        rows = zip(*self.columns, strict=True)
+        return list(rows if self.names is None else (dict(self._pairs(row)) for row in rows))
+
+    def collated(self, collate: Callable[[list[Any]], Any]) -> Any:
+        """Return a dict or a tuple of columns, each the result of a function."""
+        columns = (collate(list(column)) for column in self.columns)
+        return tuple(columns) if self.names is None else dict(self._pairs(columns))
+
+    def _pairs(self, values: Any) -> Iterator[tuple[Any, Any]]:
+        return zip(self.names or (), values, strict=True)
+
+
+OnColumns = Callable[[Table], Table | None]
+"""Changes all samples at once; None if they, or the data in them, need to be seen one by one."""
+
+
+class ColumnReader:
+    """Takes samples from a source in lists, through functions that change all of them at once.
+
+    Args:
+        source: Yields samples.
+        functions: Applied one after the other.
+        one_by_one: Opens stages that do the same to samples one by one.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        functions: Sequence[OnColumns],
+        one_by_one: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> None:
+        self._take = take_function(source)
+        self._functions = functions
+        self._held: deque[Any] = deque()
+        self._singles = one_by_one(self._held_first())
+
+    def take(self, count: int) -> Table | list[Any]:
+        """Return the next `count` samples, fewer only at the end."""
+        samples = self._take(count)
+        if not samples:
+            return samples
+        table = self._changed(samples)
+        if table is not None:
+            return table
+        self._held.extend(samples)
+        del samples
+        found = list(islice(self._singles, count))
+        if len(found) < count:
+            # A handler may have ended a stage before the data.
+            self._take = take_function(iter(()))
+        return found
+
+    def _changed(self, samples: list[Any]) -> Table | None:
+        if set(map(type, samples)) != {dict}:
+            return None
+        layouts = set(map(tuple, samples))
+        if len(layouts) > 1:
+            return None
+        table: Table | None = Table(
+            layouts.pop(), list(zip(*map(dict.values, samples), strict=True))
+        )
+        try:
+            for function in self._functions:
+                if table is None:
+                    break
+                table = function(table)
+        except Exception:
+            # Which sample it was, and what becomes of it, is found out one by one.
+            return None
+        return table
+
+    def _held_first(self) -> Iterator[Any]:
+        while True:
+            if not self._held:
+                self._held.extend(self._take(1))
+            if not self._held:
+                return
+            yield self._held.popleft()

@@ -1,0 +1,172 @@
+"""Batches made by columns are those that the stages make of samples one by one."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import energon.webdataset as wds
+from energon.errors import FieldAccessError
+from energon.webdataset.autodecode import Decoder, decoders
+from energon.webdataset.stages.fields import ToTuple
+
+GOOD = {"__key__": "a", "__url__": "x.tar", "json": b'{"a": [1]}', "txt": b"\xc3\xa9", "cls": b"7"}
+ODD = [
+    {"json": b"{"},
+    {"json": b"null"},
+    {"txt": b"\xff"},
+    {"cls": b"x"},
+    {"cls": b" 12 "},
+    {"json": 5},
+    {"__key__": b"b"},
+    {"extra": b"\0"},
+    {"json": b"[" * 500 + b"]" * 500},
+]
+HANDLERS = [wds.reraise_exception, wds.ignore_and_continue, wds.ignore_and_stop]
+
+
+def samples(*odd):
+    return [{**GOOD, **ODD[each]} if each < len(ODD) else {**GOOD} for each in odd]
+
+
+def results(stages, items, *, separately):
+    """Return what the stages make of items, and the error that ends them."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        if separately:
+            patch.delattr(Decoder, "on_columns")
+            patch.delattr(ToTuple, "on_columns")
+        error = None
+        try:
+            stream = iter(items)
+            for stage in stages:
+                stream = stage(stream)
+            found.extend(stream)
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught} {getattr(caught, '__notes__', '')}"
+    return repr(found), error
+
+
+@given(
+    st.lists(st.integers(0, 40), max_size=20),
+    st.sampled_from(HANDLERS),
+    st.sampled_from([["txt", "json"], ["cls;json"], ["extra", "txt"], []]),
+    st.sampled_from([None, list, wds.default_collation_fn]),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_batches_are_those_of_stages_one_by_one(odd, handler, fields, collate, size, partial):
+    stages = [wds.decode(handler=handler)]
+    if fields:
+        stages.append(wds.to_tuple(*fields, handler=handler))
+    stages.append(wds.batched(size, collation_fn=collate, partial=partial))
+    found = [results(stages, samples(*odd), separately=each) for each in (False, True)]
+    assert found[0] == found[1]
+
+
+def test_samples_are_not_decoded_one_by_one(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Decoder, "decode", lambda *_: calls.append("decode"))
+    monkeypatch.setattr(ToTuple, "__call__", lambda *_: calls.append("to_tuple"))
+    stages = [wds.decode(), wds.to_tuple("txt", "json;jpg", "cls"), wds.batched(4)]
+    text, error = results(stages, samples(*[99] * 10), separately=False)
+    assert error is None
+    assert text == repr(
+        [(["é"] * count, [{"a": [1]}] * count, np.array([7] * count)) for count in (4, 4, 2)]
+    )
+    assert calls == []
+
+
+def test_no_more_samples_are_taken_than_a_batch_needs():
+    source = iter(samples(*[99] * 10))
+    batches = wds.batched(3)(wds.to_tuple("txt")(wds.decode()(source)))
+    next(batches)
+    assert len(list(source)) == 7
+
+
+def test_functions_that_the_program_registers_are_called_once_for_each_sample():
+    calls = []
+
+    def decode(data):
+        calls.append(data)
+        return len(calls)
+
+    decoders["cls"] = decode
+    try:
+        batches = wds.batched(4)(wds.to_tuple("cls")(wds.decode()(samples(*[99] * 4))))
+        assert [batch[0].tolist() for batch in batches] == [[1, 2, 3, 4]]
+    finally:
+        decoders["cls"] = int
+    assert len(calls) == 4
+
+
+def test_the_sample_that_fails_is_named_and_those_before_it_are_not_lost():
+    items = samples(99, 99, 99, 0, 99)
+    items[3]["__key__"] = "bad"
+    batches = wds.batched(2)(wds.decode()(items))
+    assert len(next(batches)["txt"]) == 2
+    with pytest.raises(wds.DecodingError, match="field 'json' of sample 'bad' of x.tar"):
+        next(batches)
+    with pytest.raises(FieldAccessError, match="has no png"):
+        next(wds.batched(2)(wds.to_tuple("png")(wds.decode()(samples(99)))))
+
+
+@given(st.integers(0, 60), st.integers(1, 12), st.integers(0, 14), st.integers(1, 9))
+def test_a_buffer_gives_the_same_order_in_lists_as_one_by_one(count, size, initial, batch):
+    singles = list(wds.shuffle(size, initial=initial)(range(count)))
+    batches = list(
+        wds.batched(batch, collation_fn=None)(wds.shuffle(size, initial=initial)(range(count)))
+    )
+    assert [item for each in batches for item in each] == singles
+    mixed, items = [], wds.shuffle(size, initial=initial)(range(count))
+    for number in range(count):
+        if number % 3:
+            mixed += items.take(number % 5)
+        else:
+            with suppress(StopIteration):
+                mixed.append(next(items))
+    assert mixed == singles[: len(mixed)]
+
+
+@pytest.mark.parametrize("length", [9000, 30])
+def test_a_buffer_takes_lists_across_its_blocks_of_random_numbers(length):
+    rng = random.Random(3)
+    for options in ({}, {"rng": rng}):
+        rng.seed(3)
+        singles = list(wds.shuffle(20, **options)(range(length)))
+        rng.seed(3)
+        batches = wds.batched(32, collation_fn=None)(wds.shuffle(20, **options)(range(length)))
+        assert [item for each in batches for item in each] == singles
+
+
+def test_positions_are_those_of_stages_one_by_one(tmp_path):
+    with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(300):
+            content = b"[1]" if number % 50 else b"damaged"
+            writer.write({"__key__": f"{number:03}", "json": content, "txt": "x"})
+
+    def stream():
+        pipeline = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).shuffle(40)
+        return (
+            pipeline.decode(handler=wds.ignore_and_continue)
+            .to_tuple("__key__", "json")
+            .batched(8, collation_fn=None)
+        )
+
+    whole = list(stream())
+    assert sum(map(len, whole)) == 294
+    for number in range(0, len(whole), 5):
+        pipeline = stream()
+        batches = iter(pipeline)
+        for _ in range(number):
+            next(batches)
+        state = json.loads(json.dumps(pipeline.state_dict()))
+        resumed = stream()
+        resumed.load_state_dict(state)
+        assert list(resumed) == whole[number:]
