@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import sys
 import time
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
-from energon.inspect.doctor import diagnose
+from energon.inspect.doctor import _read_alone, diagnose
 from energon.inspect.machine_checks import host_of, surroundings
 from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
@@ -55,6 +57,54 @@ def test_it_names_the_stage_and_the_settings_that_help(root):
     assert any("use num_workers=4, workers='thread'" in line for line in found.advice)
     assert {each.prefetch for each in found.measured} == {2, 8}
     assert found.read_per_second[1] > found.best.samples_per_second
+    # Wide bounds: others may use the machine.
+    confirmed = found.confirmation
+    assert confirmed.after.settings == found.best.settings
+    assert 1.3 < confirmed.gain < 8
+    assert confirmed.expected_gain / 3 < confirmed.gain < 3 * confirmed.expected_gain
+    alone = found.stage_per_second["encode_sample"]
+    assert 200 / 4 < alone < 220  # a call sleeps for 5 ms
+
+
+def slow_reads(monkeypatch):
+    """Let each read take 3 ms, as from a distant disk."""
+    pread = os.pread
+
+    def slow(*about):
+        time.sleep(0.003)
+        return pread(*about)
+
+    monkeypatch.setattr(os, "pread", slow)
+
+
+@pytest.mark.slow
+def test_slices_that_it_recommends_are_faster(tmp_path, monkeypatch):
+    write_shard(tmp_path / "ds/0.tar", [(f"{n:04}", {"bin": bytes(3000)}) for n in range(4000)])
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+
+    def dataset(length):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        return get_train_dataset(
+            tmp_path / "ds",
+            worker_config=config,
+            batch_size=4,
+            task_encoder=Raw(),
+            max_samples_per_sequence=length,
+        )
+
+    slow_reads(monkeypatch)
+    found = diagnose(lambda _: dataset(4), seconds=0.3, workers=[], kinds=["thread"])
+    pattern = r"max_samples_per_sequence=32\): reading alone is ([\d.]+) times as fast"
+    said = re.search(pattern, "\n".join(found.advice))
+    assert said, found
+    expected = float(said[1])
+    before, after = (_read_alone(each, each.plan, 0.3) for each in (dataset(4), dataset(32)))
+    assert expected / 3 < after / before < 3 * expected
+
+
+class Raw(Waiting):
+    def encode_sample(self, sample):
+        return sample
 
 
 class Objects(Waiting):

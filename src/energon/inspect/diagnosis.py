@@ -24,6 +24,8 @@ KEPT = 0.1
 """Data comes from memory if stores sent a smaller share of its bytes than this."""
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
+UNSURE = 1.5
+"""A gain that is smaller than expected by more than this was not expected for good reasons."""
 SENT = 2.0
 """Sending batches takes a good part of the time if it is not this much faster than making them."""
 BUSY = 0.2
@@ -62,6 +64,40 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Confirmation:
+    """What the recommended workers gain when they are measured again, beside none.
+
+    The fastest of many measurements is partly the luckiest one, so its gain is not proof.
+
+    Args:
+        before: Loading in the training process.
+        after: Loading with the recommended workers.
+        expected_gain: How many times as fast they were expected to be.
+    """
+
+    before: Measured
+    after: Measured
+    expected_gain: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast they are."""
+        return self.after.samples_per_second / max(self.before.samples_per_second, 1e-9)
+
+    def __str__(self) -> str:
+        found = (
+            f"measured again: {self.after.settings} is {self.gain:.1f} times as fast as "
+            f"{self.before.settings}"
+        )
+        if self.gain * UNSURE < self.expected_gain:
+            found += (
+                f", expected {self.expected_gain:.1f}: measurements differ on this machine; take "
+                "longer ones with --seconds, when nothing else runs"
+            )
+        return found
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What was measured, and the conclusions.
 
@@ -83,6 +119,7 @@ class Diagnosis:
         stages: The share of each stage of the time in one process, by name, the longest first.
         advice: What limits the run and what to change, in sentences.
         symptoms: Problems of the machine and the installation.
+        confirmation: What the recommended workers really gain; None if none are recommended.
     """
 
     cpus: float
@@ -99,6 +136,7 @@ class Diagnosis:
     disk_bytes: int | None = None
     advice: list[str] = field(default_factory=list)
     symptoms: list[Symptom] = field(default_factory=list)
+    confirmation: Confirmation | None = None
 
     @property
     def best(self) -> Measured:
@@ -114,6 +152,16 @@ class Diagnosis:
         return next(each for each in self.measured if not each.workers)
 
     @property
+    def gain(self) -> float:
+        """How many times as fast the fastest way of loading is as loading in this process."""
+        return self.best.samples_per_second / max(self.inline.samples_per_second, 1e-9)
+
+    @property
+    def recommends_workers(self) -> bool:
+        """Whether workers are faster than none by enough to use them."""
+        return self.best.workers > 0 and self.gain > GAIN
+
+    @property
     def store_bounds(self) -> bool:
         """Whether reading takes most of the time, and takes it for requests to a store."""
         return self.is_remote and next(iter(self.stages), "") == READ and not self.is_kept
@@ -127,7 +175,10 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
-        return {**asdict(self), "best": asdict(self.best)}
+        found = {**asdict(self), "best": asdict(self.best)}
+        if self.confirmation is not None:
+            found["confirmation"]["gain"] = self.confirmation.gain
+        return found
 
 
 def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
@@ -174,8 +225,8 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
             f"while num_workers=0 makes {inline.samples_per_second:,.0f}; send less (uint8 "
             "instead of floats, arrays instead of objects)"
         )
-    if best.workers and best.samples_per_second > GAIN * inline.samples_per_second:
-        yield from _worker_advice(diagnosis, inline)
+    if diagnosis.recommends_workers:
+        yield from _worker_advice(diagnosis)
     elif sending_bounds:
         yield "use num_workers=0, where nothing is sent"
     else:
@@ -224,10 +275,9 @@ def _faster(stage: str, diagnosis: Diagnosis) -> str:
     return f"; to make that faster, {remedy_for(stage, is_remote=diagnosis.is_remote)}"
 
 
-def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:
-    """Yield which workers to use, if they are faster than none."""
-    best = diagnosis.best
-    gain = best.samples_per_second / max(inline.samples_per_second, 1e-9)
+def _worker_advice(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield which workers to use, which are faster than none."""
+    best, gain = diagnosis.best, diagnosis.gain
     yield f"use {best.settings}: {gain:.1f} times as fast as in the training process"
     enough = [
         each
@@ -249,8 +299,10 @@ def _worker_advice(diagnosis: Diagnosis, inline: Measured) -> Iterator[str]:
 def _slice_advice(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield which slices to read, if reading takes most of the time."""
     present, best = diagnosis.read_per_second[1], diagnosis.best.samples_per_second
-    if not diagnosis.slices or best * GAIN < present / 2:
-        return  # reading is not the limit
+    # Reading alone takes many samples at a time, so a run may be far slower and still wait for it.
+    is_limit = best * GAIN >= present / 2 or diagnosis.stages.get(READ, 0.0) > 0.5
+    if not diagnosis.slices or not is_limit:
+        return
     length, rate = max(diagnosis.slices.items(), key=lambda item: item[1])
     if rate > SLICE_GAIN * present:
         yield (
@@ -287,6 +339,8 @@ def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
     for name, rate in diagnosis.stage_per_second.items():
         yield f"{name} alone, one process: {rate:,.0f} samples/s"
     yield from diagnosis.advice
+    if diagnosis.confirmation is not None:
+        yield str(diagnosis.confirmation)
     for symptom in diagnosis.symptoms:
         yield f"{'problem' if symptom.is_bad else 'note'}: {symptom.what}"
     bad = sum(symptom.is_bad for symptom in diagnosis.symptoms)

@@ -16,7 +16,14 @@ from statistics import median
 from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.inspect.diagnosis import LONG_PREFETCH, PREFETCH, Diagnosis, Measured, advice_for
+from energon.inspect.diagnosis import (
+    LONG_PREFETCH,
+    PREFETCH,
+    Confirmation,
+    Diagnosis,
+    Measured,
+    advice_for,
+)
 from energon.inspect.machine_checks import surroundings
 from energon.loader.getters import get_loader
 from energon.loader.loader import BasicDataLoader
@@ -95,8 +102,19 @@ def diagnose(
         stage_per_second={name: about["per_second"] for name, about in stages.items()},
     )
     diagnosis.advice.extend(advice_for(diagnosis))
+    if diagnosis.recommends_workers:
+        diagnosis = replace(diagnosis, confirmation=_confirm(make, diagnosis, seconds))
     diagnosis.symptoms.extend(surroundings(here, cgroup=cgroup))
     return diagnosis
+
+
+def _confirm(make: MakeDataset, diagnosis: Diagnosis, seconds: float) -> Confirmation:
+    """Measure again what was found to be faster, right after what it is faster than."""
+    before, after = (
+        _measure(make(_config(each.workers)), each.kind, seconds, prefetch=each.prefetch)[0]
+        for each in (diagnosis.inline, diagnosis.best)
+    )
+    return Confirmation(before, after, diagnosis.gain)
 
 
 def _config(num_workers: int) -> WorkerConfig:

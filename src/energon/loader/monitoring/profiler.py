@@ -41,7 +41,7 @@ PERIOD_SECONDS = 0.05
 """How often a new host is looked at: often enough for a verdict after some seconds."""
 EAGER_SECONDS = 15.0
 """For so long; after that, all hosts are looked at more rarely."""
-CALM = 4
+CALM = 6
 """How much more rarely: often enough for the shares of a minute."""
 ARM_SECONDS = 0.006
 """How long before a look the switch interval is shortened: the usual one, and some more."""
