@@ -21,7 +21,9 @@ from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
 from tests.control_groups import slow_disk
 from tests.datasets import make_crude, write_shard
+from tests.servers.places import SERVERS, open_place
 from tests.servers.web import web_server
+from tests.sources.distant import upload
 
 QUICK = ("--seconds", "0.2", "--try-workers", "2", "--kind", "thread")
 
@@ -218,6 +220,24 @@ def test_a_clock_that_differs_from_that_of_the_store(root, seconds, expected, is
     assert bad is is_bad
 
 
+@pytest.fixture(params=[kind for kind in SERVERS if kind in ("moto", "ceph", "gcs", "azure")])
+def place(request):
+    """Every server whose requests are signed, with the time of day in them."""
+    yield from open_place(request.param, request)
+
+
+@pytest.mark.slow
+def test_the_clock_of_every_kind_of_store_is_compared(place, root, monkeypatch):
+    address = upload(root, place.address)
+    dataset = make_with(address, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
+    assert not any("the clock of" in what for what in found_here(dataset))
+    present = time.time
+    monkeypatch.setattr("time.time", lambda: present() + 1800)
+    [(what, is_bad)] = [each for each in found_here(dataset).items() if "the clock of" in each[0]]
+    assert f"30 minutes ahead of that of {place.proxy.url}" in what
+    assert is_bad
+
+
 def test_clocks_that_agree_and_hosts_without_one_are_no_remark(root):
     with web_server(root.parent) as server:
         url = f"http://127.0.0.1:{server.port}/{root.name}"
@@ -241,8 +261,15 @@ def test_clocks_that_agree_and_hosts_without_one_are_no_remark(root):
 def test_the_host_whose_clock_counts(address, host, monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.delenv(name, raising=False)
     assert host_of(address) == host
+
+
+def test_the_host_of_an_account_of_azure(monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ENDPOINT", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=a=")
+    assert host_of("az://container/a") == "https://me.blob.core.windows.net"
 
 
 def test_a_package_that_overwrites_this_one(tmp_path, monkeypatch):
