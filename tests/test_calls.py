@@ -74,10 +74,10 @@ def no_measured_hooks(monkeypatch):
 
 PATHS = [
     (Encoding, {}, 2.98),
-    (Cooking, {}, 4.17),
-    (Typing, {}, 5.11),
-    (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 10.41),
-    (Grouping, {}, 16.08),
+    (Cooking, {}, 3.88),
+    (Typing, {}, 4.82),
+    (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 9.99),
+    (Grouping, {}, 15.66),
 ]
 
 

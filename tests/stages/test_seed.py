@@ -15,7 +15,7 @@ from energon.stages.hooks import random_state
 from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
-from energon.stages.seed import SeedDataset
+from energon.stages.seed import SeedDataset, may_draw
 from tests.stages.hooks import ids
 from tests.stages.numbers import numbers
 
@@ -166,9 +166,8 @@ def test_what_a_seeded_failure_depends_on_is_drawn_first():
 @pytest.mark.parametrize("is_known", [True, False])
 def test_drawing_the_normal_number_that_numpy_keeps_is_noticed(is_known, monkeypatch):
     """It is given without a change of the words that numpy's generator holds."""
-    random_state.current_states()
     if not is_known:  # where the number is, as on an interpreter that is not CPython
-        monkeypatch.setattr(random_state, "_numpy_kept", None)
+        hide(monkeypatch, "numpy")
     dataset = drawing(np.random.randn, start=LATE)
     expected = made(dataset, draws=True)
     lane = Lane(0, 1, seed=5)
@@ -221,7 +220,7 @@ import sys
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset
-from energon.stages.seed import SeedDataset
+from energon.stages.seed import SeedDataset, may_draw
 from energon.stages.lane import Lane
 from tests.stages.numbers import numbers
 calls = []
@@ -237,10 +236,82 @@ assert calls == list(range(8)), calls
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("draw", ["torch", "torch, a normal number"])
-def test_draws_from_torch_are_noticed_where_its_memory_is_not_found(draw, monkeypatch):
-    monkeypatch.setattr(random_state, "_torch_memory", None)
-    dataset = drawing(DRAWS[draw], start=LATE)
+@pytest.mark.parametrize("start", [0, LATE])
+def test_draws_are_noticed_where_states_are_not_found_in_memory(draw, start, monkeypatch):
+    dataset = drawing(draw, start=start)
+    expected = made(dataset, draws=True)
+    hide(monkeypatch, "python", "numpy", "torch")
     before = states()
-    assert made(dataset) == made(dataset, draws=True)
+    assert made(dataset) == made(dataset, draws=True) == expected
     assert states() == before
+
+
+def hide(monkeypatch, *names):
+    """Let the memory of some generators not be found."""
+    finders = {"numpy": "_find_numpy_kept", "torch": "_find_torch_memory"}
+    for name in set(names) - {"python"}:
+        monkeypatch.setattr(random_state, finders[name], lambda *_: None)
+    if "python" in names:
+        monkeypatch.setattr(random_state, "_python_memory", None)
+    monkeypatch.setattr(random_state, "_generators", None)
+    monkeypatch.setattr(random_state._thread, "mark", None)
+
+
+@pytest.mark.parametrize("restore_seeds", [False, True])
+def test_a_single_draw_in_a_thousand_samples_is_the_same_wherever_it_is_made(draw, restore_seeds):
+    def draw_once(sample):
+        return {**sample, "x": draw() if sample["n"] == 700 else None}
+
+    def drawn(lanes, *, draws=None):
+        hook = Hook("draw_once", draw_once, restore_seeds=restore_seeds)
+        dataset = SeedDataset(BatchDataset(MapDataset(numbers(1000), ((hook,),)), 4))
+        lane = Lane(700 % lanes, lanes, seed=5)
+        lane.host.draws = draws
+        (found,) = [s["x"] for batch in dataset.open(lane) for s in batch if s["x"] is not None]
+        return found
+
+    before = states()
+    assert drawn(1) == drawn(1, draws=True)
+    assert drawn(5) == drawn(5, draws=True)
+    if restore_seeds:  # the seed of a call depends on its sample, instead of on the lane
+        assert drawn(5) == drawn(1)
+    assert states() == before
+
+
+def test_hooks_that_seed_generators_by_themselves_yield_what_they_would_alone(draw):
+    def seed_and_draw(sample):
+        if sample["n"] >= LATE:
+            random.seed(sample["n"])
+            np.random.seed(sample["n"])
+            torch.manual_seed(sample["n"])
+            return {**sample, "x": draw()}
+        return sample
+
+    hook = Hook("seed_and_draw", seed_and_draw)
+    before = states()
+    batches = made(SeedDataset(BatchDataset(MapDataset(numbers(60), ((hook,),)), 4)))
+    assert states() == before
+    expected = [seed_and_draw({"n": n}).get("x") for n in range(60)]
+    assert [sample.get("x") for batch in batches for sample in batch] == expected
+
+
+def test_draws_are_noticed_after_the_program_has_replaced_the_generator_of_numpy():
+    replaced = np.random.get_bit_generator()
+    dataset = drawing(np.random.rand, start=LATE)
+    expected = made(dataset, draws=True)
+    found = []
+    try:
+        for batch in dataset.open(Lane(0, 1, seed=5)):
+            found.append(batch)
+            np.random.set_bit_generator(np.random.MT19937(len(found)))
+    finally:
+        np.random.set_bit_generator(replaced)
+    assert found == expected
+
+
+def test_code_that_names_nothing_cannot_draw():
+    assert not may_draw(lambda samples: samples)
+    assert not may_draw(lambda samples: [sample["txt"] for sample in samples])
+    assert may_draw(lambda samples: [random.random() for _ in samples])
+    assert may_draw(lambda samples: sorted(samples))
+    assert may_draw(len)

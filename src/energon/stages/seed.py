@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import Any
 
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
-from energon.stages.hooks.random_state import DrawWatch, numpy_hides_a_number, seeded
+from energon.stages.hooks.random_state import DrawWatch, seeded
 from energon.stages.lane import Lane, RowAddress
 
 
@@ -41,9 +43,10 @@ class _SeedIterator(ThroughIterator):
         self.inner = self.dataset.open(lane)
         self.lane = lane
         self.saved: State | None = None
+        self.watch = DrawWatch(partial(_lane_seed, lane))
 
     def __next__(self) -> Any:
-        if self.lane.host.draws is False and not numpy_hides_a_number():
+        if self.lane.host.draws is False and self.watch.begin(self.inner.address):
             return self._next_watched()
         return self._next_seeded()
 
@@ -60,7 +63,7 @@ class _SeedIterator(ThroughIterator):
         host = self.lane.host
         around = host.watch
         self.saved = None
-        with seeded(self._seed(self.inner.address), around):
+        with seeded(_lane_seed(self.lane, self.inner.address), around):
             if host.draws:
                 return next(self.inner)
             watch = host.watch = DrawWatch()
@@ -73,10 +76,9 @@ class _SeedIterator(ThroughIterator):
 
     def _next_watched(self) -> Any:
         """Return the next item, made without seeding unless something turns out to draw."""
-        lane, before = self.lane, self.saved or self.inner.state_dict()
+        lane, watch, before = self.lane, self.watch, self.saved or self.inner.state_dict()
         counts, around = dict(lane.counts), lane.host.watch
-        self.saved = None
-        watch = lane.host.watch = DrawWatch(partial(self._seed, self.inner.address))
+        self.saved, lane.host.watch = None, watch
         try:
             item = next(self.inner)
             if not watch.check():
@@ -86,12 +88,24 @@ class _SeedIterator(ThroughIterator):
                 raise
         finally:
             lane.host.watch = around
-            watch.put_back()
+            watch.end()
         lane.counts.clear()
         lane.counts.update(counts)
         self.inner = self.dataset.open(lane, before)
         lane.host.draws = None
         return self._next_seeded()
 
-    def _seed(self, address: RowAddress) -> int:
-        return derive_seed(self.lane.seed, "lane", self.lane.number, *address)
+
+def _lane_seed(lane: Lane, address: RowAddress) -> int:
+    return derive_seed(lane.seed, "lane", lane.number, *address)
+
+
+def may_draw(function: Callable[..., Any]) -> bool:
+    """Return whether a function can draw random numbers: not if its code names nothing."""
+    code = getattr(function, "__code__", None)
+    return code is None or _names_something(code)
+
+
+def _names_something(code: CodeType) -> bool:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return bool(code.co_names or code.co_freevars) or any(map(_names_something, inner))

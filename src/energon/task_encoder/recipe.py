@@ -23,10 +23,9 @@ from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
-from energon.stages.hooks.random_state import may_draw
 from energon.stages.map import MapDataset
 from energon.stages.reading.read import ReadDataset
-from energon.stages.seed import SeedDataset
+from energon.stages.seed import SeedDataset, may_draw
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset

@@ -4,10 +4,13 @@ User hooks draw from `random`, `numpy.random` and torch's default generator. See
 an address makes augmentations a function of the sample instead of who loads it. The state of
 the surrounding program is put back afterwards. torch is only touched where it is loaded.
 
-To seed takes 10 µs, to keep the state of the surrounding program and put it back ten times as
-long, so only the outermost block of a thread does that: a batch, not each of its samples. A
-worker process has no surrounding program. Nor do other threads than the main one put anything
-back: meanwhile the program has drawn, and would draw the same numbers again.
+Only the outermost block of a thread keeps the state of the surrounding program and puts it back:
+a batch, not each of its samples. A worker process has no surrounding program. Nor do other
+threads than the main one put anything back: meanwhile the program has drawn, and would draw the
+same numbers again.
+
+To ask the generators for their states, and to set them, takes 120 µs. States are copied from
+where they are in memory instead, in 1 µs, if that is found and trials confirm it.
 
 Most hooks draw nothing, which a `DrawWatch` detects by comparing states. What draws nothing is
 the same with any seed, so it needs none. A hook that draws and puts the state back as it was
@@ -23,7 +26,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +36,8 @@ _is_worker_process = False
 class _Thread(threading.local):
     inside = False
     """Whether the thread is in a seeded block."""
-    marked: tuple[tuple[Any, ...], States] | None = None
-    """The marks and states that it has copied last."""
+    mark: _Mark | None = None
+    """The last one that it has made."""
 
 
 _thread = _Thread()
@@ -70,20 +72,14 @@ def seeded(seed: int, watch: DrawWatch | None = None) -> Iterator[None]:
             watch.expect_present()
         yield
         return
-    generator = _torch_generator()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = generator.get_state() if generator is not None else None
+    states = current_states()
     _seed(seed)
     _thread.inside = True
     try:
         yield
     finally:
         _thread.inside = False
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if generator is not None:
-            generator.set_state(torch_state)
+        put_back(states)
 
 
 class Drawn(Exception):
@@ -94,21 +90,35 @@ class DrawWatch:
     """Detects draws of random numbers by comparing the states of the generators.
 
     Args:
-        seed: Returns what the generators are seeded with when that becomes necessary; None if
-            they are seeded already.
+        seed: Returns, for the address of an item, what the generators are seeded with when that
+            becomes necessary; None if they are seeded already.
     """
 
-    def __init__(self, seed: Callable[[], int] | None = None) -> None:
-        self.seeds = seed is None
+    def __init__(self, seed: Callable[[Any], int] | None = None) -> None:
         self._seed = seed
-        self._has_begun = False
+        self._address: Any = None
         self._was_inside = False
-        self._drawn = False
-        self._marks, self._expected = _marked_states()
+        self.seeds = seed is None
+        self._has_begun = self._drawn = False
+        self.expect_present()
+
+    def begin(self, address: Any) -> bool:
+        """Watch the item with this address from now on; return whether every draw is visible."""
+        self._address = address
+        if not self._mark.is_current():
+            self.expect_present()
+        return self._mark.shows_draws
+
+    def expect_present(self) -> None:
+        """Take the current states as those in which nothing was drawn."""
+        mark = _thread.mark
+        if mark is None or not mark.is_current():
+            mark = _thread.mark = _Mark()
+        self._mark, self._expected = mark, mark.states
 
     def check(self) -> bool:
         """Return whether anything has drawn from generators that were not seeded for it."""
-        if not (self._drawn or self._has_begun or current_marks() == self._marks):
+        if not (self._drawn or self._has_begun or self._mark.is_current()):
             current = current_states()
             is_new = self._expected.torch is None and current.torch is not None
             if is_new and _torch_is_fresh():
@@ -116,10 +126,6 @@ class DrawWatch:
                 self._expected = self._expected._replace(torch=current.torch)
             self._drawn = current != self._expected
         return self._drawn
-
-    def expect_present(self) -> None:
-        """Take the current states as those in which nothing was drawn."""
-        self._marks, self._expected = _marked_states()
 
     def begin_seeding(self) -> None:
         """Seed from now on. Calls before that drew nothing are equal to seeded ones.
@@ -133,38 +139,25 @@ class DrawWatch:
             raise Drawn
         self._was_inside = _thread.inside
         self.seeds = self._has_begun = _thread.inside = True
-        _seed(self._seed())
+        _seed(self._seed(self._address))
 
-    def put_back(self) -> None:
+    def end(self) -> None:
         """Restore the generators for the surrounding program, if they were drawn from or seeded."""
         if self._has_begun:
             _thread.inside = self._was_inside
         if (self._drawn or self._has_begun) and not _has_no_program():
             put_back(self._expected)
-
-
-def may_draw(function: Callable[..., Any]) -> bool:
-    """Return whether a function can draw random numbers: not if its code names nothing."""
-    code = getattr(function, "__code__", None)
-    return code is None or _names_something(code)
-
-
-def _names_something(code: CodeType) -> bool:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return bool(code.co_names or code.co_freevars) or any(map(_names_something, inner))
+        self.seeds = self._seed is None
+        self._has_begun = self._drawn = False
 
 
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    generator = _torch_generator()
-    if generator is not None:
+    torch = _find_generators().torch
+    if torch is not None:
         # Not torch.manual_seed: before CUDA is there, that keeps a record of every call.
-        generator.manual_seed(seed)
-
-
-def _torch_generator() -> Any:
-    return getattr(sys.modules.get("torch"), "default_generator", None)
+        torch.manual_seed(seed)
 
 
 def _has_no_program() -> bool:
@@ -184,51 +177,52 @@ class States(NamedTuple):
     torch: bytes | None
 
 
-def current_marks() -> tuple[Any, ...]:
-    """Return something of the current states that every draw changes, in a third of the time.
+class _Mark:
+    """The present states of the generators, and something of them that every draw changes.
 
     Of a Mersenne Twister, this is the index and a few words next to it. A draw moves the index,
     except if it takes a multiple of 624 words, and then it has replaced all words.
+
+    Attributes:
+        states: The states.
+        shows_draws: Whether every draw is visible. numpy may keep a number where it is not seen.
     """
-    torch = _torch_generator()
-    return (
-        random.getstate() if _python_marks is None else _python_marks(),
-        getattr(_python, "gauss_next", None),
-        _numpy_marks(),
-        b"" if _numpy_kept is None else _numpy_kept.raw,
-        None if torch is None else _torch_state(torch),
-    )
 
+    def __init__(self) -> None:
+        self._found = found = _find_generators()
+        self._words = tuple(memoryview(view.tobytes()).cast("Q") for view in found.views)
+        self._asked = found.ask()
+        self.states: States = current_states()
+        is_hidden = found.numpy_kept is None and _KEPT.unpack(self.states.numpy_kept)[0]
+        self.shows_draws = bool(self.states.numpy and not is_hidden)
 
-def _marked_states() -> tuple[tuple[Any, ...], States]:
-    """Return the current marks and states; states are only copied after something has drawn."""
-    marks, last = current_marks(), _thread.marked
-    if last is None or last[0] != marks:
-        last = _thread.marked = marks, current_states()
-    return last
+    def is_current(self) -> bool:
+        """Return whether nothing was drawn since, in 0.1 µs."""
+        found = self._found
+        return (
+            found.views == self._words
+            and _python.gauss_next is self.states.gauss
+            and np.random.get_bit_generator() is found.numpy  # type: ignore[attr-defined]
+            and sys.modules.get("torch") is found.torch_module
+            and (found.has_all or found.ask() == self._asked)
+        )
 
 
 def current_states() -> States:
-    """Return the current states, in 1 µs, as opaque bytes that can only be compared."""
-    torch = _torch_generator()
+    """Return the present states, as opaque values that can be compared."""
+    found = _find_generators()
+    if found.numpy_kept is None:
+        numpy = np.random.get_state(legacy=False)
+        kept = _KEPT.pack(numpy.get("has_gauss", 0), numpy.get("gauss", 0.0))
+    else:
+        kept = found.numpy_kept.raw
     return States(
         random.getstate()[1] if _python_memory is None else _python_memory.raw,
-        getattr(_python, "gauss_next", None),
-        _numpy_words(),
-        b"" if _numpy_kept is None else _numpy_kept.raw,
-        None if torch is None else _torch_state(torch),
+        _python.gauss_next,
+        b"" if found.numpy_words is None else found.numpy_words.raw,
+        kept,
+        None if found.torch is None else found.torch_state(),
     )
-
-
-def _torch_state(generator: Any) -> bytes:
-    """Return the state of torch's generator, copied from its memory if that was found."""
-    global _torch_memory
-    if _torch_memory is _UNKNOWN:
-        _torch_memory = _find_torch_memory(generator)
-    state: bytes = (
-        generator.get_state().numpy().tobytes() if _torch_memory is None else _torch_memory.raw
-    )
-    return state
 
 
 def _torch_is_fresh() -> bool:
@@ -241,42 +235,97 @@ def _torch_is_fresh() -> bool:
 
 def put_back(states: States) -> None:
     """Set the generators to `states`."""
-    words = states.python
-    if isinstance(words, bytes):
-        index, *rest = np.frombuffer(words, np.uint32).tolist()
-        words = (*rest, index)
-    random.setstate((3, words, states.gauss))
-    numbers = np.frombuffer(states.numpy, np.uint32)
-    kept = _KEPT.unpack(states.numpy_kept) if states.numpy_kept else (0, 0.0)
-    np.random.set_state(("MT19937", numbers[:-1], int(numbers[-1]), *kept))
-    generator = _torch_generator()
-    if generator is None or states.torch is None:
-        return
-    if isinstance(_torch_memory, ctypes.Array):
-        _torch_memory.raw = states.torch
+    found = _find_generators()
+    if _python_memory is None:
+        random.setstate((3, states.python, states.gauss))
     else:
-        torch = sys.modules["torch"]
-        generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
+        _python_memory.raw, _python.gauss_next = states.python, states.gauss
+    if found.numpy_kept is None:
+        numbers = np.frombuffer(states.numpy, np.uint32)
+        kept = _KEPT.unpack(states.numpy_kept)
+        np.random.set_state(("MT19937", numbers[:-1], int(numbers[-1]), *kept))
+    else:
+        found.numpy_words.raw, found.numpy_kept.raw = states.numpy, states.numpy_kept
+    if found.torch is not None and states.torch is not None:
+        found.set_torch(states.torch)
 
 
-def numpy_hides_a_number() -> bool:
-    """Return whether numpy may return a normal number without a visible change of its state."""
-    global _numpy_without
-    marks = _numpy_marks()
-    if not marks:
-        return True
-    if _numpy_kept is None and marks != _numpy_without:
-        if np.random.get_state(legacy=False)["has_gauss"]:
-            return True
-        _numpy_without = marks
-    return False
+class _Generators:
+    """The global generators, and where their states are in memory, as far as that was found.
+
+    Args:
+        numpy: The bit generator of `numpy.random`.
+        torch_module: torch, if it is imported; until it has a generator, it counts as not.
+
+    Attributes:
+        numpy_words: 624 words and an index; None for one that is not a Mersenne Twister.
+        numpy_kept: The normal number that numpy keeps, and whether it does.
+        views: The part of the memory that a `_Mark` copies.
+        has_all: Whether the states of all generators were found.
+    """
+
+    def __init__(self, numpy: Any, torch_module: Any) -> None:
+        self.numpy = numpy
+        self.torch: Any = getattr(torch_module, "default_generator", None)
+        self.torch_module: Any = None if self.torch is None else torch_module
+        self.numpy_words: Any = None
+        self.numpy_kept: Any = None
+        self.torch_memory: Any = None
+        if isinstance(numpy, np.random.MT19937):
+            self.numpy_words = _WORDS.from_address(numpy.ctypes.state_address)
+            self.numpy_kept = _find_numpy_kept()
+        if self.torch is not None:
+            self.torch_memory = _find_torch_memory(self.torch)
+        parts = (
+            (_python_memory, slice(0, 16)),
+            (self.numpy_words, slice(-16, None)),
+            (self.numpy_kept, slice(None)),
+            *((self.torch_memory, part) for part in _TORCH_MARKS),
+        )
+        self.views = tuple(
+            memoryview(memory).cast("B")[part].cast("Q")
+            for memory, part in parts
+            if memory is not None
+        )
+        self.has_all = _python_memory is not None and (
+            self.torch is None or self.torch_memory is not None
+        )
+
+    def ask(self) -> tuple[Any, ...]:
+        """Return the states that were not found."""
+        python = random.getstate() if _python_memory is None else None
+        is_hidden = self.torch is not None and self.torch_memory is None
+        return python, self.torch_state() if is_hidden else None
+
+    def torch_state(self) -> Any:
+        """Return the state of torch's generator."""
+        if self.torch_memory is None:
+            return self.torch.get_state().numpy().tobytes()
+        return self.torch_memory.raw
+
+    def set_torch(self, state: Any) -> None:
+        """Set torch's generator to a state."""
+        if self.torch_memory is None:
+            torch = self.torch_module
+            self.torch.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        else:
+            self.torch_memory.raw = state
 
 
-_numpy_without: bytes = b""
-"""The marks of numpy with which it was last known to keep no number: drawing one changes them."""
+def _find_generators() -> _Generators:
+    """Return the present generators: a program may replace that of numpy, or import torch."""
+    global _generators
+    found = _generators
+    numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    torch = sys.modules.get("torch")
+    if found is None or found.numpy is not numpy or found.torch_module is not torch:
+        found = _generators = _Generators(numpy, torch)
+    return found
+
+
+_generators: _Generators | None = None
 _KEPT = struct.Struct("@id")
-_WORDS = 625
-_MARK_BYTES = 16
+_WORDS = ctypes.c_char * (4 * 625)
 
 
 def _find_python_memory() -> Any:
@@ -284,37 +333,12 @@ def _find_python_memory() -> Any:
 
     To ask for the state takes 17 µs, to copy it 0.2 µs.
     """
-    kind = type(_python)
-    start = object.__basicsize__
-    if sys.implementation.name != "cpython" or kind.__basicsize__ < start + 4 * _WORDS:
+    start, size = object.__basicsize__, type(_python).__basicsize__
+    if sys.implementation.name != "cpython" or size < start + ctypes.sizeof(_WORDS):
         return None
-    memory = (ctypes.c_char * (4 * _WORDS)).from_address(id(_python) + start)
+    memory = _WORDS.from_address(id(_python) + start)
     index, *words = np.frombuffer(memory.raw, np.uint32).tolist()
     return memory if (*words, index) == random.getstate()[1] else None
-
-
-def _numpy_marks() -> bytes:
-    """Return the last words and the index; b"" for a generator that is not a Mersenne Twister."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if generator is not _numpy_generator and not _numpy_words():
-        return b""
-    return _read_numpy_marks()
-
-
-def _numpy_words() -> bytes:
-    """Return 624 words and an index; b"" for a generator that is not a Mersenne Twister."""
-    global _numpy_generator, _numpy_memory, _read_numpy_marks, _numpy_kept
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if generator is not _numpy_generator:
-        if not isinstance(generator, np.random.MT19937):
-            return b""
-        address = generator.ctypes.state_address
-        _numpy_memory = (ctypes.c_char * (4 * _WORDS)).from_address(address)
-        _read_numpy_marks = memoryview(_numpy_memory).cast("B")[-_MARK_BYTES:].tobytes
-        _numpy_kept = _find_numpy_kept()
-        _numpy_generator = generator
-    words: bytes = _numpy_memory.raw
-    return words
 
 
 def _find_numpy_kept() -> Any:
@@ -366,9 +390,9 @@ def _find_torch_memory(default: Any) -> Any:
         )
         drawn = []
         for function, dtype in kinds:
-            before = memory.raw
+            before = [memory[part] for part in _TORCH_MARKS]
             drawn.append(float(function(1, generator=trial, dtype=dtype)))
-            if memory.raw == before:
+            if [memory[part] for part in _TORCH_MARKS] == before:
                 raise ValueError("a draw cannot be seen")
         return drawn
 
@@ -387,13 +411,6 @@ _BEFORE_TORCH_WORDS = 20
 """Seed, words left, whether it is seeded, and the next word."""
 _BEHIND_TORCH_WORDS = 32
 """The normal numbers that are kept, a float and a double."""
-_UNKNOWN = object()
-_torch_memory: Any = _UNKNOWN
-"""None if it was looked for in vain."""
-_numpy_generator: Any = None
-_numpy_memory: Any = None
-_read_numpy_marks: Callable[[], bytes] = bytes
-_numpy_kept: Any = None
+_TORCH_MARKS = slice(0, _BEFORE_TORCH_WORDS + 20), slice(-_BEHIND_TORCH_WORDS, None)
 _python: Any = random.random.__self__  # type: ignore[attr-defined]
 _python_memory = _find_python_memory()
-_python_marks: Any = _python_memory and memoryview(_python_memory).cast("B")[:_MARK_BYTES].tobytes
