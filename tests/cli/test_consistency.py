@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -69,6 +70,21 @@ def test_the_same_thing_has_the_same_name_on_every_command(path):
 def test_every_command_can_be_quiet_and_verbose(path):
     names = {name for option in options(COMMANDS[path]) for name in option.opts}
     assert {"--quiet", "--verbose"} <= names
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_help_of_every_command_has_examples_with_options_that_exist(path):
+    known = {
+        name
+        for option in options(COMMANDS[path])
+        for name in (*option.opts, *option.secondary_opts)
+    }
+    examples = COMMANDS[path].help.replace("\\\n", " ").partition("Example")[2].splitlines()
+    lines = [words for each in examples if (words := each.split())[:1] == ["energon"]]
+    mine = [words for words in lines if words[1 : len(path) + 1] == [*path]]
+    assert mine
+    for words in mine:
+        assert {word.partition("=")[0] for word in words if re.match("--[a-z]", word)} <= known
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

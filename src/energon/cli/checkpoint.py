@@ -48,7 +48,13 @@ def command() -> None:
 @_FILES
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
-    """Show where a run was when it was saved."""
+    """Show where a run was when it was saved.
+
+    \b
+    Example:
+      energon checkpoint info checkpoints/data
+      energon checkpoint info --json checkpoints/data
+    """
     from energon.loader.state_files import read_states
 
     state = read_states(files)
@@ -86,6 +92,11 @@ def redist(
     does not divide the number of lanes, pass --lanes: the position in the data is kept and later
     epochs are exact, but some samples of the epochs in progress may be repeated or skipped. The
     command prints how many.
+
+    \b
+    Example:
+      energon checkpoint redist --new-world-size 16 checkpoints/data checkpoints/data16
+      energon checkpoint redist --new-world-size 10 --lanes 40 checkpoints/data checkpoints/data10
     """
     from energon.loader.relane import relane
     from energon.loader.state_files import read_states, redistribute, world_size_of, write_states
@@ -107,7 +118,12 @@ def redist(
 @click.argument("second", type=ADDRESS)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
-    """Show how two states differ, each a file or a folder with one file per rank."""
+    """Show how two states differ, each a file or a folder with one file per rank.
+
+    \b
+    Example:
+      energon checkpoint diff checkpoints/step1000 checkpoints/step2000
+    """
     from energon.inspect.saved_state import compare_states
     from energon.loader.state_files import read_states
 
