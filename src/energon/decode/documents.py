@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,17 +31,45 @@ def decode_json(data: bytes) -> Any:
     # how deep they are.
     if size > depth and data.count(b"[") + data.count(b"{") > depth < _json_depth(data):
         raise too_deep()
-    return _parsed(data)
+    return json_parser()(data)
 
 
 def decode_json_column(column: Sequence[bytes]) -> list[Any]:
     """Return the values that JSON texts describe, see `decode_json`; limits are looked up once."""
     longest = max(map(len, column), default=0)
     is_small = longest <= min(PART_DEPTH.value, DOCUMENT_BYTES.value)
-    return list(map(_parsed if is_small else decode_json, column))
+    return list(map(json_parser() if is_small else decode_json, column))
 
 
-def _parsed(data: bytes) -> Any:
+@cache
+def json_parser() -> Callable[[bytes], Any]:
+    """Return the fastest function that does what `json.loads` does."""
+    try:
+        import msgspec
+    except ImportError:
+        return _parse_json
+    return first_of(msgspec.json.Decoder().decode, _parse_json)
+
+
+def first_of(
+    quick: Callable[[bytes], Any], exact: Callable[[bytes], Any]
+) -> Callable[[bytes], Any]:
+    """Return a function that gives data to the exact parser if the quick one refuses them.
+
+    msgspec takes a third of the time. It gives the same values, or refuses: infinite numbers and
+    NaN, halves of surrogate pairs, other encodings than UTF-8, and what is not JSON.
+    """
+
+    def parse(data: bytes) -> Any:
+        try:
+            return quick(data)
+        except Exception:
+            return exact(data)
+
+    return parse
+
+
+def _parse_json(data: bytes) -> Any:
     # Nearly all texts are UTF-8 without a mark. What is not, is no value or has something after
     # it, is left to `loads`, which detects the encoding, and says what is wrong.
     try:
