@@ -85,15 +85,23 @@ class DataPipeline(TorchLookalike):
     @property
     def extent(self) -> Extent:
         """How far a loop goes."""
-        is_limited = self.nsamples > 0 and (self._scope is not None or self.repetitions != 1)
-        continues = self.is_random if self._continues is None else self._continues
         return Extent(
             passes=None if self.repetitions >= sys.maxsize else self.repetitions,
-            items=self.nsamples if is_limited else None,
+            items=self.nsamples if self._is_limited else None,
             scope=self._scope or "worker",
-            goes_on=is_limited and continues,
+            goes_on=self.goes_on,
             first_epoch=self._first_epoch,
         )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a loop starts where the one before stopped."""
+        continues = self._is_limited and self._continues
+        return self.is_random if continues is None else continues
+
+    @property
+    def _is_limited(self) -> bool:
+        return self.nsamples > 0 and (self._scope is not None or self.repetitions != 1)
 
     def snapshot(self) -> Snapshot:
         """Return this pipeline as it is now."""

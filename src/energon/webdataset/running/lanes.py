@@ -196,9 +196,9 @@ class LanePipeline:
     @property
     def virtual_epoch_length(self) -> int:
         """Batches of a rank after which a loop ends; 0 means where the data ends."""
-        extent: Extent = self.dataset.extent
-        if not extent.goes_on:
+        if not self.dataset.goes_on:  # asked after every batch
             return 0
+        extent: Extent = self.dataset.extent
         ranks = self.worker_config.world_size
         counts = (self.lanes or self.default_lanes) // ranks if extent.scope == "worker" else 1
         return counts * self._num_batches_of(extent.rank_share(ranks))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,15 +52,22 @@ def current_place(group: Any = None) -> Place:
     return Place(*_rank(group), *_worker())
 
 
-@contextmanager
-def running_at(place: Place) -> Iterator[None]:
-    """Make `current_place` return `place` in this thread."""
-    before = getattr(_local, "place", None)
-    _local.place = place
-    try:
-        yield
-    finally:
-        _local.place = before
+class running_at:
+    """Makes `current_place` return a place in this thread, within a `with` block.
+
+    Args:
+        place: The place.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._before = getattr(_local, "place", None)
+        _local.place = self._place
+
+    def __exit__(self, *_: object) -> None:
+        _local.place = self._before
 
 
 def torch_worker_info() -> Any:
