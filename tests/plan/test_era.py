@@ -113,7 +113,7 @@ def run_on(recipe, lanes, epochs):
     Enough for two epochs of each leaf after those in `epochs`, if there are so many.
     """
     plan = recipe(lanes)
-    streams = recipe.num_streams(lanes)
+    streams = recipe.deal(lanes).streams
     whole = recipe.of_streams(streams)
     if isinstance(whole, WindowPlan):
         whole = whole.plan

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StateError
-from energon.plan.dealt import DealtPlan
+from energon.plan.dealt import Deal, DealtPlan
 from energon.stages.lane import Host, Lane
 from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.stages.reading.read import ReadDataset
@@ -83,7 +83,7 @@ def lanes_of_a_stream(total=None, reader=None):
     """Lanes that share a stream of numbers, with what was asked for by their reader."""
     reader = reader or LateReader()
     object.__setattr__(reader, "asked", [])
-    plan = DealtPlan(NumberPlan(1, total), LANES, BATCH)
+    plan = DealtPlan(NumberPlan(1, total), Deal(LANES, 1, BATCH))
     host = Host()
     lanes = [Lane(number, LANES, host=host) for number in range(LANES)]
     for lane in lanes:

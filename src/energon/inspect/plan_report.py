@@ -359,7 +359,7 @@ def _last_batch(run: PlannedRun, leaf: int) -> int | None:
     source = next(n for n, leaves in enumerate(plan.sources) if leaf in leaves)
     place = plan.last_row(source)
     if place is not None and isinstance(run.plan, DealtPlan):
-        place = run.plan.lane_of(*place)
+        place = run.plan.deal.lane_of(*place)
     return None if place is None else run.moment(*place).batch
 
 

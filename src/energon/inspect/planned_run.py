@@ -158,15 +158,15 @@ class PlannedRun:
     @cached_property
     def plan(self) -> Plan:
         """The order of all lanes."""
-        plan = self.recipe(self.lanes)
+        plan, deal = self.recipe(self.lanes), self.recipe.deal(self.lanes)
         for stream, rows in self.changes.items():
-            plan = plan.with_changes(stream, rows)
+            plan = plan.with_changes(deal.lanes_of(stream)[0], rows)
         return plan
 
     @cached_property
     def streams(self) -> BlendPlan | LinePlan | WindowPlan:
         """The order of the streams that the lanes share."""
-        plan = self.recipe.of_streams(self.recipe.num_streams(self.lanes))
+        plan = self.recipe.of_streams(self.recipe.deal(self.lanes).streams)
         for stream, rows in self.changes.items():
             plan = plan.with_changes(stream, rows)
         return plan

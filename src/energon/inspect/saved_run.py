@@ -118,6 +118,7 @@ def open_saved_run(
     """
     about, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(about)
+    deal = recipe.deal(lanes)
     packs = bool(about.get("packing_buffer_size"))
     if packs and not may_pack:
         raise StateError(
@@ -132,7 +133,7 @@ def open_saved_run(
     changes: dict[int, tuple[int, ...]] = {}
     for lane, position in positions.items():
         rows, changed = rows_read(position.saved_state())
-        stream = lane % recipe.num_streams(lanes)
+        stream = deal.stream_of(lane)
         changes[stream] = max(changed, changes.get(stream, ()), key=len)
         turns.append(position.batches - rows // batch_size)
         shifts.append(rows - position.batches * batch_size)

@@ -168,15 +168,11 @@ def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
     Streams are used, since an edit that sets a position changes their counts.
     """
     recipe = PlanRecipe.from_json(state["fingerprint"])
-    number = recipe.num_streams(state["lanes"])
-    plan = recipe.of_streams(number)
+    deal = recipe.deal(state["lanes"])
+    plan = recipe.of_streams(deal.streams)
     positions = _positions(state)
-    for stream in range(number):
-        saved = [
-            positions[n].saved_state()
-            for n in range(stream, state["lanes"], number)
-            if n in positions
-        ]
+    for stream in range(deal.streams):
+        saved = [positions[n].saved_state() for n in deal.lanes_of(stream) if n in positions]
         begun = [each for each in saved if each is not None]
         changes = rows_of_changes(begun[0] if begun else None, len(recipe.past))
         yield plan, stream, sum(each["read"] for each in begun), changes

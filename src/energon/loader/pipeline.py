@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from energon.stages.base import DatasetIterator, State
@@ -107,10 +107,22 @@ class Continues(Protocol):
 class CountsRows(Protocol):
     """A pipeline that can also compute where a lane is after a number of batches."""
 
+    @property
+    def batch_size(self) -> int | None:
+        """Number of samples, or of packs, in a batch; None yields them one by one."""
+
     def state_after(self, batches: int) -> State | None:
         """Return the state of any lane after this many batches; None if it is unknown.
 
         It is known if all batches take the same number of rows, as long as nothing is skipped.
+        """
+
+    def state_at(self, row: int, changes: Sequence[int] = ()) -> State | None:
+        """Return the state of any lane before a row, with nothing pending; None if it is unknown.
+
+        Args:
+            row: The row.
+            changes: Rows of its stream at which the mix has changed.
         """
 
 

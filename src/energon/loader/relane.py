@@ -57,6 +57,7 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     old, about = state["lanes"], state["fingerprint"]
     positions = read_positions(state, range(old))
     recipe = PlanRecipe.from_json(about)
+    deal = recipe.deal(old)
     packing = about.get("packing_buffer_size") or 0
     rows: dict[int, int] = {}
     changes: dict[int, tuple[int, ...]] = {}
@@ -67,9 +68,15 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
         held = min(read, _held(saved, packing))
         rows[lane] = read - held
         num_held += held
-        stream = lane % recipe.num_streams(old)
+        stream = deal.stream_of(lane)
         changes[stream] = max(known, changes.get(stream, ()), key=len)
-    ended = end_era(recipe, rows, streams=streams, stripe=about["batch_size"] or 1, changes=changes)
+    ended = end_era(
+        recipe,
+        rows,
+        streams=streams,
+        stripe=(about["batch_size"] or 1) * recipe.parts,
+        changes=changes,
+    )
     skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
     order = {name: about[name] for name in ("mix",) if name in about}
     kept = {name: value for name, value in about.items() if name not in recipe.to_json()}
@@ -95,12 +102,12 @@ def _moved(
 ) -> dict[int, list[int]]:
     """Return, by lane, the future rows that are to be skipped."""
     found: dict[int, list[int]] = {}
-    plan = recipe(len(positions))
+    plan, deal = recipe(len(positions)), recipe.deal(len(positions))
     for lane, position in positions.items():
         ahead = [row for row in position.skip_rows if row >= rows[lane]]
         if not ahead:
             continue
-        changed = plan.with_changes(lane, changes[lane % recipe.num_streams(len(positions))])
+        changed = plan.with_changes(lane, changes[deal.stream_of(lane)])
         columns = (column.tolist() for column in changed.at(lane, np.array(ahead, np.int64)))
         for leaf, epoch, ordinal in zip(*columns, strict=True):
             with suppress(ConfigError):  # drawn with replacement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import StateError
@@ -21,8 +22,9 @@ from energon.loader.state import (
     merge_states,
     read_positions,
 )
-from energon.loader.state_differences import check_fingerprint
+from energon.loader.state_differences import check_fingerprint, may_differ
 from energon.messages import counted, warn_once
+from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 
 if TYPE_CHECKING:
@@ -187,7 +189,7 @@ class SavableDataLoader(BasicDataLoader):
     def _restore(self, state: State, strict: bool | Collection[str], relane: bool = False) -> None:
         """Go to the merged `state`."""
         self._check_fresh()
-        state = self._fitted(state, relane=relane)
+        state = self._fitted(self._in_own_batches(state, strict), relane=relane)
         lanes = state["lanes"]
         if self.worker_config.lanes not in (None, lanes):
             raise StateError(
@@ -232,6 +234,40 @@ class SavableDataLoader(BasicDataLoader):
             return state
         return self._with_all_lanes(state, *whose)
 
+    def _in_own_batches(self, state: State, strict: bool | Collection[str]) -> State:
+        """Return a state with the batch size of this run, if each global batch keeps its samples.
+
+        That is tried only where it may differ, and the program has not chosen the lanes.
+        """
+        dataset, saved = self.dataset, state["fingerprint"].get("batch_size")
+        if not isinstance(dataset, CountsRows) or not may_differ("batch_size", strict):
+            return state
+        size = dataset.batch_size
+        if not (size and isinstance(saved, int)) or size == saved or self.worker_config.lanes:
+            return state
+        from energon.loader.rebatch import rebatch
+
+        try:
+            changed = rebatch(self._filled(state, range(state["lanes"])), size, dataset.state_at)
+        except StateError as error:
+            log.warning(
+                "lanes continue from their rows with batches of %d instead of %d, so the samples "
+                "of a global batch do not stay together: %s",
+                size,
+                saved,
+                error,
+            )
+            return state
+        log.warning(
+            "continued with batches of %d instead of %d, in %s instead of %d: the samples of a "
+            "global batch stay together",
+            size,
+            saved,
+            counted(changed["lanes"], "lane"),
+            state["lanes"],
+        )
+        return changed
+
     def _fitted(self, state: State, *, relane: bool) -> State:
         """Return a state whose lanes can be dealt to the ranks of this run.
 
@@ -262,12 +298,14 @@ class SavableDataLoader(BasicDataLoader):
 
         dataset = self.dataset
         streams = dataset.default_streams if isinstance(dataset, Continues) else None
-        state = self._filled(state, range(state["lanes"]))
-        return relane(state, dataset.default_lanes, streams=streams)
+        lanes = dataset.default_lanes
+        if self.worker_config.lanes is None:
+            lanes = lcm(lanes, PlanRecipe.from_json(state["fingerprint"]).parts)
+        return relane(self._filled(state, range(state["lanes"])), lanes, streams=streams)
 
     def _dealt(self, state: State, strict: bool | Collection[str], relane: bool) -> list[State]:
         """Return for each rank what it needs of a state that has all lanes."""
-        state = self._fitted(state, relane=relane)
+        state = self._fitted(self._in_own_batches(state, strict), relane=relane)
         present = self.dataset.fingerprint(state["lanes"])
         check_fingerprint(state["fingerprint"], present, strict=strict)
         return _deal(self._with_mix(state), self.worker_config.world_size)
@@ -309,11 +347,11 @@ class SavableDataLoader(BasicDataLoader):
         """Return the state of one rank with the lanes of all, if they follow from it."""
         if not alone or not isinstance(self.dataset, CountsRows):
             return state
-        found = {}
+        found, size = {}, state["fingerprint"].get("batch_size") or 1
         for lane, batches in batches_of_lanes(state, rank, world_size).items():
             position = LanePosition(batches=batches)
             if batches:
-                position.state = self.dataset.state_after(batches)
+                position.state = self.dataset.state_at(batches * size)
                 if position.state is None:
                     return state
             found[str(lane)] = position.to_json()

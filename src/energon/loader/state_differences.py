@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from energon.errors import StateError
+from energon.plan.recipe import own_unit
 
 PAST = ("mix_before", "eras", "pass")
 """Parts of a fingerprint about how data was mixed and dealt to lanes, and how often it was read,
@@ -35,8 +36,9 @@ def check_fingerprint(
     refused: list[str] = []
     names: list[str] = []
     names_apart = _taken_over(saved, current)
+    compared = {**saved, "unit": own_unit(saved)} if "unit" in saved else saved
     for path, text in differences(
-        without_parts(saved, names_apart), without_parts(current, names_apart)
+        without_parts(compared, names_apart), without_parts(current, names_apart)
     ):
         if may_differ(path, strict):
             waived.append(text)
@@ -44,14 +46,24 @@ def check_fingerprint(
             refused.append(text)
             names.append(path.partition(".")[0])
     if refused:
+        together = _are_parts(saved, current) and "batch_size" in names
         raise StateError(
             "the state was saved by another run:\n  "
             + "\n  ".join(refused)
             + "\nRestore it with the configuration and data it was saved with, or continue from "
-            f"the same rows despite the differences: strict={sorted(set(names))}, or "
-            "strict=False for all"
+            f"the same rows despite the differences: strict={sorted(set(names))}"
+            + (", which keeps the samples of each global batch together" if together else "")
+            + ", or strict=False for all"
         )
     return waived
+
+
+def _are_parts(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Return whether batches of a saved run can become several of this run."""
+    match saved.get("batch_size"), current.get("batch_size"):
+        case int(before), int(now):
+            return before % now == 0 and not current.get("packing_buffer_size")
+    return False
 
 
 def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
@@ -59,8 +71,9 @@ def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str
 
     These are the run's history, and how lanes share the rows of streams.
     """
-    shared = "streams" in saved or "stripe" not in saved or "stripe" not in current
-    return {*PAST, RUN, "streams", *(["stripe"] if shared else [])}
+    shared = "streams" in saved or "parts" in saved
+    shared = shared or "stripe" not in saved or "stripe" not in current
+    return {*PAST, RUN, "streams", "parts", *(["stripe"] if shared else [])}
 
 
 def without_parts(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -6,6 +6,10 @@ of U streams and V lanes, lane v has every V / U-th batch of stream v mod U. So 
 lanes, in order, are those of the streams, in order, however many lanes there are, and the last
 batch of a stream is the only one that can be smaller than the others. Whoever hosts all lanes of
 a stream reads it as a whole.
+
+A run that continues with smaller batches divides each of its batches into *parts*, which are the
+batches of consecutive lanes: so the parts of whole batches come together, in order, and the
+batches of a step of the training have the same samples as before.
 """
 
 from __future__ import annotations
@@ -23,39 +27,122 @@ from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 
 
 @dataclass(frozen=True)
+class Deal:
+    """Which rows of which stream each lane has.
+
+    Args:
+        lanes: V, a multiple of the numbers of streams and parts.
+        streams: U.
+        stripe: Consecutive rows of a stream that go to the same lane: a batch.
+        parts: How many consecutive lanes have batches of the same stream.
+
+    Example:
+        >>> Deal(lanes=8, streams=2, stripe=4).lanes_of(1)
+        [1, 3, 5, 7]
+        >>> Deal(lanes=8, streams=2, stripe=4, parts=2).lanes_of(1)
+        [2, 3, 6, 7]
+    """
+
+    lanes: int
+    streams: int
+    stripe: int
+    parts: int = 1
+
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes share a stream."""
+        return self.lanes // self.streams
+
+    def stream_of(self, lane: int) -> int:
+        """Return the stream that a lane reads."""
+        return lane // self.parts % self.streams
+
+    def lanes_of(self, stream: int) -> list[int]:
+        """Return the lanes that share a stream, in order."""
+        return [self._lane_at(stream, place) for place in range(self.lanes_of_stream)]
+
+    def place_of(self, lane: int) -> int:
+        """Return the place of a lane among those of its stream."""
+        whole, part = divmod(lane, self.parts)
+        return whole // self.streams * self.parts + part
+
+    def _lane_at(self, stream: int, place: int) -> int:
+        whole, part = divmod(place, self.parts)
+        return (whole * self.streams + stream) * self.parts + part
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return the rows of its stream that some rows of a lane are."""
+        return self.rows_of_places(self.place_of(lane), rows)
+
+    def rows_of_places(self, place: int | Ints, rows: Ints) -> Ints:
+        """Return the same, given the place of the lane, or of the lane of each row."""
+        turn, within = divided(rows, self.stripe)
+        return (turn * self.lanes_of_stream + place) * self.stripe + within
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return how many rows of a lane come before a row of its stream."""
+        full, rest = divmod(stream_row, self.stripe * self.lanes_of_stream)
+        rest -= self.place_of(lane) * self.stripe
+        return full * self.stripe + min(self.stripe, max(0, rest))
+
+    def lane_of(self, stream: int, row: int) -> tuple[int, int]:
+        """Return the lane that a row of a stream is dealt to, and its row there."""
+        batch, within = divmod(row, self.stripe)
+        turn, place = divmod(batch, self.lanes_of_stream)
+        return self._lane_at(stream, place), turn * self.stripe + within
+
+    def row_in_turn(self, positions: Sequence[tuple[int, int]]) -> int | None:
+        """Return at which row of their stream lanes continue in turn; None if they do not.
+
+        Args:
+            positions: The lanes in the order of their next batches, each with its next row. All but
+                the first must be between two batches, and no lane of the stream may be missing.
+        """
+        (lane, row), *others = positions
+        turn, within = divmod(row, self.stripe)
+        batch = turn * self.lanes_of_stream + self.place_of(lane)
+        stream, stripe = self.stream_of(lane), self.stripe
+        if len(positions) != self.lanes_of_stream or any(
+            position != self.lane_of(stream, number * stripe)
+            for number, position in enumerate(others, batch + 1)
+        ):
+            return None
+        return batch * stripe + within
+
+
+@dataclass(frozen=True)
 class DealtPlan:
     """The plan of lanes that share streams.
 
     Args:
         plan: Of the streams, which are its lanes.
-        lanes: V, a multiple of the number of streams.
-        stripe: Consecutive rows of a stream that go to the same lane: a batch.
+        deal: Which lanes share which stream.
     """
 
     plan: Plan
-    lanes: int
-    stripe: int
+    deal: Deal
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self.deal.lanes
 
     @property
     def lanes_of_stream(self) -> int:
-        """How many lanes read the same slices: v, v + U, v + 2·U and so on."""
-        return self.lanes // self.plan.lanes
+        """How many lanes read the same slices."""
+        return self.deal.lanes_of_stream
 
     def stream_of(self, lane: int) -> int:
         """Return the stream that a lane reads."""
-        return lane % self.plan.lanes
+        return self.deal.stream_of(lane)
 
     def stream_rows(self, lane: int, rows: Ints) -> Ints:
         """Return the rows of its stream that some rows of a lane are."""
-        turn, within = divided(rows, self.stripe)
-        number = lane // self.plan.lanes
-        return (turn * self.lanes_of_stream + number) * self.stripe + within
+        return self.deal.stream_rows(lane, rows)
 
     def rows_before(self, lane: int, stream_row: int) -> int:
         """Return how many rows of a lane come before a row of its stream."""
-        full, rest = divmod(stream_row, self.stripe * self.lanes_of_stream)
-        rest -= lane // self.plan.lanes * self.stripe
-        return full * self.stripe + min(self.stripe, max(0, rest))
+        return self.deal.rows_before(lane, stream_row)
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
@@ -90,7 +177,7 @@ class DealtPlan:
 
         Of what is long ago, each lane of a stream has an equal share.
         """
-        first = max(0, row - COUNTED_ROWS) // self.stripe * self.stripe
+        first = max(0, row - COUNTED_ROWS) // self.deal.stripe * self.deal.stripe
         counts = self.plan.leaf_counts(self.stream_of(lane), first * self.lanes_of_stream)
         counts = counts / self.lanes_of_stream
         leaf = self.leaf_of(lane, np.arange(first, row, dtype=np.int64))
@@ -100,31 +187,7 @@ class DealtPlan:
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return the lane and row of a sample in an epoch of its leaf."""
         found = self.plan.find(leaf, epoch, ordinal)
-        return None if found is None else self.lane_of(*found)
-
-    def row_in_turn(self, positions: Sequence[tuple[int, int]]) -> int | None:
-        """Return at which row of their stream lanes continue in turn; None if they do not.
-
-        Args:
-            positions: The lanes in the order of their next batches, each with its next row. All but
-                the first must be between two batches, and no lane of the stream may be missing.
-        """
-        (lane, row), *others = positions
-        turn, within = divmod(row, self.stripe)
-        batch = turn * self.lanes_of_stream + lane // self.plan.lanes
-        stream, stripe = self.stream_of(lane), self.stripe
-        if len(positions) != self.lanes_of_stream or any(
-            position != self.lane_of(stream, number * stripe)
-            for number, position in enumerate(others, batch + 1)
-        ):
-            return None
-        return batch * stripe + within
-
-    def lane_of(self, stream: int, row: int) -> tuple[int, int]:
-        """Return the lane that a row of a stream is dealt to, and its row there."""
-        batch, within = divmod(row, self.stripe)
-        turn, number = divmod(batch, self.lanes_of_stream)
-        return number * self.plan.lanes + stream, turn * self.stripe + within
+        return None if found is None else self.deal.lane_of(*found)
 
 
 def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[Rows]:
@@ -138,18 +201,16 @@ def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[
     """
     if not isinstance(plan, DealtPlan):
         return [plan.rows(lane, start, count) for lane, start, count in requests]
-    stream = plan.stream_of(requests[0][0])
+    deal, stream = plan.deal, plan.stream_of(requests[0][0])
     end = plan.plan.num_rows(stream)
     counts = [
-        count if end is None else max(0, min(count, plan.rows_before(lane, end) - start))
+        count if end is None else max(0, min(count, deal.rows_before(lane, end) - start))
         for lane, start, count in requests
     ]
     edges = np.cumsum([0, *counts])
     rows = np.arange(edges[-1]) + np.repeat(
         [start for _, start, _ in requests] - edges[:-1], counts
     )
-    number = np.repeat([lane // plan.plan.lanes for lane, _, _ in requests], counts)
-    turn, within = divided(rows, plan.stripe)
-    rows = (turn * plan.lanes_of_stream + number) * plan.stripe + within
-    found = plan.plan.at(stream, rows, gaps=True)
+    places = np.repeat([deal.place_of(lane) for lane, _, _ in requests], counts)
+    found = plan.plan.at(stream, deal.rows_of_places(places, rows), gaps=True)
     return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energon.plan.dealt import Deal
 from energon.plan.recipe import WHOLE, PlanRecipe
-from energon.plan.rows import Plan, StreamPlan, WindowPlan
+from energon.plan.rows import StreamPlan, WindowPlan
 
 
 class EndedEra(NamedTuple):
@@ -47,11 +48,10 @@ def end_era(
         changes: For each lane, at which rows of its stream the mix was changed.
     """
     lanes = len(rows)
-    num_streams = recipe.num_streams(lanes)
-    plan = recipe(lanes)
+    deal = recipe.deal(lanes)
     done = [
-        _Done(recipe, plan, stream, rows, (changes or {}).get(stream, ()))
-        for stream in range(num_streams)
+        _Done(recipe, deal, stream, rows, (changes or {}).get(stream, ()))
+        for stream in range(deal.streams)
     ]
     names = recipe.source_names if recipe.kind == "blend" else [WHOLE]
     before = recipe.eras[-1]["draws"] if recipe.eras else {}
@@ -66,7 +66,7 @@ def end_era(
     era = {
         "samples": (recipe.eras[-1]["samples"] if recipe.eras else 0) + sum(rows.values()),
         "draws": {**before, **draws},
-        "streams": num_streams,
+        "streams": deal.streams,
     }
     goes_on = replace(recipe, streams=streams, stripe=stripe, eras=(*recipe.eras, era), past=())
     return EndedEra(goes_on, again, dict(again))
@@ -77,7 +77,7 @@ class _Done:
 
     Args:
         recipe: The order.
-        plan: The same for all lanes.
+        deal: Which lanes share which stream.
         stream: Which stream.
         rows: For each lane, how many of its rows are done with.
         changes: At which rows of the stream the mix was changed.
@@ -86,15 +86,14 @@ class _Done:
     def __init__(
         self,
         recipe: PlanRecipe,
-        plan: Plan,
+        deal: Deal,
         stream: int,
         rows: Mapping[int, int],
         changes: tuple[int, ...],
     ) -> None:
         self._stream = stream
-        streams = plan.lanes // plan.lanes_of_stream
-        whole = recipe.of_streams(streams).with_changes(stream, changes)
-        lanes = range(stream, plan.lanes, streams)
+        whole = recipe.of_streams(deal.streams).with_changes(stream, changes)
+        plan, lanes = recipe(deal.lanes), deal.lanes_of(stream)
         # All before `start` is done with; behind it, what some lanes have come further.
         starts = [int(plan.stream_rows(v, np.array([rows[v]], np.int64))[0]) for v in lanes]
         start = min(starts)

@@ -13,7 +13,7 @@ from energon.plan.blends.blend import BlendPlan
 from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
-from energon.plan.dealt import DealtPlan
+from energon.plan.dealt import Deal, DealtPlan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era
 from energon.plan.line import JOINED, Line, LinePlan
@@ -30,6 +30,7 @@ class _Continued(NamedTuple):
 
     streams: int | None
     stripe: int | None
+    parts: int
     eras: tuple[Mapping[str, Any], ...]
     pass_number: int
 
@@ -37,8 +38,9 @@ class _Continued(NamedTuple):
     def from_json(cls, saved: Mapping[str, Any]) -> _Continued:
         """Return it from a fingerprint, checked."""
         streams, stripe, eras = (saved.get(name) for name in ("streams", "stripe", "eras"))
-        pass_number = saved.get("pass", 0)
+        pass_number, parts = saved.get("pass", 0), saved.get("parts", 1)
         numbers = [number for number in (streams, stripe, pass_number) if number is not None]
+        numbers.append(parts if parts == 1 or (parts and stripe and stripe % parts == 0) else -1)
         for era in eras or ():
             match era:
                 case {"samples": samples, "draws": dict(draws), "streams": many}:
@@ -46,10 +48,11 @@ class _Continued(NamedTuple):
                 case _:
                     numbers.append(None)
         if all(isinstance(number, int) and 0 <= number < MAX_NUMBER for number in numbers):
-            return cls(streams, stripe or None, tuple(eras or ()), pass_number or 0)
+            return cls(streams, stripe or None, parts, tuple(eras or ()), pass_number or 0)
         raise StateError(
-            f"the fingerprint of the state has {streams=}, {stripe=}, pass={pass_number!r}, "
-            f"eras={eras!r:.100}, which no loader writes; the state is damaged or was edited"
+            f"the fingerprint of the state has {streams=}, {stripe=}, {parts=}, "
+            f"pass={pass_number!r}, eras={eras!r:.100}, which no loader writes; the state is "
+            "damaged or was edited"
         )
 
 
@@ -69,10 +72,12 @@ class PlanRecipe:
         sources: What a blend draws from, as numbers of leaves; None for each leaf on its own.
         mix: Shares of the sources of a blend; None for the weights of the leaves.
         unit: Consecutive rows of a lane that come from one source.
-        batch_size: Rows of a batch, for schedules that count batches.
+        batch_size: Rows of a whole batch, for schedules that count batches.
         past: The mixes of a run before it was restored with this one, as `mix_json` gave them;
             `then` names sources that continued elsewhere, each with the number of the draw.
         streams: How many streams the lanes share; None for as many as there are lanes.
+        parts: How many lanes share each `stripe`, because the run continues with so much smaller
+            batches; `unit` and `batch_size` are those of whole batches.
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
         pass_number: How many passes over data that are not repeated there were before.
@@ -90,6 +95,7 @@ class PlanRecipe:
     batch_size: int = 1
     past: tuple[Mapping[str, Any], ...] = ()
     streams: int | None = None
+    parts: int = 1
     eras: tuple[Mapping[str, Any], ...] = ()
     pass_number: int = 0
 
@@ -98,11 +104,22 @@ class PlanRecipe:
         """Whether `stripe` affects the order."""
         shuffles = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
         kept = self.kind == "concat" or (self.kind == "epochized" and not shuffles)
-        return kept or self.streams is not None
+        return kept or self.streams is not None or self.parts > 1
 
-    def num_streams(self, lanes: int) -> int:
-        """Return how many streams `lanes` lanes share."""
-        return gcd(lanes, self.streams or lanes)
+    def deal(self, lanes: int) -> Deal:
+        """Return which of `lanes` lanes share which stream.
+
+        Raises:
+            StateError: If the parts of a batch cannot be dealt to so many lanes.
+        """
+        batches, rest = divmod(lanes, self.parts)
+        if rest:
+            raise StateError(
+                f"the run continues with batches that are {self.parts} parts of larger ones, so "
+                f"its number of lanes must be a multiple of {self.parts}, not {lanes}"
+            )
+        streams = gcd(batches, self.streams or batches)
+        return Deal(lanes, streams, self.stripe // self.parts, self.parts)
 
     @property
     def blend_sources(self) -> tuple[tuple[int, ...], ...]:
@@ -122,10 +139,9 @@ class PlanRecipe:
     def __call__(self, lanes: int) -> Plan:
         """Return the plan for `lanes` lanes, the same object each time."""
         if lanes not in self._plans:
-            streams = self.num_streams(lanes)
-            plan = self.of_streams(streams)
-            dealt = plan if streams == lanes else DealtPlan(plan, lanes, self.stripe)
-            self._plans[lanes] = dealt
+            deal = self.deal(lanes)
+            plan = self.of_streams(deal.streams)
+            self._plans[lanes] = plan if deal.streams == lanes else DealtPlan(plan, deal)
         return self._plans[lanes]
 
     def of_streams(self, streams: int) -> BlendPlan | LinePlan | WindowPlan:
@@ -210,12 +226,15 @@ class PlanRecipe:
         known = _Continued.from_json(saved)
         # The lanes of a stream share its rows in the same stripes as before, whatever makes a
         # batch now.
-        stripe = known.stripe if known.streams and known.stripe else self.stripe
+        is_shared = known.streams or known.parts > 1
+        stripe = known.stripe if is_shared and known.stripe else self.stripe
         recipe = replace(
             self,
             streams=known.streams or None,
+            parts=known.parts,
             eras=known.eras,
             stripe=stripe,
+            batch_size=self.batch_size * known.parts,
             pass_number=known.pass_number,
         )
         mix, past = saved.get("mix"), saved.get("mix_before", ())
@@ -223,7 +242,8 @@ class PlanRecipe:
             return recipe
         recipe = replace(recipe, past=(*past,) if mix == self.mix_json() else (*past, mix))
         unit, batch_size = saved.get("unit", 1), saved.get("batch_size") or 1
-        if unit != self.unit:
+        recipe = replace(recipe, unit=unit)
+        if own_unit(saved) != self.unit:
             raise StateError(
                 f"the run has drawn {unit} samples in a row from one dataset, now it is "
                 f"{self.unit}, so it is not known which samples its epochs still lack. Keep the "
@@ -253,6 +273,7 @@ class PlanRecipe:
             "repeat": self.repeat,
             "shuffle_window": self.shuffle_window,
             **({"streams": self.streams} if self.streams is not None else {}),
+            **({"parts": self.parts} if self.parts > 1 else {}),
             **({"eras": list(self.eras)} if self.eras else {}),
             **({"pass": self.pass_number} if self.pass_number else {}),
             **({"stripe": self.stripe} if self.is_striped else {}),
@@ -302,9 +323,10 @@ class PlanRecipe:
                 )
                 or None,
                 unit=saved.get("unit", 1),
-                batch_size=saved["batch_size"] or 1,
+                batch_size=(saved["batch_size"] or 1) * known.parts,
                 past=tuple(saved.get("mix_before", ())),
                 streams=known.streams or None,
+                parts=known.parts,
                 eras=known.eras,
                 pass_number=known.pass_number,
             )
@@ -353,6 +375,13 @@ class PlanRecipe:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def own_unit(saved: Mapping[str, Any]) -> Any:
+    """Return the unit of a saved run in its own batches, which may be parts of larger ones."""
+    unit, parts = saved.get("unit", 1), saved.get("parts", 1)
+    are_numbers = isinstance(unit, int) and isinstance(parts, int)
+    return max(1, unit // parts) if are_numbers and parts > 1 else unit
 
 
 def _then(mix: Mapping[str, Any]) -> dict[str, int]:

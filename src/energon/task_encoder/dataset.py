@@ -257,15 +257,31 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
         None if batches take different numbers of rows, the mix has changed, or the data end.
         """
-        start = self._endless_start
-        return None if start is None else _at_row(start, batches * (self.batch_rows or 1))
+        if self.batch_rows is None or self.plan.past or not self._is_endless:
+            return None
+        return self.state_at(batches * self.batch_rows)
+
+    def state_at(self, row: int, changes: Sequence[int] = ()) -> State | None:
+        """Return the state of a lane before a row, with nothing pending.
+
+        None if hooks make any number of samples of one, or samples wait for others.
+
+        Args:
+            row: The row.
+            changes: Rows of its stream at which the mix has changed.
+        """
+        if self.batch_rows is None:
+            return None
+        return {**_at_row(self._start, row), "changes": list(changes)}
 
     @cached_property
-    def _endless_start(self) -> State | None:
+    def _is_endless(self) -> bool:
+        return self.num_batches(0, self.plan.parts) is None
+
+    @cached_property
+    def _start(self) -> State:
         """The state of a lane before its first batch, in which only the row differs later."""
-        if self.batch_rows is None or self.plan.past or self.num_batches(0, 1) is not None:
-            return None
-        return self.open_lane(Lane(0, 1)).state_dict()
+        return self.open_lane(Lane(0, self.plan.parts)).state_dict()
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
         """Return in words the sample at a row of a lane: its key, shard and offset.

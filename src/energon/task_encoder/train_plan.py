@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from numbers import Integral
 from typing import Any, Literal
 
@@ -152,11 +153,12 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
     skipped. With few batches that would be noticeable, so then there are no more lanes than
     workers.
     """
-    lanes = workers.default_lanes
-    rows = plan(workers.lanes or workers.total_workers).num_rows(0)
-    if rows is None or rows * workers.total_workers >= MIN_BATCHES_OF_LANE * batch_size * lanes:
+    fewest = lcm(workers.lanes or workers.total_workers, plan.parts)
+    lanes = lcm(workers.default_lanes, plan.parts)
+    rows = plan(fewest).num_rows(0)
+    if rows is None or rows * fewest >= MIN_BATCHES_OF_LANE * batch_size * lanes:
         return lanes
-    return workers.lanes or workers.total_workers
+    return fewest
 
 
 def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:

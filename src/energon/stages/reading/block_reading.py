@@ -178,10 +178,10 @@ class BlocksOfLanes:
         plan, number = lanes[0].plan, len(lanes)
         if not self._has_begun or self._ahead is not None or not isinstance(plan, DealtPlan):
             return False
-        row = plan.row_in_turn([(lane.lane.number, lane.stop) for lane in lanes])
+        row = plan.deal.row_in_turn([(lane.lane.number, lane.stop) for lane in lanes])
         if row is None or any(lane.row != lane.stop for lane in lanes):
             return False
-        stripe, used = plan.stripe, row % plan.stripe
+        stripe, used = plan.deal.stripe, row % plan.deal.stripe
         if requested > stripe - used:
             return False
         if self._stream.stop != row:
@@ -376,14 +376,14 @@ def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
         reader: The reader of the stage.
     """
     lane, plan = rows.lane, rows.lane.reading.plan
-    together = 1 if plan is None else plan.lanes_of_stream
-    if together == 1:
+    if not isinstance(plan, DealtPlan):
         blocks = BlocksOfLanes(reader, 1)
     else:
-        stream = lane.number % (lane.lanes // together)
         # Keyed by identity, since a stage may hold values that are not hashable. Its lanes keep
         # the stage alive, so no other stage can get the same id.
-        blocks = lane.host.shared.setdefault((id(stage), stream), BlocksOfLanes(reader, together))
+        blocks = lane.host.shared.setdefault(
+            (id(stage), plan.stream_of(lane.number)), BlocksOfLanes(reader, plan.lanes_of_stream)
+        )
     blocks.add(rows)
     return blocks
 

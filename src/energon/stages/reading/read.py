@@ -341,10 +341,9 @@ def begin_changes(
         StateError: If lanes are missing that share a stream with one of these.
     """
     begun = dict(states)
-    count, streams = len(recipe.past), recipe.num_streams(lanes)
-    plan = recipe(lanes)
-    for stream in sorted({lane % streams for lane in states}) if count else ():
-        known = {lane: states.get(lane) for lane in range(stream, lanes, streams)}
+    count, plan, deal = len(recipe.past), recipe(lanes), recipe.deal(lanes)
+    for stream in sorted({deal.stream_of(lane) for lane in states}) if count else ():
+        known = {lane: states.get(lane) for lane in deal.lanes_of(stream)}
         found = {
             lane: unpack(state, ChangesIterator.saves)
             for lane, state in known.items()
