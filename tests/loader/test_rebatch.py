@@ -12,8 +12,8 @@ from energon.errors import StateError
 from energon.loader.rebatch import rebatch
 from energon.loader.relane import relane
 from energon.loader.state import LanePosition, build_state
-from energon.plan.leaf import PlanLeaf
-from energon.plan.mix import Mix
+from energon.plan.blends.mix import Mix
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 
 LEAVES = (

@@ -46,7 +46,7 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
     if whole % batch_size or recipe.stripe != whole:
         raise StateError(f"batches of {batch_size} are not equal parts of those of {whole}")
     lanes = [
-        _Lane.of(position) for position in read_positions(state, range(state["lanes"])).values()
+        _LaneRows.of(position) for position in read_positions(state, range(state["lanes"])).values()
     ]
     common = lcm(before, batch_size)
     join, divide = Deal(common // before, 1, before), Deal(common // batch_size, 1, batch_size)
@@ -75,7 +75,7 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
     }
 
 
-class _Lane(NamedTuple):
+class _LaneRows(NamedTuple):
     """How far a lane has come: `row` is the next one that it reads."""
 
     row: int
@@ -86,7 +86,7 @@ class _Lane(NamedTuple):
     ended: bool
 
     @classmethod
-    def of(cls, position: LanePosition) -> _Lane:
+    def of(cls, position: LanePosition) -> _LaneRows:
         """Return it from a saved position, in which no sample may wait for others."""
         saved = position.saved_state()
         row, changes = rows_read(saved)
@@ -123,7 +123,7 @@ def _is_at_row(saved: Any, row: int) -> bool:
     )
 
 
-def _divided(lane: _Lane, deal: Deal) -> Iterator[_Lane]:
+def _divided(lane: _LaneRows, deal: Deal) -> Iterator[_LaneRows]:
     """Yield the lanes of the parts of each batch of a lane."""
     skipped = [deal.lane_of(0, row) for row in lane.skip_rows]
     for part in range(deal.lanes):
@@ -138,7 +138,7 @@ def _divided(lane: _Lane, deal: Deal) -> Iterator[_Lane]:
         )
 
 
-def _joined(lanes: Sequence[_Lane], deal: Deal, end: int | None) -> _Lane:
+def _joined(lanes: Sequence[_LaneRows], deal: Deal, end: int | None) -> _LaneRows:
     """Return the lane whose batches are those of some lanes, joined; `end` is where it ends."""
     row = sum(lane.row for lane in lanes)
     skipped: list[Any] = []

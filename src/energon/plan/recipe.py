@@ -76,8 +76,8 @@ class PlanRecipe:
         past: The mixes of a run before it was restored with this one, as `mix_json` gave them;
             `then` names sources that continued elsewhere, each with the number of the draw.
         streams: How many streams the lanes share; None for as many as there are lanes.
-        parts: How many lanes share each `stripe`, because the run continues with so much smaller
-            batches; `unit` and `batch_size` are those of whole batches.
+        parts: How many lanes share each `stripe`, because the run continues with smaller batches;
+            `stripe`, `unit` and `batch_size` are those of whole batches.
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
         pass_number: How many passes over data that are not repeated there were before.
@@ -110,7 +110,7 @@ class PlanRecipe:
         """Return which of `lanes` lanes share which stream.
 
         Raises:
-            StateError: If the parts of a batch cannot be dealt to so many lanes.
+            StateError: If the parts of a batch cannot be dealt to these lanes.
         """
         batches, rest = divmod(lanes, self.parts)
         if rest:
