@@ -1,8 +1,7 @@
 import pickle
 
 from energon.loader.hosting import LaneHost
-from energon.loader.monitoring.accounts import Spent, account
-from energon.loader.monitoring.batch_clock import FIRST_CALLS, BatchClock
+from energon.loader.monitoring.accounts import FIRST_CALLS, BatchClock, Spent, account
 from energon.loader.state import LanePosition
 from energon.stages.lane import Host
 from tests.loader.fake_pipeline import fake
@@ -60,7 +59,7 @@ def test_leaves_rows_out_and_goes_on_counting():
 
 
 def test_times_are_sent_only_with_batches_that_add_some(monkeypatch):
-    monkeypatch.setattr("energon.loader.monitoring.batch_clock.FIRST_CALLS", 1)
+    monkeypatch.setattr("energon.loader.monitoring.accounts.FIRST_CALLS", 1)
     monkeypatch.setattr(LaneHost, "earn", lambda *_: None)  # by looks that come meanwhile
     read = account(Spent("read"))
     at = {1: LanePosition(times={read: 5})}
