@@ -327,12 +327,3 @@ def test_a_process_that_is_forked_before_a_look_has_the_usual_interval():
         if not child:
             os._exit(sys.getswitchinterval() != usual)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_places_by_which_looks_are_sorted_exist():
-    """After a module has moved, its time would be that of something else."""
-    root = Path(profiling.__file__).parents[2]
-    for start in profiling._ROOMS:
-        assert (root / start).exists(), start
-    for file, function in profiling._FUNCTIONS:
-        assert f" def {function}(" in (root / file).read_text().replace("\ndef", "\n def"), file
