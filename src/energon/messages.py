@@ -189,7 +189,7 @@ def _same(a: str, b: str) -> int:
 
 
 _EARLY = 0.9
-"""Records of workers take a while to arrive, some longer than others."""
+"""Clocks of workers are not read at quite the same moment."""
 _given: dict[str, float] = {}
 
 
@@ -266,12 +266,14 @@ def is_repeated(record: logging.LogRecord) -> bool:
     """Return whether a record that comes from a worker is a warning that was given already."""
     what = getattr(record, "energon_once", None)
     seconds = getattr(record, "energon_every", math.inf)
-    return what is not None and not _is_due(what, _EARLY * seconds)
+    # It may have waited in a socket while the trainer was busy: what counts is when it was made.
+    age = max(0.0, time.time() - record.created)
+    return what is not None and not _is_due(what, _EARLY * seconds, age)
 
 
-def _is_due(what: str, seconds: float) -> bool:
-    now = time.monotonic()
-    due = what not in _given or now - _given[what] >= seconds
+def _is_due(what: str, seconds: float, age: float = 0.0) -> bool:
+    made_at = time.monotonic() - age
+    due = what not in _given or made_at - _given[what] >= seconds
     if due:
-        _given[what] = now
+        _given[what] = made_at
     return due

@@ -46,6 +46,23 @@ def test_what_is_larger_than_the_data(tmp_path, caplog):
     assert "shuffle_buffer_size=1000 is more than the 10 samples of" in window
 
 
+@pytest.mark.parametrize(
+    ("settings", "sizes", "outcome"),
+    [
+        ({}, [10], "the only batch of a pass is smaller"),
+        ({"batch_drop_last": True}, [], "batch_drop_last=True leaves no batch at all"),
+    ],
+)
+def test_a_pass_that_is_smaller_than_a_batch(settings, sizes, outcome, tmp_path, caplog):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    root = make_crude(tmp_path / f"tiny-{len(sizes)}", [10])  # a name is warned of once
+    settings = {"batch_size": 64, "repeat": False, "task_encoder": Plain(), **settings}
+    dataset = get_train_dataset(root, worker_config=config, **settings)
+    assert list(get_loader(dataset)) == sizes
+    (line,) = said(caplog)
+    assert line.endswith(f": {outcome}")
+
+
 def test_workers_that_have_no_lane(tmp_path, caplog):
     config = WorkerConfig(rank=0, world_size=1, num_workers=7, lanes=2)
     dataset = get_train_dataset(

@@ -88,7 +88,10 @@ class Retries:
             self._unreachable_since = None
             now = self._answered_at = time.monotonic()
             if self._failures and self._is_calm():
-                logger.warning(
+                warn_every(
+                    SAY_SECONDS,
+                    logger,
+                    f"answers of {self._origin}",
                     "%s answers again, after %s in %.0f s",
                     self._origin,
                     counted(self._failures, "failed attempt"),

@@ -228,13 +228,20 @@ class Recipe:
         names = ", ".join(leaf.leaf.name for leaf in self.opened[:3])
         size, window = self.settings.batch_size or 1, self.plan.shuffle_window
         if self.training and size > samples:
+            outcome = "batches contain samples several times"
+            passed = sum(leaf.num_samples * leaf.repetitions for leaf in self.plan.leaves)
+            if self.plan.kind == "epochized" and not self.plan.repeat and size > passed:
+                outcome = "the only batch of a pass is smaller"
+                if self.settings.batch_drop_last:
+                    outcome = "batch_drop_last=True leaves no batch at all"
             warn_once(
                 logger,
                 f"batch of {names}",
-                "batch_size=%d is more than the %s of %s: batches contain samples several times",
+                "batch_size=%d is more than the %s of %s: %s",
                 size,
                 counted(samples, "sample"),
                 names,
+                outcome,
             )
         if window > samples > 1:
             warn_once(
