@@ -159,7 +159,8 @@ def describe(name: str, value: Any) -> str:
     members = list(_members(value)) if inspect.isclass(value) else []
     if members:
         lines += [*members, ""]
-    return "\n".join(lines)
+    # Docstrings name pages of the repository, which are next to the reference on the site.
+    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", "\n".join(lines))
 
 
 def _signature(name: str, value: Any) -> str:

@@ -170,7 +170,7 @@ def test_a_gallery_of_any_length_can_be_scrolled(page, browser, tmp_path):
         )
 
         def scroll_to(wanted, by):
-            for _ in range(200):
+            while True:  # the time limit of the test ends what never comes
                 other.mouse.wheel(0, by)
                 other.wait_for_timeout(20)
                 found = other.evaluate(numbers)
@@ -178,7 +178,6 @@ def test_a_gallery_of_any_length_can_be_scrolled(page, browser, tmp_path):
                 assert len(found) <= 430
                 if found[0] <= wanted <= found[-1]:
                     return found
-            raise AssertionError(f"{wanted} did not come, only {found[0]} to {found[-1]}")
 
         other.focus("#scrub")
         other.keyboard.press("ArrowDown")  # leads to the next row, and stays there
