@@ -242,6 +242,49 @@ def test_all_outputs_of_a_sample_have_its_number(folder):
         assert list(islice(loader, 4)) == [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4, 5, 5]]
 
 
+class Counted(DefaultTaskEncoder):
+    decoder = None
+
+    def encode_sample(self, sample):
+        return {**sample, "number": self.current_sample_index}
+
+    def batch(self, samples):
+        return samples
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (1, 2)])
+@pytest.mark.parametrize("lanes", [None, LANES])
+def test_samples_are_numbered_in_the_order_of_the_batches(folder, world_size, num_workers, lanes):
+    def open_rank(rank, batch_size):
+        config = WorkerConfig(
+            rank=rank, world_size=world_size, num_workers=num_workers, lanes=lanes
+        )
+        dataset = train(folder / "a", Counted(), batch_size=batch_size, worker_config=config)
+        return get_savable_loader(dataset, workers="thread")
+
+    def numbers(loader, batches):
+        found = [list(batch) for batch in islice(loader, batches)]
+        for batch in some(found):
+            again = [loader.restore_sample(sample["__restore_key__"]) for sample in batch]
+            assert [each["number"] for each in again] == [each["number"] for each in batch]
+        return [[sample["number"] for sample in batch] for batch in found]
+
+    for rank in range(world_size):
+        with open_rank(rank, 6) as loader:
+            found = numbers(loader, 5)
+            assert found == [
+                [*range(6 * g, 6 * g + 6)] for g in range(rank, 5 * world_size, world_size)
+            ]
+            state = loader.save_state_rank()
+        if lanes is None:  # in smaller batches, samples keep their numbers
+            with open_rank(rank, 2) as loader:
+                loader.restore_state_rank(state, strict=["batch_size"])
+                first = 5 * 3 * world_size + rank
+                assert numbers(loader, 4) == [
+                    [2 * g, 2 * g + 1] for g in range(first, first + 4 * world_size, world_size)
+                ]
+
+
 def test_a_single_sample_knows_its_batch_where_all_take_equally_many(folder):
     class Samples(Numbers):
         def batch(self, samples):

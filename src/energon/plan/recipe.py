@@ -106,6 +106,11 @@ class PlanRecipe:
         kept = self.kind == "concat" or (self.kind == "epochized" and not shuffles)
         return kept or self.streams is not None or self.parts > 1
 
+    @property
+    def lane_stripe(self) -> int:
+        """Consecutive rows of a stream that go to the same lane: a batch, or a part of it."""
+        return self.stripe // self.parts
+
     def deal(self, lanes: int) -> Deal:
         """Return which of `lanes` lanes share which stream.
 
@@ -119,7 +124,7 @@ class PlanRecipe:
                 f"its number of lanes must be a multiple of {self.parts}, not {lanes}"
             )
         streams = gcd(batches, self.streams or batches)
-        return Deal(lanes, streams, self.stripe // self.parts, self.parts)
+        return Deal(lanes, streams, self.lane_stripe, self.parts)
 
     @property
     def blend_sources(self) -> tuple[tuple[int, ...], ...]:

@@ -41,7 +41,7 @@ class LaneReading:
     known: int = 0
 
 
-Find = Callable[[int, int, int], int | None]
+Find = Callable[[int, int, int], tuple[int, int] | None]
 
 
 class RowCallback(Protocol):
@@ -190,8 +190,8 @@ class CurrentItem:
         known_address: The last known value of `address`.
         known_call: The last known value of `call`.
         generator: The last result of `active_generator`, and the call it was made for.
-        finders: Functions, one per reading stage, that return the number of a sample by leaf,
-            epoch and ordinal, if the stage reads it.
+        finders: Functions, one per reading stage, that return the lane and row of a sample by
+            leaf, epoch and ordinal, if the stage reads it.
         batch_rows: Number of rows per batch, if that is the same for all batches and no row is
             skipped; tells the batch of a sample that is recreated.
     """
@@ -257,6 +257,8 @@ class Lane:
         next_row: Called instead, with the row of a single sample; faster.
         counts: Statistics of the lane, such as samples, skipped and failed, by name.
         current: What the lane is working on.
+        stripe: How many consecutive rows have consecutive numbers: those of a batch, as long as
+            hooks skip none.
         pass_number: How many passes over finite data came before, for stages that repeat them.
         stride: Row r is known outside of this branch as r * stride + offset.
         offset: See `stride`.
@@ -273,6 +275,7 @@ class Lane:
     next_row: Callable[[int], object] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     current: CurrentItem = field(default_factory=CurrentItem)
+    stripe: int = 1
     pass_number: int = 0
     stride: int = 1
     offset: int = 0
@@ -338,25 +341,33 @@ class Lane:
     def sample_number(self, address: RowAddress) -> int:
         """Return the global number of the sample that an address begins with.
 
+        The samples of a batch have consecutive numbers, in the order of the batches.
+
         Raises:
             ConfigError: If it is unknown.
         """
+        lane, row = self._place_of(address)
+        turn, within = divmod(row, self.stripe)
+        return (turn * self.lanes + lane) * self.stripe + within
+
+    def _place_of(self, address: RowAddress) -> tuple[int, int]:
+        """Return the lane and row of the sample that an address begins with."""
         current = self.current
         if address[:1] == ("lane",):
             _, lane, row, *_ = address
-            return (int(row) * self.stride + self.offset) * self.lanes + int(lane)
+            return int(lane), int(row) * self.stride + self.offset
         sample = tuple(part for part in address if isinstance(part, int))[:3]
         if len(sample) == 3 and sample != flat(current.address)[:3]:
             for find in current.finders.values():
-                number = find(*sample)
-                if number is not None:
-                    return number
+                place = find(*sample)
+                if place is not None:
+                    return place
         if current.row is None:
             raise ConfigError(
                 f"the number of the sample (leaf, epoch, ordinal) {sample} is not known: the run "
                 "does not draw it, or draws with replacement, or has changed its mix since"
             )
-        return current.row * self.lanes + self.number
+        return self.number, current.row
 
     def batch_number(self, address: RowAddress) -> int:
         """Return the global number of the current batch.
@@ -375,7 +386,7 @@ class Lane:
                 "the number of the batch is not known: batches of this pipeline take any number of "
                 "samples, and the restore key is not that of a batch"
             )
-        row, lane = divmod(self.sample_number(address), self.lanes)
+        lane, row = self._place_of(address)
         return row // current.batch_rows * self.lanes + lane
 
 

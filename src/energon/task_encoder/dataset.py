@@ -217,6 +217,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
         lane.seed = self.plan.seed
+        lane.stripe = self.plan.lane_stripe
         lane.worker_config = self.worker_config
         return self.open(lane, state)
 
@@ -349,6 +350,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             number=0,
             lanes=lanes or self.default_lanes,
             seed=self.plan.seed,
+            stripe=self.plan.lane_stripe,
             worker_config=self.worker_config,
             current=CurrentItem(batch=None, batch_rows=self.batch_rows),
         )

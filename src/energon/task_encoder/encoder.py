@@ -150,6 +150,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def current_sample_index(self) -> int:
         """Number of the sample of the current hook call, counted over all ranks.
 
+        Batches of B samples have the numbers 0 to B - 1, B to 2 * B - 1, and so on, in their order.
         In the hooks of packs and batches, it is that of their first sample. The same on every
         topology, after every restore and in `restore_sample`.
 

@@ -83,12 +83,12 @@ class ReadDataset(Dataset[Any]):
         return sample, tuple(key[3:])
 
     def register_finder(self, lane: Lane) -> None:
-        """Let user code in `lane` look up the numbers of the samples that this stage reads."""
+        """Let user code in `lane` look up the places of the samples that this stage reads."""
         # Threads remember their last lane, which must not keep the stage and its files open.
         reference = weakref.ref(self)
         reading, lanes, stride, offset = lane.reading, lane.lanes, lane.stride, lane.offset
 
-        def find(leaf: int, epoch: int, ordinal: int) -> int | None:
+        def find(leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
             stage = reference()
             if stage is None or stage.leaf not in (None, leaf):
                 return None
@@ -100,7 +100,7 @@ class ReadDataset(Dataset[Any]):
             if found is None:
                 return None
             number, row = found
-            return (row * stride + offset) * lanes + number
+            return number, row * stride + offset
 
         lane.current.finders[self.leaf, lane.stride, lane.offset] = find
 
