@@ -1,11 +1,10 @@
 """Measure token files and Parquet files against what people train on them with today.
 
     make servers
-    .venv/bin/python benchmarks/kinds.py [--rounds 3] [--only tokens,start,images,bucket]
+    .venv/bin/python benchmarks/kinds.py [--rounds 5] [--only tokens|start|images|bucket]
 
-Every figure comes from a fresh process; contenders take turns. A section that is left out keeps
-what stands on the page, docs/benchmarks_kinds.md. The bucket is a real S3 server on this machine,
-made distant by a proxy: every request takes 30 ms longer.
+Every figure comes from a fresh process; cases take turns. The bucket is a real S3 server on this
+machine, made distant by a proxy: every request takes 30 ms longer. Five rounds take ten minutes.
 """
 
 from __future__ import annotations
@@ -13,70 +12,89 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from results import (
+    ROOT,
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    ratio,
+    rounds_of,
+    shown,
+    versions_of,
+)
 
-PAGE = ROOT / "docs" / "benchmarks_kinds.md"
 LENGTH, BATCH = 2048, 8
 DOCUMENTS, SIMULATED = 40_000, 10_000_000
 IMAGES, IMAGE_FILES, IMAGE_BATCH = 3_000, 12, 32
 BUCKET_FILES, BUCKET_ROWS = 1_000, 40
 SECONDS = 3.0
-Found = dict[str, list[dict[str, float]]]
+RESUMED = {"1 %": 0.01, "99 %": 0.99, "epoch 1,000": 1000.5}
+"""Where runs are resumed, in epochs."""
+OURS = "energon (this)"
+GPT, MEMMAP = "GPTDataset's logic", "numpy memmap loop"
+STREAMING, MAP_STYLE = "`datasets`, streaming", "`datasets`, map-style"
 
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data-made" / "kinds")
-    parser.add_argument("--only", default="tokens,start,images,bucket")
+    parser = BENCHMARK.parser(__doc__, data="kinds")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = BENCHMARK.parsed(parser)
     if arguments.measure:
+        sys.path.insert(0, str(ROOT))
         name, address = arguments.measure
         sys.stdout.write(json.dumps(MEASURED[name](address)) + "\n")
         sys.stdout.flush()
         os._exit(0)  # workers of peers do not always end
-    for section in arguments.only.split(","):
-        table = SECTIONS[section](arguments.data, arguments.rounds)
-        write_section(section, table)
+    versions = versions_of(
+        sys.executable, energon="energon-loader", datasets="datasets", pyarrow="pyarrow"
+    )
+    with ExitStack() as stack:
+        make = {
+            "tokens": lambda folder: make_tokens(folder / "tokens", DOCUMENTS),
+            "start": make_simulated_index,
+            "images": lambda folder: make_images(folder / "images", IMAGES, IMAGE_FILES),
+            "bucket": lambda folder: stack.enter_context(filled_bucket(folder)),
+        }
+
+        @cache
+        def made(data: str) -> Any:
+            return make[data](arguments.data)
+
+        def measure(case: Case) -> dict[str, Any]:
+            address, environment = made(case["data"]), {}
+            if case["data"] == "bucket":
+                address, environment = address
+            if case["data"] == "images":
+                environment = {"HF_DATASETS_CACHE": str(arguments.data / "hf")}
+                environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            name = NAMES[case["data"], case["library"]]
+            name += f"_{case['workers']}" if case["data"] == "images" else ""
+            command = [sys.executable, __file__, "--measure", name, str(address)]
+            return in_fresh_process(command, **environment)
+
+        BENCHMARK.run(arguments, cases(), measure, versions, seconds=SECONDS)
 
 
-def repeated(names: list[str], address: str, rounds: int, **environment: str) -> Found:
-    """Return what contenders measure, each in processes of its own."""
-    found: Found = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            command = [sys.executable, __file__, "--measure", name, address]
-            done = subprocess.run(
-                command, env={**os.environ, **environment}, capture_output=True, text=True
-            )
-            if done.returncode:
-                raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(name, found[name][-1], flush=True)
-    return found
-
-
-def middle(found: Found, name: str, figure: str) -> float:
-    """Return the median of a figure."""
-    return float(median(each[figure] for each in found[name]))
+def cases() -> Iterator[Case]:
+    """Yield all measurements."""
+    for data, library in NAMES:
+        for workers in (0, 2) if data == "images" else (0,):
+            yield {"data": data, "library": library, "workers": workers}
 
 
 def rate(items: Iterator[int]) -> dict[str, float]:
@@ -175,15 +193,8 @@ def tokens_gpt(path: str) -> dict[str, float]:
     return rate(batches())
 
 
-def token_section(data: Path, rounds: int) -> str:
+def token_table(results: Results) -> str:
     """Return the table of token sequences."""
-    prefix = make_tokens(data / "tokens", DOCUMENTS)
-    names = {
-        "energon (this)": "tokens_ours",
-        "GPTDataset's logic": "tokens_gpt",
-        "numpy memmap loop": "tokens_memmap",
-    }
-    found = repeated(list(names.values()), str(prefix), rounds)
     lines = [
         "## Token sequences",
         "",
@@ -191,16 +202,18 @@ def token_section(data: Path, rounds: int) -> str:
         f"{DOCUMENTS:,} documents in the page cache. GPTDataset's logic is rebuilt from its "
         "description: tokens, labels, positions and loss masks through torch's DataLoader. "
         "energon yields tokens and the starts of documents, and keeps a state. The memmap loop "
-        "cuts random windows out of the file; it has no documents, epochs or state.",
+        "cuts random windows out of the file; it has no documents, epochs or state. The last "
+        "column compares CPU time.",
         "",
         "| | sequences/s | CPU µs per sequence | relative to the memmap loop |",
         "|---|---:|---:|---:|",
     ]
-    least = middle(found, "tokens_memmap", "cpu_us")
-    for title, name in names.items():
-        cost = middle(found, name, "cpu_us")
+    least = rounds_of(results, data="tokens", library=MEMMAP)
+    for library in (OURS, GPT, MEMMAP):
+        own = rounds_of(results, data="tokens", library=library)
         lines.append(
-            f"| {title} | {middle(found, name, 'rate'):,.0f} | {cost:.1f} | {least / cost:.2f} x |"
+            f"| {library} | {shown(own, 'rate')} | {shown(own, 'cpu_us', 1)} | "
+            f"{ratio(least, own, 'cpu_us'):.2f} x |"
         )
     return "\n".join(lines)
 
@@ -251,9 +264,9 @@ def status_mb(name: str) -> float:
     return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
 
 
-def start_section(data: Path, rounds: int) -> str:
-    """Return the table of the start on a large corpus."""
-    prefix = data / "simulated" / "corpus"
+def make_simulated_index(folder: Path) -> Path:
+    """Write an index of many documents, and a file of tokens that takes no room."""
+    prefix = folder / "simulated" / "corpus"
     if not prefix.with_suffix(".idx").exists():
         prefix.parent.mkdir(parents=True, exist_ok=True)
         count, size = SIMULATED, 1000
@@ -264,9 +277,13 @@ def start_section(data: Path, rounds: int) -> str:
             file.write((2 * size * np.arange(count, dtype="<i8")).tobytes())
             file.write(np.arange(count + 1, dtype="<i8").tobytes())
         with open(prefix.with_suffix(".bin"), "wb") as file:
-            file.truncate(2 * size * count)  # nothing but zeros, which take no room
-    found = repeated(["token_start"], str(prefix), rounds)
-    peak = middle(found, "token_start", "peak_mb")
+            file.truncate(2 * size * count)  # nothing but zeros
+    return prefix
+
+
+def start_table(results: Results) -> str:
+    """Return the table of the start on a large corpus."""
+    own = rounds_of(results, data="start")
     return "\n".join(
         [
             "## Start on 10 billion tokens",
@@ -277,9 +294,8 @@ def start_section(data: Path, rounds: int) -> str:
             "",
             "| | first batch, s | CPU for it, s | memory for it, MB | peak memory, MB |",
             "|---|---:|---:|---:|---:|",
-            f"| energon (this) | {middle(found, 'token_start', 'seconds'):.2f} | "
-            f"{middle(found, 'token_start', 'cpu'):.2f} | "
-            f"{middle(found, 'token_start', 'own_mb'):.0f} | {peak:.0f} |",
+            f"| {OURS} | {shown(own, 'seconds', 2)} | {shown(own, 'cpu', 2)} | "
+            f"{shown(own, 'own_mb')} | {shown(own, 'peak_mb')} |",
         ]
     )
 
@@ -384,43 +400,28 @@ def stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def image_section(data: Path, rounds: int) -> str:
+def image_table(results: Results) -> str:
     """Return the table of images in Parquet files."""
-    import datasets
-
-    folder = make_images(data / "images", IMAGES, IMAGE_FILES)
-    names = {
-        "energon (this)": "images_ours",
-        "`datasets`, streaming": "images_streaming",
-        "`datasets`, map-style": "images_map_style",
-    }
-    measured = [f"{name}_{workers}" for name in names.values() for workers in (0, 2)]
-    found = repeated(
-        measured,
-        str(folder),
-        rounds,
-        HF_DATASETS_CACHE=str(data / "hf"),
-        HF_HUB_OFFLINE="1",
-        TOKENIZERS_PARALLELISM="false",
-    )
     lines = [
         "## Images in Parquet files",
         "",
         f"{IMAGES:,} JPEGs of about 70 kB in {IMAGE_FILES} files, shuffled, decoded to 224 x 224 "
         f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are per image, over all "
-        "processes; most of them go to the decoder. `datasets` "
-        f"{datasets.__version__} runs with torch's DataLoader. Its stream shuffles files, and rows "
-        "in a buffer of 1,000; its table was converted to Arrow beforehand.",
+        "processes; nearly all of them go to the decoder. `datasets` runs with torch's DataLoader. "
+        "Its stream shuffles files, and rows in a buffer of 1,000; its table was converted to "
+        "Arrow beforehand.",
         "",
         "| | images/s | with 2 workers | CPU ms | with 2 workers |",
         "|---|---:|---:|---:|---:|",
     ]
-    for title, name in names.items():
-        cells = [f"{middle(found, f'{name}_{workers}', 'rate'):,.0f}" for workers in (0, 2)]
-        cells += [
-            f"{middle(found, f'{name}_{workers}', 'cpu_us') / 1000:.2f}" for workers in (0, 2)
+    for library in (OURS, STREAMING, MAP_STYLE):
+        both = [
+            rounds_of(results, data="images", library=library, workers=workers)
+            for workers in (0, 2)
         ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        cells = [shown(rounds, "rate") for rounds in both]
+        cells += [shown(rounds, "cpu_us", 2, scale=0.001) for rounds in both]
+        lines.append(f"| {library} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -479,28 +480,34 @@ def bucket_start(address: str) -> dict[str, float]:
 
     first, state = seconds()
     found = {"first": first}
-    for name, share in (("1 %", 0.01), ("99 %", 0.99), ("epoch 1,000", 1000.5)):
+    for name, share in RESUMED.items():
         steps = int(share * BUCKET_FILES * BUCKET_ROWS) // IMAGE_BATCH
         found[name], _ = seconds(skip_steps(state, steps, world_size=1).state)
     return found
 
 
-def bucket_section(data: Path, rounds: int) -> str:
-    """Return the table of the start on many files far away."""
-    import tempfile
+@contextmanager
+def filled_bucket(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the address of many prepared files in a distant bucket, and the environment for it."""
+    from remote import distant_server
 
-    from remote import LATENCY_SECONDS, distant_server
-
-    folder = make_images(
-        data / "bucket" / "rows", BUCKET_FILES * BUCKET_ROWS, BUCKET_FILES, size=2_000
+    sys.path.insert(0, str(ROOT))
+    rows = make_images(
+        folder / "bucket" / "rows", BUCKET_FILES * BUCKET_ROWS, BUCKET_FILES, size=2_000
     )
-    with distant_server(folder.parent) as (_, environment), tempfile.TemporaryDirectory() as none:
+    with distant_server(rows.parent) as (_, environment), TemporaryDirectory() as none:
         environment["ENERGON_STORAGE_CACHE_DIR"] = none
         prepare = [sys.executable, "-m", "energon.cli.main", "prepare", "s3://bench/rows"]
         subprocess.run(prepare, env={**os.environ, **environment}, check=True)
-        found = repeated(["bucket_start"], "s3://bench/rows", rounds, **environment)
-    figures = list(found["bucket_start"][0])
-    cells = [f"{middle(found, 'bucket_start', name):.2f}" for name in figures]
+        yield "s3://bench/rows", environment
+
+
+def bucket_table(results: Results) -> str:
+    """Return the table of the start on many files far away."""
+    from remote import LATENCY_SECONDS
+
+    own = rounds_of(results, data="bucket")
+    cells = [shown(own, name, 2) for name in ("first", *RESUMED)]
     return "\n".join(
         [
             f"## {BUCKET_FILES:,} Parquet files on a bucket",
@@ -509,25 +516,31 @@ def bucket_section(data: Path, rounds: int) -> str:
             "in-line, of a new run and of runs restored from states. The files were prepared; a "
             f"proxy adds {LATENCY_SECONDS * 1000:.0f} ms to each request.",
             "",
-            f"| | start | {' | '.join(f'resumed at {name}' for name in figures[1:])} |",
-            f"|---|{'---:|' * len(figures)}",
-            f"| energon (this) | {' | '.join(cells)} |",
+            f"| | start | {' | '.join(f'resumed at {name}' for name in RESUMED)} |",
+            f"|---|{'---:|' * len(cells)}",
+            f"| {OURS} | {' | '.join(cells)} |",
         ]
     )
 
 
-def write_section(name: str, text: str) -> None:
-    """Put a section between its marks on the page."""
-    mark, end = f"<!-- {name}, made by benchmarks/kinds.py -->", f"<!-- end of {name} -->"
-    about = f"Measured on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), "
-    about += f"Python {platform.python_version()}; medians of fresh processes that take turns."
-    title, _, rest = text.partition("\n\n")
-    page = PAGE.read_text()
-    before, _, after = page.partition(f"{mark}\n")
-    _, _, after = after.partition(f"{end}\n")
-    PAGE.write_text(f"{before}{mark}\n\n{title}\n\n{about} {rest}\n\n{end}\n{after}")
+def tables(results: Results) -> str:
+    """Return all tables."""
+    return "\n\n".join(
+        table(results) for table in (token_table, start_table, image_table, bucket_table)
+    )
 
 
+NAMES = {
+    ("tokens", OURS): "tokens_ours",
+    ("tokens", GPT): "tokens_gpt",
+    ("tokens", MEMMAP): "tokens_memmap",
+    ("start", OURS): "token_start",
+    ("images", OURS): "images_ours",
+    ("images", STREAMING): "images_streaming",
+    ("images", MAP_STYLE): "images_map_style",
+    ("bucket", OURS): "bucket_start",
+}
+"""What measures a library on some data; that for images has the workers behind its name."""
 MEASURED: dict[str, Callable[[str], dict[str, float]]] = {
     "tokens_ours": tokens_ours,
     "tokens_memmap": tokens_memmap,
@@ -539,12 +552,7 @@ for _workers in (0, 2):
     MEASURED[f"images_ours_{_workers}"] = images_ours(_workers)
     MEASURED[f"images_streaming_{_workers}"] = images_streaming(_workers)
     MEASURED[f"images_map_style_{_workers}"] = images_map_style(_workers)
-SECTIONS = {
-    "tokens": token_section,
-    "start": start_section,
-    "images": image_section,
-    "bucket": bucket_section,
-}
+BENCHMARK = Benchmark(__file__, tables)
 
 if __name__ == "__main__":
     main()
