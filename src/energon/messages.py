@@ -226,9 +226,19 @@ def warn_every(
     """
     if not _is_due(what, seconds):
         return False
-    about = {"energon_once": what, "energon_every": seconds, "energon_delays": delays_batches}
+    about = {**by_one_worker(what, seconds), "energon_delays": delays_batches}
     logger.warning(message, *args, extra=about)
     return True
+
+
+def by_one_worker(what: str, seconds: float) -> dict[str, Any]:
+    """Return what to give a record as `extra`, so that of several workers only one is heard.
+
+    Args:
+        what: Tells this record from others.
+        seconds: For how long after it the others are not heard.
+    """
+    return {"energon_once": what, "energon_every": seconds}
 
 
 class Trainer(Protocol):

@@ -370,6 +370,25 @@ def test_who_sets_a_tolerance_gets_it_from_the_first_sample_on(root):
     assert run(val(root, Tolerant(39)))[0] == 21
 
 
+class FailsOften(DefaultTaskEncoder):
+    decoder = None
+
+    def encode_sample(self, sample):
+        if int(sample["__key__"][1:]) % 2:
+            raise ValueError("odd")
+        return sample["__key__"]
+
+
+@pytest.mark.slow
+def test_workers_that_fail_for_the_same_cause_are_heard_as_one(tmp_path, caplog):
+    root = make_crude(tmp_path / "many", [90, 90])
+    dataset = val(root, FailsOften(), worker_config=config(lanes=3, num_workers=3), batch_size=1)
+    with get_savable_loader(dataset) as loader:
+        assert len(list(loader)) == loader.stats()["failed"] == 90
+    told = [text for text in caplog.messages if "ValueError: odd" in text]
+    assert ["Traceback" in text for text in told] == [True] + [False] * 9
+
+
 def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(tmp_path, caplog):
     root = make_crude(tmp_path / "many", [600, 600])
 

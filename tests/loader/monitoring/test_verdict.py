@@ -435,6 +435,16 @@ def test_cpus_that_others_take_are_not_blamed_on_the_number_of_workers():
     assert "and this job may use only 4: give it more, or use fewer workers" in verdict
 
 
+def test_batches_that_are_made_faster_than_they_are_handed_over():
+    quick = figures_of("read", batches=10_000, busy_seconds=0.5, busy_share=0.03)
+    for setup in (THREADS, PROCESSES):
+        verdict = verdict_of(quick, shares_of(2, cpu=0.03, waits=0.0, busy=0.03), setup)
+        assert verdict == (
+            "trainer waits 50% of the time; workers make a batch in 50 us, and handing it over "
+            "takes longer: use larger batches, or num_workers=0"
+        )
+
+
 def test_what_is_broken_comes_before_other_remedies():
     stores = {"https://far": {"requests": 10, "retries": 5}}
     verdict = verdict_of(

@@ -29,6 +29,8 @@ RARE = 0.1
 """Slow calls are exceptions if a hook has them for a smaller share of its samples than this."""
 LONGEST_QUEUE = 64
 """No larger prefetch_factor is recommended: that many batches take much memory."""
+QUICK_SECONDS = 0.0005
+"""Handing over a batch that was made in less time takes about as long as making it."""
 SLACK = 1.1
 """Work is never dealt to workers quite evenly."""
 UNEVEN_SLACK, GAPS = 1.5, 2
@@ -311,6 +313,12 @@ def _idle(case: _Case) -> list[str]:
             f"workers on average {figures['busy_share']:.0%}: the work is distributed unevenly; "
             "use more lanes",
             *_where(case),
+        ]
+    made = figures["busy_seconds"] / figures["batches"]
+    if made < QUICK_SECONDS:
+        return [
+            f"workers make a batch in {_seconds(made)}, and handing it over takes longer: use "
+            "larger batches, or num_workers=0"
         ]
     return [
         f"workers are busy only {figures['busy_share']:.0%} of the time: the rest goes into "

@@ -100,11 +100,18 @@ def _code_of(handler: Any) -> Any:
     return getattr(handler, "__code__", None)
 
 
-def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool = False) -> None:
+def log_exception(
+    e: Exception,
+    sample: Any,
+    sources: Any = None,
+    *,
+    brief: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
     """Log that a sample failed and is skipped, with its origin and the traceback.
 
     For damaged data, whose messages are sufficient, and with `brief`, the traceback is logged at
-    level DEBUG.
+    level DEBUG. `extra` is passed to the record.
 
     Example:
         >>> from energon import WorkerConfig
@@ -119,6 +126,7 @@ def log_exception(e: Exception, sample: Any, sources: Any = None, *, brief: bool
         e,
         describe_sources(sources),
         "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
+        extra=extra,
     )
 
 

@@ -19,7 +19,7 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
-from energon.messages import counted
+from energon.messages import by_one_worker, counted
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
@@ -43,6 +43,8 @@ DEFAULT_TOLERANCE = 100
 UNTRIED_TOLERANCE = 10
 """After this many failures, a hook that has never succeeded is considered broken."""
 
+ALIKE_SECONDS = 60.0
+"""For so long, workers that fail for the same cause are heard as one."""
 SHOWN_REPEATS = 10
 """This many failures with one cause are logged one by one; after that, only their number."""
 
@@ -330,21 +332,26 @@ class HookRunner:
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
         """Log the first failure of a cause in full, a few more in one line, then only counts.
 
-        A bug in a hook fails for sample after sample, and one traceback is enough.
+        A bug in a hook fails for sample after sample, in all workers, and one traceback is enough.
         """
-        cause, failures = raised_at(error), self.hook.record.failures
+        hook, cause, failures = self.hook, raised_at(error), self.hook.record.failures
         failures[cause] += 1
         count = failures[cause]
-        if count <= SHOWN_REPEATS or logger.isEnabledFor(logging.DEBUG):
+        what = f"failure {count} in {hook.name} of {hook.dataset} by {cause}"
+        extra = by_one_worker(what, ALIKE_SECONDS)
+        if logger.isEnabledFor(logging.DEBUG):
             log_exception(error, argument, sources, brief=count > 1)
+        elif count <= SHOWN_REPEATS:
+            log_exception(error, argument, sources, brief=count > 1, extra=extra)
         elif _is_power_of_ten(count):
             logger.warning(
                 "skipped %s because %s failed in this way: %s: %s (last: %s)",
                 counted(count, "sample", grouped=True),
-                self.hook.name,
+                hook.name,
                 type(error).__name__,
                 error,
                 describe_sources(sources),
+                extra=extra,
             )
 
     def exit(self, error: BaseException, argument: Any) -> None:
