@@ -48,9 +48,12 @@ def test_who_prepares_files_in_a_bucket_is_told_to_pack_them(s3):
 
 def test_a_second_preparation_needs_to_be_confirmed(address):
     run("prepare", address, *PREPARE)
+    write_bytes(f"{address}/new.tar", bytes(10_240))
     refused = run("prepare", address, *PREPARE)
-    assert refused.exit_code != 0
+    assert refused.exit_code == 2
     assert f"{address} is already prepared" in refused.output
+    assert "new or changed" not in refused.output  # all shards would have been read for nothing
+    delete_file(f"{address}/new.tar")
     assert run("prepare", address, *PREPARE, "--force-overwrite").exit_code == 0
 
 

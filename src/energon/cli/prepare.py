@@ -116,6 +116,7 @@ def command(
     if isinstance(path, Path):
         info, report = preparation.run(path, **indexing)
     else:
+        preparation.refuse_again()
         with local_folder(path, exclude=options.exclude, **indexing) as folder:
             # All shards have been read, to fill the folder.
             info, _ = preparation.run(folder, **{**indexing, "reindex": False})
@@ -136,6 +137,22 @@ class _Preparation:
     source: AnyPath
     options: PrepareOptions
     media: MediaFilter | None
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether somebody, or a pipe, may answer questions."""
+        return not (self.options.non_interactive or self.options.as_json)
+
+    def refuse_again(self) -> None:
+        """Refuse a prepared dataset before all of its shards are read, if nobody may be asked."""
+        is_allowed = self.options.tar_index_only or self.options.force_overwrite or self.may_ask
+        if not is_allowed and (self.source / META / ".info.json").exists():
+            raise self._prepared_already()
+
+    def _prepared_already(self) -> ConfigError:
+        return ConfigError(
+            f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
+        )
 
     def run(self, folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
         """Prepare a folder; return its size, and the media report if it is the source."""
@@ -158,9 +175,8 @@ class _Preparation:
         from energon.prepare.dataset import without_shards
         from energon.prepare.index.index import find_shards
 
-        may_ask = not (self.options.non_interactive or self.options.as_json)
-        ask = may_ask and sys.stdin.isatty()
-        piped = may_ask and answers_from_a_pipe(self.options)
+        ask = self.may_ask and sys.stdin.isatty()
+        piped = self.may_ask and answers_from_a_pipe(self.options)
         shards = without_shards(find_shards(folder), self.options.exclude)
         if not is_quiet():
             names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
@@ -168,9 +184,7 @@ class _Preparation:
         _warn_of_datasets_in(self.source)
         if (folder / META / ".info.json").exists() and not self.options.force_overwrite:
             if not ask and not (piped and says_yes()):
-                raise ConfigError(
-                    f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
-                )
+                raise self._prepared_already()
             if ask:
                 click.confirm(f"{self.source} is already prepared. Prepare it again?", abort=True)
         return decide(folder, shards, self.options, ask=ask, piped=piped, source=self.source)
