@@ -1,7 +1,8 @@
-"""Write the datasets `mds_arrays` and `litdata_arrays` beside this script, with the real libraries.
+"""Write the other datasets beside this script that have known content, with the real libraries.
 
-Needs mosaicml-streaming and litdata, which tests do not. What they write is kept as it is: 40
-samples with arrays in every form, of known content.
+Needs mosaicml-streaming and litdata, which tests do not. What they write is kept as it is:
+`mds_arrays` and `litdata_arrays` have 40 samples with arrays in every form, `litdata_tokens` and
+`litdata_tensors` 40 single tensors, as texts for language models and as any items.
 """
 
 from __future__ import annotations
@@ -35,8 +36,30 @@ def litdata_sample(n):
     }
 
 
-def main():
+def tokens(n):
+    return torch.arange(n, 2 * n + 1, dtype=torch.int32)
+
+
+def write_litdata(name, sample, **settings):
     from litdata.streaming.cache import Cache
+
+    cache = Cache(str(HERE / name), **settings)
+    for n in range(N):
+        cache[n] = sample(n)
+    cache.done()
+    cache.merge()
+
+
+def main():
+    from litdata.streaming.item_loader import TokensLoader
+
+    write_litdata("litdata_arrays", litdata_sample, chunk_size=16)
+    write_litdata("litdata_tensors", tokens, chunk_size=16)
+    write_litdata("litdata_tokens", tokens, chunk_size=160, item_loader=TokensLoader())
+    write_mds()
+
+
+def write_mds():
     from streaming import MDSWriter
 
     columns = {
@@ -48,11 +71,6 @@ def main():
     with MDSWriter(out=str(HERE / "mds_arrays"), columns=columns, size_limit=1500) as writer:
         for n in range(N):
             writer.write(mds_sample(n))
-    cache = Cache(str(HERE / "litdata_arrays"), chunk_size=16)
-    for n in range(N):
-        cache[n] = litdata_sample(n)
-    cache.done()
-    cache.merge()
 
 
 if __name__ == "__main__":

@@ -78,6 +78,23 @@ def test_records_of_any_ordinals_come_in_their_order(name):
         source.read(np.array([7]))
 
 
+@pytest.mark.parametrize("name", ["litdata_tokens", "litdata_tensors"])
+def test_single_tensors_are_read_with_and_without_their_size(name):
+    loader = {"litdata_tokens": "TokensLoader", "litdata_tensors": "PyTreeLoader"}[name]
+    assert json.loads((DATA / name / "index.json").read_text())["config"]["item_loader"] == loader
+    samples = every(source_of(DATA / name))
+    assert [sample["0"].tolist() for sample in samples] == [
+        list(range(n, 2 * n + 1)) for n in range(40)
+    ]
+    assert samples[0]["0"].dtype == np.int32
+
+
+def test_texts_that_early_versions_of_litdata_wrote_are_read(tmp_path):
+    shutil.copytree(DATA / "litdata_tokens", tmp_path / "x")
+    edit(tmp_path / "x", lambda index: index["config"].pop("item_loader"))
+    assert len(every(source_of(tmp_path / "x"))[7]["0"]) == 8
+
+
 @pytest.mark.parametrize("name", ["mds_arrays", "litdata_arrays"])
 def test_arrays_are_read_in_every_form(name):
     samples = every(source_of(DATA / name))

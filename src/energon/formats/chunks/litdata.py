@@ -40,6 +40,7 @@ class LitDataIndex:
         level: What is packed on its own: "sample", "batch" for frames of items, else the chunk.
         formats: How each leaf of an item is stored.
         shape: Puts the leaves of an item together.
+        is_bare: Whether items are the tokens of a text, without their size.
     """
 
     chunks: tuple[tuple[str, int, int], ...]
@@ -47,6 +48,7 @@ class LitDataIndex:
     level: str | None
     formats: tuple[str, ...]
     shape: Callable[[Iterator[Any]], Any]
+    is_bare: bool
 
     def item(self, leaves: list[Any]) -> dict[str, Any]:
         """Return an item as parts; entries of what is not a dict are called `0`, `1` and so on."""
@@ -75,6 +77,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
             level=config.get("compression_level"),
             formats=tuple(config["data_format"]),
             shape=_shape(parse_json(config["data_spec"], origin="data_spec")[1]),
+            is_bare=_is_bare(config),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FormatError(f"{origin}: not an index of LitData chunks: {error!r}") from error
@@ -132,10 +135,21 @@ class LitDataFormat:
         takes: Callable[[str], bool] = lambda name: True,
     ) -> dict[str, Any]:
         """Return the entries of an item that are taken."""
-        contents = fields(record, [None] * len(self._decoders), origin)
+        contents = (
+            [bytes(record)]
+            if self.index.is_bare
+            else fields(record, [None] * len(self._decoders), origin)
+        )
         leaves = zip(self._decoders, contents, strict=True)
         item = self.index.item(decoded(leaves, origin))
         return {name: value for name, value in item.items() if takes(name)}
+
+
+def _is_bare(config: dict[str, Any]) -> bool:
+    # Early versions recorded no loader, and wrote every single tensor so.
+    is_for_tokens = config.get("item_loader", "TokensLoader") == "TokensLoader"
+    kind, *others = map(str, config["data_format"])
+    return is_for_tokens and not others and kind.partition(":")[0] in _FLAT
 
 
 def _name(file: Any) -> str:
