@@ -72,7 +72,6 @@ BENCHMARKS := run overheads prepare stream remote blends decode lanes packing sc
 
 bench: $(STAMP)  ## measure beside the installed peers: pages of benchmarks, README, the chart
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
-	$(BIN)/python -m docs.site.diagrams
 
 record: $(STAMP)  ## install webdataset and megatron-energon, and record what programs yield with them
 	$(BIN)/python -m tests.compat.peers

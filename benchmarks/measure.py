@@ -91,7 +91,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     rates, costs = [], []
     for _ in range(arguments.windows):
-        done, start, cpu = 0, time.perf_counter(), tree_cpu_seconds()
+        done, cpu, start = 0, tree_cpu_seconds(), time.perf_counter()
         while (elapsed := time.perf_counter() - start) < arguments.seconds:
             done += count(next(batches), program)
         rates.append(done / elapsed)

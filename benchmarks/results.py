@@ -112,10 +112,9 @@ class Benchmark:
             "versions": dict(versions),
             **settings,
         }
-        found = {_named(each): each for each in _take_turns(chosen, measure, arguments.rounds)}
         path = self.stored(arguments.docs)
-        if arguments.only and path.exists():
-            found = {**_earlier(path, measured_on), **found}
+        found = _earlier(path, measured_on) if arguments.only and path.exists() else {}
+        found |= {_named(each): each for each in _take_turns(chosen, measure, arguments.rounds)}
         complete = [found[name] for name in known if name in found]
         path.write_text(
             json.dumps({"measured_on": measured_on, "cases": complete}, indent=1) + "\n"

@@ -115,12 +115,16 @@ def main() -> None:
     if unknown := set(arguments.only or ()) - known_words():
         parser.error(f"nothing is called {', '.join(sorted(unknown))}; choose of {known_words()}")
     if not arguments.page:
-        results = measure(arguments, programs)
+        before = None
         if arguments.only or len(arguments.libraries) < len(DECODERS):
-            results = merged(json.loads(RESULTS.read_text()), results)
+            before = json.loads(RESULTS.read_text())
+            check_comparable(before, measured_on(arguments))
+        results = measure(arguments, programs)
+        results = results if before is None else merged(before, results)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
     headlines.main()
+    subprocess.run([sys.executable, "-m", "docs.site.diagrams"], cwd=ROOT, check=True)
 
 
 def known_words() -> set[str]:
@@ -133,6 +137,19 @@ def chosen_programs(words: Sequence[str] | None) -> list[Program]:
     return [p for p in PROGRAMS if words is None or {p.name, p.kind} & set(words)]
 
 
+def measured_on(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return where and how is measured."""
+    return {
+        "date": str(date.today()),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "scale": arguments.scale,
+        "seconds": arguments.seconds,
+        "windows": arguments.windows,
+    }
+
+
 def measure(arguments: argparse.Namespace, programs: Sequence[Program]) -> dict[str, Any]:
     """Return the figures chosen, for the page, for plots and for scripts of readers."""
     pythons = dict.fromkeys(DECODERS, arguments.peers) | {"ours": sys.executable}
@@ -141,15 +158,7 @@ def measure(arguments: argparse.Namespace, programs: Sequence[Program]) -> dict[
     found = measure_programs(arguments, programs, pythons)
     wanted = arguments.only or SECTIONS
     results: dict[str, Any] = {
-        "measured_on": {
-            "date": str(date.today()),
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "scale": arguments.scale,
-            "seconds": arguments.seconds,
-            "windows": arguments.windows,
-        },
+        "measured_on": measured_on(arguments),
         "programs": [
             {"program": program.name, "data": program.kind, "title": program.title}
             | {"workers": workers, "library": library}
@@ -179,19 +188,23 @@ def measure(arguments: argparse.Namespace, programs: Sequence[Program]) -> dict[
     return results
 
 
-def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return earlier results with those of some rows and libraries replaced.
+def check_comparable(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Check that new results can stand beside earlier ones.
 
     Raises:
         SystemExit: If they were measured on another machine or in another way.
     """
-    for name, value in new["measured_on"].items():
+    for name, value in now.items():
         known = before["measured_on"].get(name, 1.0)  # older results have no scale: it was 1
         if name != "date" and known != value:
             raise SystemExit(
                 f"the results in {RESULTS.name} have {name} {known}, these have {value}; measure "
                 "all rows again"
             )
+
+
+def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return earlier results with those of some rows and libraries replaced."""
     rows = {row_name(each): each for each in before["programs"]}
     rows |= {row_name(each): each for each in new["programs"]}
     sections = {

@@ -1,6 +1,6 @@
 """Decode images to arrays, tensors or Pillow images.
 
-JPEGs in color or gray are decoded by simplejpeg where it is installed: twice as fast as
+JPEGs in color or gray are decoded by simplejpeg where it is installed: faster than by
 Pillow, and the pixels are the same. Everything else is Pillow's. The result is a uint8 array
 first; numpy makes floats of it, in one pass and one thread.
 """
