@@ -257,17 +257,31 @@ class SplitNames(NamedTuple):
 
     def same_key_as_before(self) -> NDArray[np.bool_]:
         """Return for each member after the first whether it has the key of the one before."""
+        width = self._common_length()
+        same: NDArray[np.bool_]
+        if width:
+            keys = np.ascontiguousarray(self.names[:, :width]).view(f"S{width}")[:, 0]
+            same = keys[1:] == keys[:-1]
+            return same
         length = self.key_length[1:]
         behind = np.arange(self.names.shape[1]) >= length[:, None]
         equal = (self.names[1:] == self.names[:-1]) | behind
-        same: NDArray[np.bool_] = equal.all(axis=1) & (length == self.key_length[:-1])
+        same = equal.all(axis=1) & (length == self.key_length[:-1])
         return same
 
     def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Ints]:
         """Return the keys of some members, concatenated, and the length of each."""
         names, lengths = self.names[chosen], self.key_length[chosen]
+        width = self._common_length()
+        if width:
+            return names[:, :width].tobytes(), lengths
         inside = np.arange(names.shape[1]) < lengths[:, None]
         return names[inside].tobytes(), lengths
+
+    def _common_length(self) -> int:
+        """Return how long all keys are, or 0 if they differ; most archives number them so."""
+        lengths = self.key_length
+        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
 
     def parts(self) -> tuple[list[bytes], Ints]:
         """Return the distinct part names, and the index of each member's."""
@@ -296,9 +310,10 @@ def split_name_fields(fields: Bytes) -> SplitNames:
     if (behind & ~empty).any():
         names = np.where(behind, np.uint8(0), names)
     is_slash = names == _SLASH
-    base = np.where(is_slash.any(axis=1), width - is_slash[:, ::-1].argmax(axis=1), 0)
     is_dot = names == _DOT
-    if base.any():
+    base = np.zeros(len(names), np.int64)
+    if is_slash.any():
+        base = np.where(is_slash.any(axis=1), width - is_slash[:, ::-1].argmax(axis=1), 0)
         is_dot &= columns >= base[:, None]
     dot = is_dot.argmax(axis=1)
     valid = is_dot[rows, dot] & (dot > base)
