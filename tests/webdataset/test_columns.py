@@ -106,6 +106,12 @@ def test_functions_that_the_program_registers_are_called_once_for_each_sample():
     assert len(calls) == 4
 
 
+def test_samples_without_fields_and_what_is_no_sample_are_left_to_the_stages():
+    assert list(wds.batched(2)(wds.decode()([{}, {}, {}]))) == [{}, {}]
+    with pytest.raises(AttributeError):
+        list(wds.batched(2)(wds.decode()([GOOD, 5])))
+
+
 def test_the_sample_that_fails_is_named_and_those_before_it_are_not_lost():
     items = samples(99, 99, 99, 0, 99)
     items[3]["__key__"] = "bad"

@@ -91,12 +91,10 @@ class ColumnReader:
     def _changed(self, samples: list[Any]) -> Table | None:
         if set(map(type, samples)) != {dict}:
             return None
-        layouts = set(map(tuple, samples))
-        if len(layouts) > 1:
+        names = tuple(samples[0])
+        if not names or any(map(names.__ne__, map(tuple, samples))):
             return None
-        table: Table | None = Table(
-            layouts.pop(), list(zip(*map(dict.values, samples), strict=True))
-        )
+        table: Table | None = Table(names, list(zip(*map(dict.values, samples), strict=True)))
         try:
             for function in self._functions:
                 if table is None:
