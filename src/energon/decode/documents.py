@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -32,13 +32,6 @@ def decode_json(data: bytes) -> Any:
     if size > depth and data.count(b"[") + data.count(b"{") > depth < _json_depth(data):
         raise too_deep()
     return json_parser()(data)
-
-
-def decode_json_column(column: Sequence[bytes]) -> list[Any]:
-    """Return the values that JSON texts describe, see `decode_json`; limits are looked up once."""
-    longest = max(map(len, column), default=0)
-    is_small = longest <= min(PART_DEPTH.value, DOCUMENT_BYTES.value)
-    return list(map(json_parser() if is_small else decode_json, column))
 
 
 @cache
@@ -70,8 +63,8 @@ def first_of(
 
 
 def _parse_json(data: bytes) -> Any:
-    # Nearly all texts are UTF-8 without a mark. What is not, is no value or has something after
-    # it, is left to `loads`, which detects the encoding, and says what is wrong.
+    # Nearly all texts are UTF-8 without a mark. Everything else is left to `loads`, which detects
+    # the encoding, and says what is wrong.
     try:
         text = data.decode("utf-8", "surrogatepass")
         value, end = _scan_value(text, 0)

@@ -11,13 +11,14 @@ from typing import Any
 
 from energon.allow import refusal
 from energon.decode.arrays import decode_pth
-from energon.decode.documents import decode_json_column
+from energon.decode.documents import decode_json, json_parser
 from energon.decode.images import IMAGE_SPECS
 from energon.decode.sample_decoder import DECODERS
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stages.columns import Table
+from energon.webdataset.stages.columns import SampleColumns
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
@@ -236,9 +237,15 @@ def _column(decode: Callable[[bytes], Any], column: Sequence[bytes]) -> list[Any
     return list(map(decode, column))
 
 
+def _json_column(column: Sequence[bytes]) -> list[Any]:
+    # No text has more levels than bytes, so the limits are looked up once for small ones.
+    is_small = max(map(len, column)) <= min(PART_DEPTH.value, DOCUMENT_BYTES.value)
+    return list(map(json_parser() if is_small else decode_json, column))
+
+
 _QUICK: dict[Any, Callable[[Sequence[bytes]], Sequence[Any]]] = {
     **{step: partial(_column, step) for step in (DECODERS["txt"], DECODERS["cls"])},
-    DECODERS["json"]: decode_json_column,
+    decode_json: _json_column,
     _same: lambda column: column,
 }
 """Functions that decode a column of fields, by those that decode one field.
@@ -362,7 +369,7 @@ class Decoder:
         """Return the function that decodes samples, and nothing else."""
         return self.decode
 
-    def on_columns(self, table: Table) -> Table | None:
+    def on_columns(self, table: SampleColumns) -> SampleColumns | None:
         """Decode all samples at once, unless a field takes more than a quick function of ours."""
         if table.names is None:
             return None
@@ -377,7 +384,7 @@ class Decoder:
                 decoded.append(_QUICK[step](column))
             else:
                 return None
-        return Table(table.names, decoded)
+        return SampleColumns(table.names, decoded)
 
     def decode1(self, key: str, data: bytes) -> Any:
         """Return the content of one field, decoded by its name."""

@@ -172,7 +172,7 @@ class SampleParser:
         return parts.end
 
     def _take_members(self, window: bytes, at: int, headers: list[int]) -> None:
-        """Consume members from `at` on, and record where plain headers begin."""
+        """Consume members from `at` onward, and record where plain headers begin."""
         match, fields, seen = _PLAIN.match, self._fields, headers.append
         names_are_plain = self._names_are_plain
         end, last = len(window), len(window) - BLOCK

@@ -22,7 +22,7 @@ from energon.webdataset.stages.base import (
     take_function,
     unpack,
 )
-from energon.webdataset.stages.columns import ColumnReader, Table
+from energon.webdataset.stages.columns import ColumnReader, SampleColumns
 from energon.webdataset.stages.mapping import read_columns
 
 _SCALARS = (int, float, np.number, np.bool_)
@@ -96,9 +96,9 @@ class Batched(Stage):
             lists = filter(lambda batch: len(batch) == self.batchsize, lists)
         return map(self._collated, lists)
 
-    def _collated(self, samples: list[Any] | Table) -> Any:
+    def _collated(self, samples: list[Any] | SampleColumns) -> Any:
         collate = self.collation_fn
-        if isinstance(samples, Table):
+        if isinstance(samples, SampleColumns):
             if collate is default_collation_fn:
                 return samples.collated(collate_column)
             samples = samples.rows()

@@ -20,7 +20,7 @@ from energon.webdataset.stages.base import take_function
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class SampleColumns:
     """The fields of N samples, which are dicts or tuples.
 
     Args:
@@ -48,7 +48,7 @@ class Table:
         return zip(self.names or (), values, strict=True)
 
 
-OnColumns = Callable[[Table], Table | None]
+OnColumns = Callable[[SampleColumns], SampleColumns | None]
 """Changes all samples at once; None if they, or the data in them, need to be seen one by one."""
 
 
@@ -72,7 +72,7 @@ class ColumnReader:
         self._held: deque[Any] = deque()
         self._singles = one_by_one(self._held_first())
 
-    def take(self, count: int) -> Table | list[Any]:
+    def take(self, count: int) -> SampleColumns | list[Any]:
         """Return the next `count` samples, fewer only at the end."""
         samples = self._take(count)
         if not samples:
@@ -88,20 +88,22 @@ class ColumnReader:
             self._take = take_function(iter(()))
         return found
 
-    def _changed(self, samples: list[Any]) -> Table | None:
+    def _changed(self, samples: list[Any]) -> SampleColumns | None:
         if set(map(type, samples)) != {dict}:
             return None
         names = tuple(samples[0])
         if not names or any(map(names.__ne__, map(tuple, samples))):
             return None
-        table: Table | None = Table(names, list(zip(*map(dict.values, samples), strict=True)))
+        table: SampleColumns | None = SampleColumns(
+            names, list(zip(*map(dict.values, samples), strict=True))
+        )
         try:
             for function in self._functions:
                 if table is None:
                     break
                 table = function(table)
         except Exception:
-            # Which sample it was, and what becomes of it, is found out one by one.
+            # One by one, the sample that fails is named, and dropped or raised.
             return None
         return table
 

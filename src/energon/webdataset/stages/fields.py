@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
-from energon.webdataset.stages.columns import Table
+from energon.webdataset.stages.columns import SampleColumns
 
 StreamSample = dict[str, Any]
 
@@ -93,7 +93,7 @@ class ToTuple:
 
         return take
 
-    def on_columns(self, table: Table) -> Table | None:
+    def on_columns(self, table: SampleColumns) -> SampleColumns | None:
         """Make all tuples at once, unless a field is missing or may not be None."""
         if table.names is None:
             return None
@@ -104,7 +104,7 @@ class ToTuple:
             if column is None or (self.none_is_error and type(None) in map(type, column)):
                 return None
             chosen.append(column)
-        return Table(None, chosen)
+        return SampleColumns(None, chosen)
 
     def _value(self, sample: StreamSample, names: tuple[str, ...]) -> Any:
         for name in names:
