@@ -131,6 +131,36 @@ def test_batches_are_the_same_if_sizes_differ_now_and_then(tmp_path, form):
     check(batches(folder, encoder), datas, encoder.decoder)
 
 
+KEEPS = {
+    "the sample": lambda sample: sample,
+    "its image": lambda sample: sample.image,
+    "a part of its image": lambda sample: sample.image[1:],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("kind", [Encoder, Batching])
+def test_what_a_hook_keeps_of_a_sample_is_apart_from_the_batch(alike, form, keep, kind):
+    folder, datas = alike
+    kept = []
+
+    class Keeping(kind):
+        def encode_sample(self, sample):
+            if sample.__key__ in ("s6", "s13"):
+                kept.append(keep(sample))
+            return super().encode_sample(sample)
+
+    encoder = Keeping(form)
+    found = batches(folder, encoder)
+    for each in kept:
+        getattr(each, "image", each)[:] = 99
+    check(found, datas, encoder.decoder)
+    assert encoder.places["s6"] != address(found[1].image[2])
+    # From then on, nothing that is kept has the memory of a batch.
+    assert address(found[3].image[1]) != encoder.places["s13"]
+
+
 def test_rows_exist_once_a_batch_was_full_of_one_kind():
     rows = BatchRows(2)
     for is_known in (False, True, True):

@@ -2,8 +2,9 @@
 
 While a batch is being made, decoders ask here for memory. If what is stacked in the end is exactly
 the first rows of one array, in order, that array is the batch, and stacking copies nothing.
-Otherwise, because a hook has skipped or replaced some of them, they are stacked as usual. A sample
-that is kept after its batch is gone keeps the memory of the whole batch.
+Otherwise, because a hook has skipped or replaced some of them, they are stacked as usual. If
+something still views a row when the batch is made, because a hook has kept the sample, the batch
+is copied: a change to the sample must not appear in it. From then on there are no rows.
 
 The C library returns memory blocks of 32 MiB and more to the system as soon as they are freed, so
 that each batch of full-size float images would be written to new pages, which the system has to
@@ -13,10 +14,12 @@ decoding included.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -71,6 +74,9 @@ def _give_back(
     free.append(block)
 
 
+_REFERENCES = 2
+"""How many there are to memory that only a batch views: its view, and that of the question."""
+
 Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and type of rows."""
 
@@ -82,14 +88,15 @@ class BatchRows:
     shapes in a batch differ.
 
     Args:
-        size: Number of items in a batch.
+        size: Number of items in a batch; 0 for no rows.
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = size if hasattr(sys, "getrefcount") else 0
         self._expected: set[Kind] = set()
         self._taken: Counter[Kind] = Counter()
         self._arrays: dict[Kind, NDArray[Any]] = {}
+        self._owners: list[NDArray[Any]] = []
         self._around: BatchRows | None = None
 
     def __enter__(self) -> None:
@@ -101,6 +108,7 @@ class BatchRows:
             self._expected = {kind for kind, taken in self._taken.items() if taken == self.size}
             self._taken.clear()
             self._arrays.clear()
+            self._owners.clear()
 
     def take(self, kind: Kind) -> NDArray[Any] | None:
         """Return the next row; None if there is none."""
@@ -131,7 +139,19 @@ class BatchRows:
             return None
         # If a hook has given an image to two fields, these do not become one array.
         del self._arrays[kind]
+        self._owners.append(whole if whole.base is None else whole.base)  # the base of all views
         return whole[: len(arrays)]
+
+    def released(self, batch: Any) -> Any:
+        """Return the batch, or a copy if anything else views its memory.
+
+        Called when nothing but the batch should be left of its items.
+        """
+        while self._owners:
+            if sys.getrefcount(self._owners.pop()) > _REFERENCES:
+                self.size = 0
+                return deepcopy(batch)
+        return batch
 
 
 class _ActiveRows(threading.local):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -97,9 +96,7 @@ class _BatchIterator(BatchIterator):
         super().__init__(stage.dataset.open(lane), lane, stage.hooks)
         self.stage = stage
         # Samples wait for others before they are packed, and would keep the memory of batches.
-        self.rows: AbstractContextManager[None] = (
-            nullcontext() if stage.unit == "packs" else BatchRows(stage.batch_size)
-        )
+        self.rows = BatchRows(0 if stage.unit == "packs" else stage.batch_size)
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
@@ -115,7 +112,9 @@ class _BatchIterator(BatchIterator):
                 raise StopIteration
             lane.counts[stage.unit] += len(items)
             lane.enter(row, several=True)
-            return self._apply_to_batch(items, row)
+            batch = self._apply_to_batch(items, row)
+            del items
+            return self.rows.released(batch)
 
 
 def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
