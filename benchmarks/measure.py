@@ -105,6 +105,7 @@ def main() -> None:
         "import_seconds": imported,
         "pss_mb": tree_pss_bytes() / 1e6,
         "load_before": load,
+        "priority": -os.getpriority(os.PRIO_PROCESS, 0),
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 DATA = ROOT / "benchmarks" / "data-made"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-TRIES = 3
+TRIES = 10
 
 Case = dict[str, Any]
 """What tells a measurement from others, such as the data, the workers and the library."""
@@ -152,15 +152,32 @@ class Benchmark:
         on, cases = results["measured_on"], results["cases"]
         days = " to ".join(sorted({f([each["date"] for each in cases]) for f in (min, max)}))
         counts = " or ".join(map(str, sorted({len(each["rounds"]) for each in cases})))
-        load = max(found["load_before"] for each in cases for found in each["rounds"])
+        load = load_of([found for each in cases for found in each["rounds"]])
         versions = ", ".join(f"{name} {version}" for name, version in on["versions"].items())
         return (
             f"Measured on {days} with {on['cores']} cores ({on['machine']}), Python "
-            f"{on['python']}: {versions}. The load of the machine was at most {load:.1f}, the "
-            f"benchmark included; {self.conditions}. Figures are medians of {counts} rounds in "
-            "which all cases took turns, ± half the range over the rounds. "
+            f"{on['python']}: {versions}. {load}; {self.conditions}. Figures are medians of "
+            f"{counts} rounds in which all cases took turns, ± half the range over the rounds. "
             f"`docs/{self.stored(Path()).name}` has the results of each round."
         )
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what else the machine does, and whether it waits for this process."""
+    return {
+        "load_before": os.getloadavg()[0],
+        "priority": -os.getpriority(os.PRIO_PROCESS, 0),
+    }
+
+
+def load_of(rounds: Rounds) -> str:
+    """Return the beginning of a sentence on what else the machine did."""
+    load = max(found["load_before"] for found in rounds)
+    first = all(found.get("priority", 0) > 0 for found in rounds)
+    return (
+        f"The load of the machine was at most {load:.1f}, the benchmark included"
+        f"{', which had priority over all other processes' if first else ''}"
+    )
 
 
 def _take_turns(
@@ -173,8 +190,7 @@ def _take_turns(
         # Whoever comes second may find caches warm, or the machine hot.
         turns = list(zip(cases, rows, strict=True))
         for case, row in turns[:: -1 if number % 2 else 1]:
-            load = os.getloadavg()[0]
-            row["rounds"].append({"load_before": load, **_measured(measure, case)})
+            row["rounds"].append({**surroundings(), **_measured(measure, case)})
             print(number, *case.values(), row["rounds"][-1], file=sys.stderr, flush=True)
     return rows
 

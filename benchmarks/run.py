@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import headlines
 from data import SAMPLES, SHARDS, write
-from results import middle, ratio, shown, spread
+from results import load_of, middle, ratio, shown, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
@@ -353,13 +353,13 @@ def machine(measured_on: dict[str, Any], days: set[str], found: Results) -> str:
         versions[library] |= {each["version"] for each in rounds}
     listed = ", ".join(f"{LIBRARIES[n]} {' and '.join(sorted(v))}" for n, v in versions.items())
     when = " to ".join(sorted({min(days), max(days)}))
-    load = max(each["load_before"] for rounds in found.values() for each in rounds)
+    load = load_of([each for rounds in found.values() for each in rounds])
     counts = sorted({len(rounds) for rounds in found.values()})
     processes = " or ".join(map(str, counts))
     return (
         f"Measured on {when} with {measured_on['cores']} cores "
-        f"({measured_on['machine']}), Python {measured_on['python']}: {listed}. The load of the "
-        f"machine was at most {load:.1f}, the benchmark included; the data were in the page cache. "
+        f"({measured_on['machine']}), Python {measured_on['python']}: {listed}. {load}; the data "
+        "were in the page cache. "
         f"Every figure of the programs is the median of {processes} fresh processes, and in each "
         f"of these of {measured_on['windows']} windows of {measured_on['seconds']:g} s. "
         "`docs/benchmarks.json` has the results of each process."
