@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 
 from energon import StateError
+from energon.loader.state import merge_states
+from energon.loader.state_files import redistribute
 from tests.effort import some
 from tests.task_encoder.test_lanes import Groups, Job, Keys, Packs, Skips, blend, folder
 
@@ -127,6 +129,18 @@ def test_hooks_that_skip_lose_and_repeat_nothing(folder):
     smaller = job(path, (2, 0), encoder=Skips(), repeat=False, batch_size=4)
     seen += smaller.restored(run.save(), strict=BY_BATCH).take(999)
     assert Counter(samples(seen)) == {f"a{n}": 7 for n in range(130) if n % 5 != 3}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_redistributed_states_are_divided_by_each_rank_alone(folder, ranks):
+    run = job(folder / "a", (2, 0), batch_size=8)
+    run.take(12)
+    states = redistribute(merge_states(run.save()), ranks)
+    expected = samples(run.take(8))
+    smaller = job(folder / "a", (ranks, 0), batch_size=2)
+    for loader, state in zip(smaller.loaders, states, strict=True):
+        loader.restore_state_rank(state, strict=BY_BATCH)
+    assert samples(smaller.take(64 // ranks)) == expected
 
 
 def test_the_state_of_one_rank_is_enough_where_that_of_the_others_follows(folder):

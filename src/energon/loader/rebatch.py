@@ -90,7 +90,7 @@ class _LaneRows(NamedTuple):
         """Return it from a saved position, in which no sample may wait for others."""
         saved = position.saved_state()
         row, changes = rows_read(saved)
-        if not _is_at_row(saved, row):
+        if not is_at_row(saved, row):
             raise StateError("samples wait for others, or a hook is half way through one")
         return cls(
             row,
@@ -112,12 +112,12 @@ class _LaneRows(NamedTuple):
         )
 
 
-def _is_at_row(saved: Any, row: int) -> bool:
+def is_at_row(saved: Any, row: int) -> bool:
     """Return whether the state of a stage says that it continues at a row, and nothing else."""
     if not isinstance(saved, Mapping):
         return saved in (0, None, [])
     return all(
-        value == row if name in ("row", "read") else _is_at_row(value, row)
+        value == row if name in ("row", "read") else is_at_row(value, row)
         for name, value in saved.items()
         if name != "changes"
     )

@@ -15,7 +15,8 @@ from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.loader.state import FORMAT, check_steps, merge_states
+from energon.loader.rebatch import is_at_row
+from energon.loader.state import COVERS, FORMAT, batches_of_lanes, check_steps, merge_states
 from energon.loader.state_differences import RUN
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
@@ -96,7 +97,7 @@ def redistribute(state: State, world_size: int) -> list[State]:
     check_steps(state, state)
     run = state["fingerprint"].get(RUN)
     about = {**state["fingerprint"], RUN: {**run, "world_size": world_size}} if run else None
-    return [
+    states = [
         {
             **state,
             "fingerprint": about or state["fingerprint"],
@@ -108,6 +109,30 @@ def redistribute(state: State, world_size: int) -> list[State]:
         }
         for rank in range(world_size)
     ]
+    if world_size == 1:
+        return states
+    alone = all(_follows(state, each, rank) for rank, each in enumerate(states))
+    return [
+        {**each, COVERS: {"rank": rank, "world_size": world_size, "alone": alone}}
+        for rank, each in enumerate(states)
+    ]
+
+
+def _follows(state: State, of_rank: State, rank: int) -> bool:
+    """Return whether a state of all lanes follows from that of one rank."""
+    world_size, size = (
+        state["lanes"] // len(of_rank["positions"]),
+        state["fingerprint"]["batch_size"],
+    )
+    batches = batches_of_lanes(of_rank, rank, world_size)
+    return all(
+        position["batches"] == batches[int(lane)]
+        and not position.get("ended")
+        and not position.get("skip_rows")
+        and is_at_row(position["state"], batches[int(lane)] * (size or 1))
+        and not (position["state"] or {}).get("changes")
+        for lane, position in state["positions"].items()
+    )
 
 
 def write_states(
