@@ -118,6 +118,16 @@ def check_numbers_of_samples_and_batches(energon, folder):
     return run(energon, folder, get=val, encode_sample=encode_sample)
 
 
+def check_numbers_of_samples_in_training(energon, folder):
+    def encode_sample(self, sample):
+        sample.text = [self.current_sample_index, self.current_batch_index]
+        return sample
+
+    hooks = {"encode_sample": encode_sample}
+    settings = {"epoch": False, "batch_size": 3, "task_encoder": encoder(energon, **hooks)}
+    return texts(loader(energon, train(energon, path(folder), **settings)), 5)
+
+
 def check_numbers_of_several_outputs(energon, folder):
     def encode_sample(self, sample):
         for _ in range(2):

@@ -73,6 +73,43 @@ def check_smaller_batches_after_a_restore(energon, folder):
     return found, raised(larger.restore_state_rank, state)
 
 
+def check_steps_of_smaller_batches_after_a_restore(energon, folder):
+    """Two ranks, of which each takes 2 batches for a step, and later 4 smaller ones."""
+
+    def open_ranks(size):
+        configs = [
+            energon.WorkerConfig(rank=rank, world_size=2, num_workers=2) for rank in range(2)
+        ]
+        return [
+            loader(
+                energon,
+                train(energon, path(folder), epoch=False, batch_size=size, worker_config=each),
+            )
+            for each in configs
+        ]
+
+    def steps(loaders, batches_of_step):
+        ranks = [texts(each, 3 * batches_of_step) for each in loaders]
+        return [
+            sorted(flat(flat(rank[at : at + batches_of_step] for rank in ranks)))
+            for at in range(0, 3 * batches_of_step, batches_of_step)
+        ]
+
+    first = open_ranks(4)
+    iterators = [iter(each) for each in first]
+    for each in iterators:
+        texts(each, 2)
+    states = [each.save_state_rank() for each in first]
+    expected = steps(iterators, 2)
+    found = []
+    for size in (2, 1):
+        smaller = open_ranks(size)
+        for each, state in zip(smaller, states):
+            each.restore_state_rank(state)
+        found.append(steps(smaller, 8 // size) == expected)
+    return found
+
+
 def check_restoring_nothing(energon, folder):
     found = loader(energon, train(energon, path(folder), epoch=False))
     found.restore_state_rank(None)
