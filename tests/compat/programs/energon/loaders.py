@@ -104,7 +104,7 @@ def check_steps_of_smaller_batches_after_a_restore(energon, folder):
     found = []
     for size in (2, 1):
         smaller = open_ranks(size)
-        for each, state in zip(smaller, states):
+        for each, state in zip(smaller, states, strict=True):
             each.restore_state_rank(state)
         found.append(steps(smaller, 8 // size) == expected)
     return found
