@@ -64,7 +64,7 @@ from energon import (
     get_train_dataset,
 )
 from energon.errors import EnergonError, FormatError
-from energon.formats.seek_points import SPACING_BYTES
+from energon.formats import seek_points
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.index.jsonl import prepare_jsonl
@@ -137,11 +137,13 @@ def chunks(name):
     return copy
 
 
-def lines(suffix, pack):
+def lines(suffix, pack, *, max_gap=seek_points.MAX_GAP_BYTES):
     def write(folder):
         path = folder / f"lines.jsonl{suffix}"
         path.write_bytes(pack("\n".join(json.dumps({"n": n}) for n in range(N)).encode()))
-        prepare_jsonl(path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(seek_points, "MAX_GAP_BYTES", max_gap)
+            prepare_jsonl(path)
         return {"path": str(path)}
 
     return write
@@ -160,8 +162,9 @@ KINDS = {
     "jsonl": lines("", bytes),
     "jsonl.gz": lines(".gz", gzip.compress),
     "jsonl.zst": lines(".zst", zstandard.ZstdCompressor().compress),
+    "jsonl.zst copied": lines(".zst", zstandard.ZstdCompressor().compress, max_gap=0),
 }
-WITH_FILES = ("jsonl", "jsonl.gz", "jsonl.zst")
+WITH_FILES = ("jsonl", "jsonl.gz", "jsonl.zst", "jsonl.zst copied")
 """Kinds that can be mounted."""
 
 
@@ -204,7 +207,11 @@ def test_every_kind_is_documented():
             assert not anchor or anchor in anchors, place
 
 
-@pytest.fixture(params=KINDS)
+SLOW = {"jsonl.zst copied": pytest.mark.slow}
+"""Kinds that differ from another only in where bytes are read."""
+
+
+@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, ())) for name in KINDS])
 def entry(request, tmp_path):
     """What a document says of a dataset of the kind."""
     entry = KINDS[request.param](tmp_path)
@@ -683,6 +690,6 @@ def test_long_compressed_files_are_entered_in_the_middle(tmp_path):
     rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(1500)]
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(rows).encode(), 1))
-    assert path.stat().st_size > SPACING_BYTES
+    assert path.stat().st_size > seek_points.SPACING_BYTES
     prepare_jsonl(path)
     check_kind(path, encoder=Contents, num_batches=12, resumed=3)

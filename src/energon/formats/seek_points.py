@@ -223,7 +223,8 @@ class PointFinder:
                 self._unpacked += len(block)
                 self._tail = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
                 yield block
-                if self._out is not None and self._unpacked - self._starts[-1] > MAX_GAP_BYTES:
+                is_far = self._unpacked - self._starts[-1] > MAX_GAP_BYTES
+                if is_far and self._out is not None and kind != _COPY:
                     raise self._no_entry(kind)
         except (zlib.error, _zstd_error()) as error:
             raise FormatError(
