@@ -161,7 +161,7 @@ def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = [each.what for each in surroundings()]
     assert any("this is energon 99.0" in each and "is installed" in each for each in found)
-    assert any("energon is on the path 2 times" in each for each in found)
+    assert any(re.search(r"energon is on the path \d+ times", each) for each in found)
 
 
 def found_here(dataset=None, **settings):
