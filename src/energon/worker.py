@@ -45,8 +45,8 @@ class WorkerConfig:
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
         seed_offset: The seed of the run.
-        worker_debug_path: File to which the keys of batches are written, with {worker_id} (the
-            lane) and {pid} in it replaced; None for the logger "energon".
+        worker_debug_path: File to which the keys of batches are written, with {worker_id} (see
+            `log_number`) and {pid} in it replaced; None for the logger "energon".
         worker_log_level: 1 or more writes the keys of all training batches, 2 or more also those
             of validation batches. `energon analyze-debug` counts them.
         global_error_handler: Called as `handler(exception, sample, sources)` for every sample
@@ -124,6 +124,27 @@ class WorkerConfig:
     def should_log(self, level: int) -> bool:
         """Return whether messages of `level` are written, see `worker_log_level`."""
         return self.worker_log_level >= level
+
+    def log_number(self, lane: int | None = None, lanes: int = 1) -> int:
+        """Return the number of the debug log of the worker that hosts a lane.
+
+        Each rank has a log for its training process, which is also that of lanes if there are no
+        workers, and one for each worker.
+
+        Args:
+            lane: The lane; None for the training process.
+            lanes: How many lanes the run has.
+
+        Example:
+            >>> config = WorkerConfig(rank=1, world_size=2, num_workers=2)
+            >>> config.log_number(), [config.log_number(lane, 8) for lane in config.rank_lanes(8)]
+            (3, [4, 5, 4, 5])
+        """
+        own = self.rank * (self.num_workers + 1)
+        workers = min(self.num_workers, lanes // self.world_size)
+        if lane is None or not workers:
+            return own
+        return own + 1 + lane // self.world_size % workers
 
     def config(self) -> dict[str, Any]:
         """Return the settings that determine what each rank loads, as plain data."""

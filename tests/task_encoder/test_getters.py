@@ -221,6 +221,21 @@ def test_the_keys_of_batches_are_logged_from_the_level_on_that_was_asked_for(
         assert all(batch in written for batch in keys[mode])
 
 
+@pytest.mark.parametrize(("workers", "files"), [(0, ["1"]), (2, ["4", "5"])])
+def test_each_worker_has_a_log(root, tmp_path, workers, files):
+    logged = config(
+        rank=1,
+        world_size=2,
+        num_workers=workers,
+        worker_log_level=1,
+        worker_debug_path=str(tmp_path / "{worker_id}"),
+    )
+    with get_loader(train(root, worker_config=logged), workers="thread") as loader:
+        for _ in zip(range(4), loader, strict=False):
+            pass
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == files
+
+
 def test_a_virtual_epoch_ends_a_loop_and_the_next_one_goes_on(root):
     straight = one_lane(train(root, Keys()), 9)[0]
     loader = get_savable_loader(train(root, Keys(), virtual_epoch_length=3))

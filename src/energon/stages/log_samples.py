@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon.stages.base import Dataset, DatasetIterator, ThroughDataset, ThroughIterator
 from energon.stages.lane import Lane
+from energon.worker import WorkerConfig
 
 logger = logging.getLogger("energon")
 
@@ -29,16 +30,14 @@ class LogSamplesDataset(ThroughDataset):
     Args:
         dataset: The items.
         mode: What the lines say the data are for, "train" or "val".
-        rank: The rank that the lines name.
-        path: The file, with {worker_id} (the lane) and {pid} in it replaced; None logs to the
+        worker_config: The rank that the lines name, and their file; without one, they go to the
             logger "energon", level DEBUG.
         get_keys: Returns the keys of an item.
     """
 
     dataset: Dataset[Any]
     mode: str
-    rank: int
-    path: str | None = None
+    worker_config: WorkerConfig
     get_keys: Callable[[Any], list[str] | None] = keys_of
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
@@ -48,7 +47,7 @@ class LogSamplesDataset(ThroughDataset):
         """Log one item."""
         line: dict[str, Any] = {
             "t": "yield_batch",
-            "r": self.rank,
+            "r": self.worker_config.rank,
             "w": lane.number,
             "m": self.mode,
             "idx": lane.current.batch,
@@ -56,13 +55,25 @@ class LogSamplesDataset(ThroughDataset):
         keys = self.get_keys(item)
         if keys is not None:
             line["keys"] = keys
-        if self.path is None:
+        path = self.worker_config.worker_debug_path
+        if path is None:
             logger.debug("%s", json.dumps(line))
-            return
-        file = Path(self.path.format(worker_id=lane.number, pid=os.getpid()))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        else:
+            append_line(path, self.worker_config.log_number(lane.number, lane.lanes), line)
+
+
+def append_line(path: str, number: int, line: Mapping[str, Any]) -> None:
+    """Append a line of JSON to a debug log.
+
+    Args:
+        path: The file, with {worker_id} and {pid} in it.
+        number: See `WorkerConfig.log_number`.
+        line: What to write.
+    """
+    file = Path(path.format(worker_id=number, pid=os.getpid()))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as log:
+        log.write(json.dumps(line) + "\n")
 
 
 class _LogSamplesIterator(ThroughIterator):

@@ -205,7 +205,7 @@ class Recipe:
         if config.should_log(level):
             from energon.stages.log_samples import LogSamplesDataset
 
-            stage = LogSamplesDataset(stage, mode, config.rank, config.worker_debug_path)
+            stage = LogSamplesDataset(stage, mode, config)
         self._warn_of_hopeless_settings()
         return SavableDataset(
             stage=stage,

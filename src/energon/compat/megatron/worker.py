@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 from energon import worker
 from energon.stages.hooks.failures import log_exception, reraise_exception
 from energon.stages.lane import active, active_batch_number, active_sample_number
+from energon.stages.log_samples import append_line
 
 logger = logging.getLogger("energon")
 
@@ -188,22 +187,14 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         _activated.indices = tuple(before)
         return last
 
-    @property
-    def _own_log(self) -> int:
-        """The number of the file of this process: the one before those of its workers."""
-        return self.rank * (self.num_workers + 1)
-
     def worker_log(self, data: dict[str, Any]) -> None:
-        """Write a line of JSON to the file of the current lane, or to the logger "energon"."""
-        line = json.dumps(data)
+        """Write a line of JSON to the file of the present worker, or to the logger "energon"."""
         if self.worker_debug_path is None:
-            logger.info("%s", line)
+            logger.info("%s", json.dumps(data))
             return
-        number = active.lane.number if active.lane is not None else self._own_log
-        path = Path(self.worker_debug_path.format(worker_id=number, pid=os.getpid()))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as log:
-            log.write(line + "\n")
+        lane = active.lane
+        number = self.log_number() if lane is None else self.log_number(lane.number, lane.lanes)
+        append_line(self.worker_debug_path, number, data)
 
     def config(self) -> dict[str, Any]:
         """Return the settings that determine what each rank loads, as plain data."""

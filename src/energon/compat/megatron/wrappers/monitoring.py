@@ -93,9 +93,7 @@ class LogSampleDataset(_WatchingDataset):
         get_keys_fn: Callable[[Any], list[str] | None] = keys_of,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.stage = LogSamplesDataset(
-            dataset, mode, worker_config.rank, worker_config.worker_debug_path, get_keys_fn
-        )
+        self.stage = LogSamplesDataset(dataset, mode, worker_config, get_keys_fn)
 
 
 class GcDataset(_WatchingDataset):
