@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from energon.cache.catalog import CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
+from energon.io.atomic import publish
 from energon.io.disk_cache import FULL
 from energon.io.file_lock import FileLock
 from energon.messages import warn_once
@@ -322,7 +323,7 @@ class SharedContents:
                     rest = memoryview(part)
                     while rest:
                         rest = rest[file.write(rest) :]
-            os.replace(temporary, path)
+            publish(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -55,17 +55,35 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         try:
             yield temporary
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
             temporary.chmod(0o666 & ~umask)
-            os.replace(temporary, target)
+            publish(temporary, target, flush=True)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     finally:
         os.close(descriptor)
+
+
+def publish(
+    finished: str | os.PathLike[str], target: str | os.PathLike[str], *, flush: bool = False
+) -> None:
+    """Give a finished file, or folder, its final name: nobody ever sees a part of it.
+
+    Everything that appears at once is renamed here: a file of `atomic_path`, several files that
+    belong together, an index that later runs continue, a cached copy, a folder of states.
+
+    Args:
+        finished: What was written, on the same file system.
+        target: Its final path; what is there is replaced.
+        flush: Whether to flush the file to disk first. Without, after a power failure it may be
+            truncated: for files that are flushed already, or checked when they are read.
+    """
+    if flush:
+        with open(finished, "rb") as file:
+            os.fsync(file.fileno())
+    os.replace(finished, target)
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:

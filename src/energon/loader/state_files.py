@@ -13,7 +13,7 @@ from typing import Any
 
 from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
-from energon.io.atomic import write_atomic
+from energon.io.atomic import publish, write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.rebatch import is_at_row
 from energon.loader.state import COVERS, FORMAT, batches_of_lanes, check_steps, merge_states
@@ -166,7 +166,7 @@ def write_states(
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         _write(contents, partial)
-        os.rename(partial, target)
+        publish(partial, target)
     else:
         _write({name: contents[name] for name in contents if name not in found}, target)
     return [target / name for name in contents]

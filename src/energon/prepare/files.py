@@ -29,6 +29,7 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
+from energon.io.atomic import publish
 from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.advice import advice, explain_missing
 
@@ -97,7 +98,7 @@ def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
 
 
 class StagedFiles:
-    """Files on disk under temporary names."""
+    """Files that belong together, on disk under temporary names until all of them are."""
 
     def __init__(self, files: list[tuple[Path, Path]]) -> None:
         self._files = files
@@ -111,7 +112,7 @@ class StagedFiles:
         """Rename the files to their final names, in order."""
         for temporary, target in self._files:
             with reporting(target):
-                os.replace(temporary, target)
+                publish(temporary, target)
         self._files = []
 
     def discard(self) -> None:

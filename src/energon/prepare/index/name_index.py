@@ -6,7 +6,6 @@ It is replaced together with the dataset, so that both are always either old or 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from energon.formats.tables.sqlite_index import (
     indexed_shards,
     write_sqlite_index,
 )
+from energon.io.atomic import publish
 from energon.prepare.files import file_state, flush_files, reporting, stage_files
 from energon.prepare.index.index import IndexedShard
 
@@ -181,7 +181,7 @@ def commit_dataset(
             target.unlink(missing_ok=True)
         first.commit()
         if sqlite is not None:
-            os.replace(sqlite, target)
+            publish(sqlite, target)
         second.commit()
         third.commit()
 

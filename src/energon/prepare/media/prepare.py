@@ -21,6 +21,7 @@ from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
+from energon.io.atomic import atomic_path, publish
 from energon.io.epath import AnyPath, EPath
 from energon.messages import shell_word
 from energon.metadataset.advice import refuse_metadata
@@ -232,9 +233,7 @@ def prepare_media(
             writer.close()
         with reporting(work):
             set_mark(work, 0)
-            with open(work, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(work, sqlite_path(folder))
+            publish(work, sqlite_path(folder), flush=True)
     return report
 
 
@@ -339,9 +338,8 @@ def _work_copy(folder: Path) -> Iterator[Path]:
             if index.exists():
                 with SqliteReader(index):
                     pass  # nothing in it makes SQLite do more than it is told
-                temporary = work.with_suffix(".copy")
-                shutil.copyfile(index, temporary)
-                os.replace(temporary, work)
+                with atomic_path(work) as temporary:
+                    shutil.copyfile(index, temporary)
             set_mark(work, version)
     try:
         yield work

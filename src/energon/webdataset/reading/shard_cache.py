@@ -34,7 +34,7 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
 from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
-from energon.io.atomic import write_atomic
+from energon.io.atomic import publish, write_atomic
 from energon.io.file_lock import FileLock
 from energon.limits import read_local_document
 from energon.messages import warn_once
@@ -339,7 +339,7 @@ class CachingStream:
     def keep(self) -> None:
         """Give the file its final name."""
         self._file.close()
-        os.replace(self._temporary, self._path)
+        publish(self._temporary, self._path)
 
     def close(self) -> None:
         """Close the stream, and delete the file unless it was kept."""
