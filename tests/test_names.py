@@ -124,6 +124,37 @@ def test_no_name_of_a_function_means_two_things():
     assert set(twice) == MANY, twice
 
 
+def constants(text):
+    """Return the names in capitals that a module gives to values, without private ones."""
+    for node in ast.parse(text).body:
+        match node:
+            case ast.Assign(targets=targets, value=value) if not is_type_variable(value):
+                yield from names_in(targets)
+            case ast.AnnAssign(target=target, value=ast.expr()):
+                yield from names_in([target])
+
+
+def is_type_variable(value):
+    return ast.unparse(value).startswith("TypeVar(")
+
+
+def names_in(targets):
+    for target in targets:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name) and each.id.isupper() and not each.id.startswith("_"):
+                yield each.id
+
+
+def test_no_name_of_a_constant_means_two_things():
+    found = defaultdict(set)
+    for path, text in modules():
+        if not path.startswith(("compat/", "webdataset/")):
+            for name in constants(text):
+                found[name].add(path)
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert set(twice) == {"KIND"}, twice  # each kind of dataset is the `KIND` of its module
+
+
 def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them():
     core, everything = definitions(("compat/",)), definitions()
     twice = {

@@ -12,7 +12,7 @@ from energon.messages import nearest
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CONFIG = "worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2)"
-ELSEWHERE = {
+ARGUMENT_HOMES = {
     **dict.fromkeys(
         ("rank", "world_size", "num_workers", "lanes", "seed_offset", "data_parallel_group"),
         f"it belongs to the worker configuration: get_train_dataset(..., {_CONFIG})",
@@ -51,7 +51,7 @@ def check_arguments(function: F) -> F:
 
 
 def _advice(name: str, names: tuple[str, ...]) -> str:
-    if name in ELSEWHERE:
-        return f"; {ELSEWHERE[name]}"
+    if name in ARGUMENT_HOMES:
+        return f"; {ARGUMENT_HOMES[name]}"
     close = nearest(name, names, cutoff=0.75)
     return f"; did you mean {close!r}?" if close else f"; it has {', '.join(names)}"

@@ -24,7 +24,7 @@ from typing import Any
 
 from energon.errors import ConfigError, DecodeError, FormatError
 
-PREFIX = "ENERGON_LIMIT_"
+LIMIT_PREFIX = "ENERGON_LIMIT_"
 _PIECE_BYTES = 16 << 20
 
 # Limits are asked for once per part of a sample. `os.environ` would encode and decode the name
@@ -49,7 +49,7 @@ class Limit:
     @property
     def variable(self) -> str:
         """The environment variable that sets another limit."""
-        return PREFIX + self.name
+        return LIMIT_PREFIX + self.name
 
     @cached_property
     def _encoded(self) -> bytes:

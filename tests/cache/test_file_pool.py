@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from energon.cache import contents
-from energon.cache.contents import PREFIX
+from energon.cache.contents import FOLDER_PREFIX
 from energon.cache.file_pool import FileStoreCachePool
 from energon.cache.pool import DirectLazy, MockLazy, NoCachePool
 from energon.cache.prefetch import Step
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 def folders(parent: Path) -> list[Path]:
-    return list(parent.glob(f"{PREFIX}*"))
+    return list(parent.glob(f"{FOLDER_PREFIX}*"))
 
 
 def is_prefetched(pool, count):
@@ -379,7 +379,7 @@ def test_what_a_killed_process_held_is_free_again(tmp_path):
 
 
 def test_a_folder_left_by_a_crash_of_the_machine_goes_with_the_next_use(tmp_path):
-    left = tmp_path / f"{PREFIX}{os.getuid()}-left"
+    left = tmp_path / f"{FOLDER_PREFIX}{os.getuid()}-left"
     (left / "ab").mkdir(parents=True)
     (left / "ab" / "abcd").write_bytes(bytes(1000))
     (left / "lock").touch()
@@ -442,7 +442,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_nothing_but_slower(tmp_path, 
 
 
 def test_a_disk_with_room_again_is_used_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(contents, "CACHE_RETRY_SECONDS", 0.0)
     with small_disk(tmp_path / "disk", 1024) as disk:
         fill(disk, 0)
         pool = FileStoreCachePool(parent_cache_dir=disk)

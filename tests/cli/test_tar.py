@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import energon.webdataset as wds
 from energon.cli.main import main
-from energon.cli.tar import COMMANDS
+from energon.cli.tar import TAR_COMMANDS
 from energon.formats.tar.writer import END, encode_header
 from energon.io.files import file_info, forget_stores
 from energon.webdataset import wids
@@ -48,7 +48,7 @@ def names(path):
     return [name for name, _ in members(path)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TAR_COMMANDS)
 def test_every_command_has_help_with_an_example(command):
     result = ok(command, "--help")
     assert f"energon tar {command}" in result.output

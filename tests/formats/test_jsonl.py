@@ -34,7 +34,7 @@ def test_every_object_is_a_sample_and_blank_lines_are_none(tmp_path_factory, lin
     text = "\n".join(lines) + ("\n" if ended and lines else "")
     path.write_bytes(text.encode())
     expected = [json.loads(line) for line in lines if line.strip()]
-    original, jsonl.BLOCK_BYTES = jsonl.BLOCK_BYTES, window
+    original, jsonl.SCAN_BYTES = jsonl.SCAN_BYTES, window
     try:
         if not expected:
             with pytest.raises(FormatError, match="has no samples"):
@@ -42,7 +42,7 @@ def test_every_object_is_a_sample_and_blank_lines_are_none(tmp_path_factory, lin
             return
         offsets = scan(path)
     finally:
-        jsonl.BLOCK_BYTES = original
+        jsonl.SCAN_BYTES = original
     data = path.read_bytes()
     assert offsets[0] == 0
     assert offsets[-1] == len(data)

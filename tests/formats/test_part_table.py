@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_bytes import MAGIC, decode_part_table, encode_part_table
+from energon.formats.tables.part_table_bytes import (
+    TABLE_MAGIC,
+    decode_part_table,
+    encode_part_table,
+)
 from energon.formats.tables.part_table_file import open_part_table, part_table_path
 from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
@@ -241,13 +245,13 @@ def test_columns_that_cannot_be_are_refused(columns):
     }  # fmt: skip
     text = json.dumps(about).encode()
     body = text + bytes(8)
-    data = struct.pack("<8sQII", MAGIC, len(body), zlib.crc32(body), len(text)) + body
+    data = struct.pack("<8sQII", TABLE_MAGIC, len(body), zlib.crc32(body), len(text)) + body
     with pytest.raises(FormatError, match="is damaged"):
         PartTable.from_buffer(data, origin="x", verify=True)
 
 
 def test_json_that_is_deep_is_refused():
     text = b"[" * 100_000
-    data = struct.pack("<8sQII", MAGIC, len(text), zlib.crc32(text), len(text)) + text
+    data = struct.pack("<8sQII", TABLE_MAGIC, len(text), zlib.crc32(text), len(text)) + text
     with pytest.raises(FormatError, match="is damaged"):
         PartTable.from_buffer(data, origin="x", verify=True)

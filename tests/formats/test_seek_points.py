@@ -116,7 +116,7 @@ def test_files_of_command_line_tools_are_entered(tmp_path):
 
 
 def test_the_advice_for_files_of_one_long_frame_works(tmp_path, monkeypatch):
-    monkeypatch.setattr(seek_points, "MAX_GAP_BYTES", 256 << 10)
+    monkeypatch.setattr(seek_points, "POINT_GAP_BYTES", 256 << 10)
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(zstd(TEXT))
     with pytest.raises(ConfigError, match="a frame holds more than 0 MiB") as caught:
@@ -136,7 +136,7 @@ def test_a_frame_may_refer_back_as_far_as_the_command_line_tool_writes_it():
 
 
 def test_deflated_files_without_blocks_to_enter_are_refused(monkeypatch):
-    monkeypatch.setattr(seek_points, "MAX_GAP_BYTES", 256 << 10)
+    monkeypatch.setattr(seek_points, "POINT_GAP_BYTES", 256 << 10)
     with pytest.raises(ConfigError, match="no block can be found"):
         scanned(deflated(TEXT, strategy=zlib.Z_FIXED))
 

@@ -71,12 +71,12 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
         key, field = split_name(name) or (name, "")
         unique.setdefault((key, field.lower()), (name, content))
     data = tar_bytes(unique.values(), format=format)
-    before = stream.LARGE_BYTES
-    stream.LARGE_BYTES = large
+    before = stream.LARGE_MEMBER_BYTES
+    stream.LARGE_MEMBER_BYTES = large
     try:
         found = read(data, step=step)
     finally:
-        stream.LARGE_BYTES = before
+        stream.LARGE_MEMBER_BYTES = before
     assert found == expected(data)
 
 
@@ -184,7 +184,7 @@ def test_a_size_that_cannot_be_takes_no_memory(size, error, words):
     source = Stream(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
     with pytest.raises(error, match=words):
         StreamReader(source, SampleParser("x.tar")).next_block()
-    assert max(asked) <= stream.MAX_READ_BYTES
+    assert max(asked) <= stream.MAX_STREAM_READ_BYTES
 
 
 def test_garbage_is_an_error():

@@ -255,7 +255,7 @@ def test_a_full_disk_costs_time_only(tmp_path, ranges, free_kib):
 
 
 def test_a_disk_with_room_again_is_used_again(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(block_file, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(block_file, "BLOCK_RETRY_SECONDS", 0.0)
     store.write("x", os.urandom(SIZE))
     with small_disk(tmp_path / "disk", 8192) as disk:
         cache = DiskCache(disk / "cache", max_bytes=1 << 40)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon.errors import TruncatedError
 from energon.io.backends.local import LocalBackend
 from energon.io.ranges import (
-    MAX_SPAN_BYTES,
+    COALESCED_BYTES,
     RemoteObject,
     Span,
     merge_ranges,
@@ -24,9 +24,15 @@ ranges = st.lists(st.tuples(*[st.integers(0, len(CONTENT))] * 2).map(sorted), ma
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     (folder / "x").write_bytes(CONTENT)
+    return folder
+
+
+@pytest.fixture
+def content(folder):
+    """What one test fetches ahead is not counted in the next one."""
     store = Store(LocalBackend(str(folder)))
     return RemoteObject(store, store.info("x"))
 
@@ -48,8 +54,9 @@ def test_merged_ranges_cover_what_went_in_and_leave_out_larger_gaps(ranges, gap,
 
 @given(ranges)
 @settings(max_examples=20, deadline=None)
-def test_any_ranges_are_read_at_once_whatever_was_fetched_ahead(content, ranges):
-    buffer = span_buffer()
+def test_any_ranges_are_read_at_once_whatever_was_fetched_ahead(folder, ranges):
+    store, buffer = Store(LocalBackend(str(folder))), span_buffer()
+    content = RemoteObject(store, store.info("x"))
     ahead = [Span(content, 3 << 20, 9 << 20), Span(content, 9 << 20, 10 << 20)]
     for span in ahead:
         buffer.fetch(span)
@@ -74,7 +81,7 @@ def test_long_ranges_are_fetched_in_pieces(content):
     before = content.store.statistics.snapshot()["requests"]
     assert read_ranges(content, [1], [len(CONTENT)]) == [CONTENT[1:]]
     pieces = content.store.statistics.snapshot()["requests"] - before
-    assert pieces == -(-(len(CONTENT) - 1) // MAX_SPAN_BYTES)
+    assert pieces == -(-(len(CONTENT) - 1) // COALESCED_BYTES)
 
 
 def test_an_error_of_what_is_fetched_ahead_comes_when_it_is_needed(content):

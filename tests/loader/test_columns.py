@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.loader.transport.columns import OUT_OF_BAND_BYTES, by_column, rebuild
+from energon.loader.transport.columns import SHARED_COLUMN_BYTES, by_column, rebuild
 from energon.samples.crude import CrudeSample, SourceInfo, basic_sample_keys, sources_of
 from energon.samples.sample import TextSample
 
@@ -20,7 +20,7 @@ values = st.one_of(
     st.text(max_size=5),
     st.none(),
     st.tuples(st.integers(), st.integers()),
-    st.just(b"large" * OUT_OF_BAND_BYTES),
+    st.just(b"large" * SHARED_COLUMN_BYTES),
 )
 names = st.lists(st.text(max_size=6), min_size=1, max_size=5, unique=True)
 
@@ -150,7 +150,7 @@ def typed(count):
         [Plain(1), Plain(2, 3)],
         [Fixed("a"), Fixed("b")],
         [Slotted("a"), Slotted(1)],
-        [Plain(b"large" * OUT_OF_BAND_BYTES)] * 2,
+        [Plain(b"large" * SHARED_COLUMN_BYTES)] * 2,
     ],
 )
 def test_objects_arrive_as_they_were(batch):

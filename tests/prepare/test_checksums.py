@@ -25,11 +25,11 @@ def test_ranges_are_read_together_and_each_has_its_checksum(tmp_path_factory, pi
         data += bytes(gap) + np.random.default_rng(len(data)).bytes(size)
     path.write_bytes(data)
     sizes = [size for _, size in pieces]
-    before, checksums.READ_BYTES = checksums.READ_BYTES, most
+    before, checksums.CHECKED_BYTES = checksums.CHECKED_BYTES, most
     try:
         found = content_crc32(path, np.array(offsets), np.array(sizes))
     finally:
-        checksums.READ_BYTES = before
+        checksums.CHECKED_BYTES = before
     assert found.tolist() == [
         zlib.crc32(data[offset : offset + size])
         for offset, size in zip(offsets, sizes, strict=True)

@@ -52,7 +52,7 @@ def test_keys_that_shards_share_are_found_a_range_at_a_time(tmp_path_factory, sh
         if seen & set(names):
             sharing.append(f"{number}.tar")
         seen |= set(names)
-    before, duplicates.MAX_KEYS = duplicates.MAX_KEYS, most
+    before, duplicates.MAX_HELD_KEYS = duplicates.MAX_HELD_KEYS, most
     try:
         assert sorted(set(shards_with_known_keys(found, open_table))) == sharing
         if sharing:
@@ -61,7 +61,7 @@ def test_keys_that_shards_share_are_found_a_range_at_a_time(tmp_path_factory, sh
         else:
             check_unique(found, open_table)
     finally:
-        duplicates.MAX_KEYS = before
+        duplicates.MAX_HELD_KEYS = before
 
 
 def test_shards_whose_keys_do_not_overlap_are_not_opened(tmp_path):

@@ -50,7 +50,7 @@ def test_whatever_a_lock_says_of_its_holder_it_is_held(holder, tmp_path, note):
 
 
 def test_waiting_ends_when_the_other_is_done_or_killed(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(files, "LOCK_POLL_SECONDS", 0.01)
     entered = threading.Event()
 
     def enter():
@@ -73,7 +73,7 @@ def test_nothing_is_left_of_it(tmp_path):
 
 
 def test_only_one_at_a_time_holds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(files, "LOCK_POLL_SECONDS", 0.001)
     inside, most, rounds = 0, 0, 0
     guard = threading.Lock()
 

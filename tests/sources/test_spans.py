@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from energon.io.backends.local import OpenFile
 from energon.sources.extents import (
     LOCAL_SPAN_BYTES,
-    MAX_GAP_BYTES,
+    SKIPPED_GAP_BYTES,
     SMALL_PART_BYTES,
     lazy_spans,
     read_columns,
@@ -41,7 +41,7 @@ def check(file, low, high):
         assert buffer[begin - start : end - start] == PATTERN[begin:end]
 
 
-GAPS = st.sampled_from([0, 1, 512, MAX_GAP_BYTES, MAX_GAP_BYTES + 1, 300_000])
+GAPS = st.sampled_from([0, 1, 512, SKIPPED_GAP_BYTES, SKIPPED_GAP_BYTES + 1, 300_000])
 SIZES = st.sampled_from([0, 1, 700, 32_000, 250_000])
 
 
@@ -58,7 +58,7 @@ def test_every_sample_lies_in_its_buffer(tmp_path_factory, samples):
     file = open_pattern(tmp_path_factory.mktemp("spans"))
     check(file, low, high)
     content = sum(end - begin for begin, end in zip(low, high, strict=True))
-    assert sum(file.sizes) <= content + MAX_GAP_BYTES * len(samples)
+    assert sum(file.sizes) <= content + SKIPPED_GAP_BYTES * len(samples)
     assert len(file.sizes) <= len(samples)
 
 

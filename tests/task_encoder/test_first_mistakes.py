@@ -18,7 +18,7 @@ from energon import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon.arguments import ELSEWHERE
+from energon.arguments import ARGUMENT_HOMES
 from energon.errors import ConfigError
 from tests.datasets import make_captions
 
@@ -97,7 +97,7 @@ def test_where_an_argument_belongs_is_said(getter, arguments, advice):
 def test_all_arguments_that_are_proposed_exist():
     functions = (get_train_dataset, get_val_dataset, get_savable_loader, WorkerConfig)
     known = {name for each in functions for name in inspect.signature(each).parameters}
-    proposed = {name for text in ELSEWHERE.values() for name in re.findall(r"\w+_\w+", text)}
+    proposed = {name for text in ARGUMENT_HOMES.values() for name in re.findall(r"\w+_\w+", text)}
     assert proposed - known <= {
         "get_train_dataset",
         "get_val_dataset",

@@ -34,7 +34,7 @@ from energon.io.disk_cache import FULL
 from energon.io.file_lock import FileLock
 from energon.messages import warn_once
 
-PREFIX = "energon-cache-"
+FOLDER_PREFIX = "energon-cache-"
 _LOCK = "lock"
 
 _JANITOR = """
@@ -64,7 +64,7 @@ class SharedFolder:
         try:
             root.mkdir(parents=True, exist_ok=True)
             remove_abandoned(root)
-            self.path = root / f"{PREFIX}{os.getuid()}-{name}"
+            self.path = root / f"{FOLDER_PREFIX}{os.getuid()}-{name}"
             self._lock: FileLock | None = self._join()
         except OSError as error:
             if error.errno in FULL:
@@ -100,7 +100,7 @@ class SharedFolder:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove the folders of this user below `parent` that nobody uses any more."""
-    for path in parent.glob(f"{PREFIX}{os.getuid()}-*"):
+    for path in parent.glob(f"{FOLDER_PREFIX}{os.getuid()}-*"):
         try:
             lock = FileLock(path / _LOCK, create=False)
         except OSError:
@@ -130,7 +130,7 @@ def _start_janitor(lock: Path) -> None:
 
 logger = logging.getLogger("energon")
 
-RETRY_SECONDS = 30.0
+CACHE_RETRY_SECONDS = 30.0
 """How long not to write to a disk that was full."""
 _MAGIC = b"ENC1"
 _HEADER = struct.Struct("<4sIQ")
@@ -329,7 +329,7 @@ class SharedContents:
             raise
 
     def _warn(self, error: OSError | sqlite3.Error) -> None:
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._retry_at = time.monotonic() + CACHE_RETRY_SECONDS
         warn_once(
             logger,
             f"cache pool {self._parent} {self._name}",

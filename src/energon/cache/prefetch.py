@@ -44,7 +44,7 @@ class Task:
         self.users = 0
 
 
-CLOSE_SECONDS = 5.0
+PREFETCH_CLOSE_SECONDS = 5.0
 """How long to wait at the end for threads that read from a store."""
 ROOM_SECONDS = 0.05
 """How often to try a full cache again: other processes make room without notice."""
@@ -191,7 +191,7 @@ class Prefetcher:
                     task.content = None
                 task.fetched.set()
             self._changed.notify_all()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + PREFETCH_CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):

@@ -19,7 +19,7 @@ from energon.messages import counted
 if TYPE_CHECKING:
     from energon.inspect.lint import LintReport
 
-MAX_SHOWN = 50
+MAX_FINDINGS = 50
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def command(path: str, options: LintOptions, allow: tuple[str, ...], **indexing:
 def _show(report: LintReport) -> None:
     noun = "file" if report.kind == "filesystem" else "sample"
     groups = report.groups()
-    for group in groups[:MAX_SHOWN]:
+    for group in groups[:MAX_FINDINGS]:
         echo(group.line(noun))
-    if len(groups) > MAX_SHOWN:
-        echo(f"… and {len(groups) - MAX_SHOWN} more kinds of problems; --json shows all")
+    if len(groups) > MAX_FINDINGS:
+        echo(f"… and {len(groups) - MAX_FINDINGS} more kinds of problems; --json shows all")
     for part, count in report.unchecked.items():
         parts = counted(count, f"{part} part was", f"{part} parts were")
         echo(f"note: {parts} not decoded, see --allow")

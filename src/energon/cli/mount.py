@@ -21,7 +21,7 @@ from energon.messages import shell_word
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder
 
-POLL_SECONDS = 0.05
+MOUNT_POLL_SECONDS = 0.05
 END_SECONDS = 10
 
 
@@ -111,7 +111,7 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
         )
         try:
             while not (is_mounted := os.path.ismount(mountpoint)) and running.poll() is None:
-                time.sleep(POLL_SECONDS)
+                time.sleep(MOUNT_POLL_SECONDS)
             problem = _look_into(mountpoint) if is_mounted else None
         except BaseException:
             _end(running)

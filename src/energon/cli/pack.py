@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from energon.prepare.importers.row import PackSource, RowRules
     from energon.prepare.writers.pack import PackOptions
 
-MAX_SHOWN = 10
+MAX_SHOWN_FAILURES = 10
 _ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
 
 _OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
@@ -263,9 +263,9 @@ def command(
     if options.as_json:
         show_size(info, target, as_json=True, kind=about["kind"], left_out=left_out)
         return
-    for reason in left_out[:MAX_SHOWN]:
+    for reason in left_out[:MAX_SHOWN_FAILURES]:
         echo(f"skipped: {reason}", err=True)
-    if len(left_out) > MAX_SHOWN:
+    if len(left_out) > MAX_SHOWN_FAILURES:
         echo(f"skipped: {len(left_out)} in total", err=True)
     show_size(info, target, as_json=False)
 

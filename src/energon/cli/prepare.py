@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from energon.prepare.media.probe import MediaFilter
     from energon.sources.kinds import DatasetKind
 
-MAX_SHOWN = 3
+MAX_NESTED = 3
 """How many datasets a warning names."""
 _NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")
 _OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
@@ -195,9 +195,10 @@ def _warn_of_datasets_in(source: AnyPath) -> None:
 
     if inside := datasets_in(os.fspath(source)):
         echo(
-            f"Warning: {redact(source)} contains prepared datasets ({', '.join(inside[:MAX_SHOWN])}"
-            f"{', …' if inside[MAX_SHOWN:] else ''}), whose shards become part of this dataset "
-            "too. To train on several datasets, list them in a metadataset instead",
+            f"Warning: {redact(source)} contains prepared datasets "
+            f"({', '.join(inside[:MAX_NESTED])}{', …' if inside[MAX_NESTED:] else ''}), "
+            "whose shards become part of this dataset too. To train on several datasets, "
+            "list them in a metadataset instead",
             err=True,
         )
 

@@ -191,7 +191,7 @@ def _open(
     path: str, split_part: str, dataset_config: str | None, allow: tuple[str, ...]
 ) -> SavableDataset:
     """Return the samples of a split in order, one by one, decoded to be looked at."""
-    from energon.decode.images import EXTENSIONS
+    from energon.decode.images import IMAGE_EXTENSIONS
     from energon.decode.sample_decoder import SampleDecoder
     from energon.task_encoder.encoder import DefaultTaskEncoder, TaskEncoder
     from energon.task_encoder.getters import get_val_dataset
@@ -200,7 +200,7 @@ def _open(
 
     encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.decoder = SampleDecoder(
-        image_decode="rgb8", decoders=dict.fromkeys(EXTENSIONS, visible_pixels), allow=allow
+        image_decode="rgb8", decoders=dict.fromkeys(IMAGE_EXTENSIONS, visible_pixels), allow=allow
     )
     return get_val_dataset(
         path,

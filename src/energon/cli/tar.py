@@ -6,7 +6,7 @@ import click
 
 from energon.cli.command_group import LazyGroup
 
-COMMANDS = {
+TAR_COMMANDS = {
     "cat": "Join shards, and select, shuffle or rename their samples.",
     "create": "Create a tar file from a recipe or a folder.",
     "index": "Write an index next to each shard.",
@@ -28,7 +28,7 @@ _FILES = {
 @click.group(
     "tar",
     cls=LazyGroup,
-    summaries=COMMANDS,
+    summaries=TAR_COMMANDS,
     homes={
         name: f"energon.cli.tar_commands.{file}:{name}_command"
         for file, names in _FILES.items()

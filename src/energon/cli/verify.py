@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from energon.prepare.upkeep import Report
     from energon.prepare.verify.shard import Depth
 
-MAX_SHOWN = 50
+MAX_PROBLEMS = 50
 
 
 @click.command("verify")
@@ -99,10 +99,10 @@ def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
 
 def show_report(report: Report) -> None:
     """Print the result of checking a dataset."""
-    for problem in report.problems[:MAX_SHOWN]:
+    for problem in report.problems[:MAX_PROBLEMS]:
         echo(f"{problem.kind}: {problem.message}")
-    if len(report.problems) > MAX_SHOWN:
-        rest = counted(len(report.problems) - MAX_SHOWN, "problem")
+    if len(report.problems) > MAX_PROBLEMS:
+        rest = counted(len(report.problems) - MAX_PROBLEMS, "problem")
         echo(f"… and {rest} more; --json shows all")
     for note in report.notes:
         echo(f"note: {note}")

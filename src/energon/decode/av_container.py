@@ -142,7 +142,7 @@ def check_riff(stream: IO[bytes]) -> None:
         raise DecodeError(f"the file has {size} of {said + 8} bytes")
 
 
-EXTENSIONS = frozenset(
+AV_EXTENSIONS = frozenset(
     {
         *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
         *("mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"),

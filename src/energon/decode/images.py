@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("energon")
 
-EXTENSIONS = frozenset(
+IMAGE_EXTENSIONS = frozenset(
     {
         *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "avif", "gif", "bmp", "dib", "tif"),
         *("tiff", "jp2", "j2k", "jpc", "jpf", "jpx", "j2c", "ppm", "pgm", "pbm", "pnm", "tga"),

@@ -13,8 +13,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
-from energon.decode.av_container import check_av_spec, decode_av
+from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
@@ -169,9 +168,9 @@ class SampleDecoder:
         decode = DECODERS.get(extension)
         if decode is not None or extension in AV_EXTENSIONS or self.is_random:
             return decode
-        from energon.decode.images import EXTENSIONS, decode_image
+        from energon.decode.images import IMAGE_EXTENSIONS, decode_image
 
-        if extension not in EXTENSIONS:
+        if extension not in IMAGE_EXTENSIONS:
             return None
         return partial(
             decode_image, spec=self._image_spec, resize=self._resize, max_pixels=self._max_pixels
@@ -206,9 +205,9 @@ class SampleDecoder:
                 return decode_av(raw, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, raw)
-            from energon.decode.images import EXTENSIONS, decode_image
+            from energon.decode.images import IMAGE_EXTENSIONS, decode_image
 
-            if extension in EXTENSIONS:
+            if extension in IMAGE_EXTENSIONS:
                 return decode_image(
                     raw,
                     self._image_spec,
@@ -310,7 +309,7 @@ class SampleDecoder:
 
 def is_media(name: str) -> bool:
     """Return whether a file of this name is an image, audio or video."""
-    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+    from energon.decode.images import IMAGE_EXTENSIONS
 
     return name.rpartition(".")[2].lower() in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS}
 
@@ -322,7 +321,7 @@ def is_decoded(part: str) -> bool:
         >>> is_decoded("left.PNG"), is_decoded("json.gz"), is_decoded("parquet")
         (True, True, False)
     """
-    from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+    from energon.decode.images import IMAGE_EXTENSIONS
 
     *before, extension = part.lower().split(".")
     if extension == "gz":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from energon.errors import DecodeError
 
-MAGIC = b"~TenBin~"
+TENBIN_MAGIC = b"~TenBin~"
 DTYPES = {
     **{f"f{size}": f"<f{size}" for size in (2, 4, 8)},
     **{f"{kind}{size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
@@ -75,7 +75,7 @@ def split_chunks(data: bytes) -> list[memoryview]:
     """
     found, at = [], 0
     while at < len(data):
-        if data[at : at + 8] != MAGIC or len(data) < at + 16:
+        if data[at : at + 8] != TENBIN_MAGIC or len(data) < at + 16:
             raise DecodeError(f"tenbin data have no chunk at byte {at} of {len(data)}")
         (length,) = struct.unpack_from("<q", data, at + 8)
         if not 0 <= length <= len(data) - at - 16:
@@ -129,4 +129,4 @@ def array_parts(array: NDArray[Any], info: str) -> tuple[bytes, bytes]:
 
 def frame_chunk(content: bytes) -> bytes:
     """Return a chunk with that content."""
-    return MAGIC + struct.pack("<q", len(content)) + content + bytes(-len(content) % 64)
+    return TENBIN_MAGIC + struct.pack("<q", len(content)) + content + bytes(-len(content) % 64)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
 
-MAGIC = b"ENLIST01\n"
+FOLDER_MAGIC = b"ENLIST01\n"
 LISTING = "folder.listing"
 
 
@@ -42,7 +42,7 @@ def dump_listing(folders: Mapping[str, ListedFolder]) -> bytes:
     lines = (
         json.dumps({"folder": path, **each._asdict()}).encode() for path, each in folders.items()
     )
-    return MAGIC + b"\n".join(lines)
+    return FOLDER_MAGIC + b"\n".join(lines)
 
 
 def load_listing(data: bytes, *, origin: str) -> dict[str, ListedFolder]:
@@ -52,10 +52,10 @@ def load_listing(data: bytes, *, origin: str) -> dict[str, ListedFolder]:
         FormatError: If it is damaged, or of another version.
     """
     again = "delete it, and run `energon prepare` again"
-    if not data.startswith(MAGIC):
-        raise FormatError(f"{origin}: begins with {data[:9]!r}, expected {MAGIC!r}; {again}")
+    if not data.startswith(FOLDER_MAGIC):
+        raise FormatError(f"{origin}: begins with {data[:9]!r}, expected {FOLDER_MAGIC!r}; {again}")
     try:
-        return dict(_parsed(data[len(MAGIC) :].split(b"\n"), origin))
+        return dict(_parsed(data[len(FOLDER_MAGIC) :].split(b"\n"), origin))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{origin}: is not a listing of folders: {error!r}; {again}") from error
 

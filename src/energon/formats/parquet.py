@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
 
-MAGIC = b"PAR1"
+PARQUET_MAGIC = b"PAR1"
 TAIL_BYTES = 8
 FOOTERS = "parquet.footers"
 _TABLE = b"ENFOOT01"
@@ -78,15 +78,15 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
         TruncatedError: If it does not end as Parquet files do.
         FormatError: If it is encrypted, or its footer is larger than the file or a limit.
     """
-    if size < len(MAGIC) + TAIL_BYTES or tail[-4:] not in (MAGIC, b"PARE"):
+    if size < len(PARQUET_MAGIC) + TAIL_BYTES or tail[-4:] not in (PARQUET_MAGIC, b"PARE"):
         raise TruncatedError(
-            f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {MAGIC!r}; it is "
-            "truncated, or not a Parquet file"
+            f"{origin}: {size} bytes that end with {tail[-4:]!r}, not with {PARQUET_MAGIC!r}; it "
+            "is truncated, or not a Parquet file"
         )
-    if tail[-4:] != MAGIC:
+    if tail[-4:] != PARQUET_MAGIC:
         raise FormatError(f"{origin}: is encrypted, which is not supported; write it unencrypted")
     found = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
-    if found > size - len(MAGIC):
+    if found > size - len(PARQUET_MAGIC):
         raise FormatError(f"{origin}: its footer has {found} bytes, but the whole file only {size}")
     if found > PARQUET_FOOTER_BYTES.value:
         raise FormatError(
@@ -107,7 +107,7 @@ def parse_footer(footer: bytes, *, origin: str) -> FileMetaData:
         import pyarrow as pa
         import pyarrow.parquet as pq
     try:
-        return pq.read_metadata(io.BytesIO(MAGIC + footer))
+        return pq.read_metadata(io.BytesIO(PARQUET_MAGIC + footer))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{origin}: its footer is damaged: {error}") from error
 

@@ -43,13 +43,13 @@ from energon.messages import shell_word
 
 SPACING_BYTES = 4 << 20
 """Content between two points, if a block or frame starts there."""
-MAX_GAP_BYTES = 64 << 20
+POINT_GAP_BYTES = 64 << 20
 """Maximum content between two points, all of which may be unpacked for a line."""
 MAX_ZSTD_WINDOW_BYTES = 2 << 30
 """How far a frame may refer back: as far as `zstd --long=31` does."""
-WINDOW_BYTES = 32 << 10
+DEFLATE_WINDOW_BYTES = 32 << 10
 """How far deflate refers back."""
-PIECE_BYTES = 64 << 10
+UNPACKED_PIECE_BYTES = 64 << 10
 _MAGIC = b"ENSEEK01"
 _END = struct.Struct("<4Q")
 _GZIP, _ZSTD, _COPY = 1, 2, 3
@@ -158,7 +158,7 @@ class SeekPoints:
         packed = bytes(self.data[self.edges[number] : self.edges[number + 1]])
         place = f"from byte {self.bits[number] // 8} on"
         try:
-            window = zlib.decompressobj().decompress(packed, WINDOW_BYTES)
+            window = zlib.decompressobj().decompress(packed, DEFLATE_WINDOW_BYTES)
             if self.format == _GZIP:
                 bit = int(self.bits[number]) % 8
                 found = inflate(data, bit, window, stop - start)
@@ -206,7 +206,7 @@ class PointFinder:
             LongFrameError: If it needs a copy.
             ConfigError: If it cannot be entered often enough.
         """
-        head = file.read(PIECE_BYTES)
+        head = file.read(UNPACKED_PIECE_BYTES)
         self._write(_MAGIC)
         if head.startswith(GZIP_MAGIC):
             kind, blocks = _GZIP, self._gzip(head, file)
@@ -221,9 +221,9 @@ class PointFinder:
         try:
             for block in blocks:
                 self._unpacked += len(block)
-                self._tail = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
+                self._tail = (self._tail + block[-DEFLATE_WINDOW_BYTES:])[-DEFLATE_WINDOW_BYTES:]
                 yield block
-                is_far = self._unpacked - self._starts[-1] > MAX_GAP_BYTES
+                is_far = self._unpacked - self._starts[-1] > POINT_GAP_BYTES
                 if is_far and self._out is not None and kind != _COPY:
                     raise self._no_entry(kind)
         except (zlib.error, _zstd_error()) as error:
@@ -242,7 +242,7 @@ class PointFinder:
 
     def _no_entry(self, kind: int) -> ConfigError:
         """Return why a file cannot be read line by line as it is, and what to do."""
-        size = f"more than {MAX_GAP_BYTES >> 20} MiB"
+        size = f"more than {POINT_GAP_BYTES >> 20} MiB"
         if kind == _GZIP:
             return ConfigError(
                 f"{self._origin}: no block can be found in {size} of its content; decompress it"
@@ -270,7 +270,7 @@ class PointFinder:
         self._write(packed)
 
     def _gzip(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
-        while data or (data := file.read(PIECE_BYTES)):
+        while data or (data := file.read(UNPACKED_PIECE_BYTES)):
             while (header := gzip_header(data)) is None:
                 data += _more(file)
             data = data[header:]
@@ -292,7 +292,7 @@ class PointFinder:
             if struct.unpack("<2I", data[:8]) != (checksum, size % 2**32):
                 raise zlib.error("its checksum differs")
             data = data[8:]
-            while not data.strip(b"\0") and (more := file.read(PIECE_BYTES)):
+            while not data.strip(b"\0") and (more := file.read(UNPACKED_PIECE_BYTES)):
                 data = more  # zeros that fill up a tape
             data = data.lstrip(b"\0")
 
@@ -317,7 +317,7 @@ class PointFinder:
             if last is None:
                 continue
             block = b"".join([*blocks, last])
-            window = (self._tail + block[-WINDOW_BYTES:])[-WINDOW_BYTES:]
+            window = (self._tail + block[-DEFLATE_WINDOW_BYTES:])[-DEFLATE_WINDOW_BYTES:]
             self._note(8 * (at + byte) + bit, self._unpacked + len(block), window)
             decoder = inflater_after(window)
             return (
@@ -331,7 +331,7 @@ class PointFinder:
         return b"".join(blocks), decoder, data[fed:]
 
     def _zstd(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
-        while data or (data := file.read(PIECE_BYTES)):
+        while data or (data := file.read(UNPACKED_PIECE_BYTES)):
             while len(data) < 8:
                 data += _more(file)
             if data[1:4] == _SKIPPED_MAGIC:
@@ -380,7 +380,7 @@ def _short_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _more(file: BinaryIO) -> bytes:
-    data = file.read(PIECE_BYTES)
+    data = file.read(UNPACKED_PIECE_BYTES)
     if not data:
         raise EOFError("it is truncated")
     return data

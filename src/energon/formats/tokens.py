@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
+TOKENS_MAGIC = b"MMIDIDX\x00\x00"
+TOKENS_VERSION = 1
 TOKEN_TYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
     2: np.dtype("i1"),
@@ -46,7 +46,7 @@ TOKEN_TYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 """The types of tokens, by their codes."""
-INDEX, DATA = ".idx", ".bin"
+TOKEN_INDEX, DATA = ".idx", ".bin"
 _HEADER = struct.Struct("<9sQBQQ")
 
 
@@ -57,7 +57,7 @@ def token_prefix(path: str) -> str:
         >>> token_prefix("data/wiki.idx"), token_prefix("data/wiki")
         ('data/wiki', 'data/wiki')
     """
-    for suffix in (INDEX, DATA):
+    for suffix in (TOKEN_INDEX, DATA):
         if path.endswith(suffix):
             return path.removesuffix(suffix)
     return path
@@ -95,18 +95,18 @@ class TokenIndex:
             TruncatedError: If its end is missing.
             ShardChangedError: If the `.bin` file has fewer bytes than it lists.
         """
-        if bytes(data[: len(MAGIC)]) != MAGIC:
+        if bytes(data[: len(TOKENS_MAGIC)]) != TOKENS_MAGIC:
             raise FormatError(
-                f"{origin}: begins with {bytes(data[: len(MAGIC)])!r}, not with {MAGIC!r}; it is "
-                "not an index of a token file"
+                f"{origin}: begins with {bytes(data[: len(TOKENS_MAGIC)])!r}, not with "
+                f"{TOKENS_MAGIC!r}; it is not an index of a token file"
             )
         if len(data) < _HEADER.size:
             raise TruncatedError(
                 f"{origin}: has {len(data)} bytes, not a complete header; copy it again"
             )
         _, version, code, sequences, documents = _HEADER.unpack(data[: _HEADER.size])
-        if version != VERSION:
-            raise FormatError(f"{origin}: has version {version}, expected {VERSION}")
+        if version != TOKENS_VERSION:
+            raise FormatError(f"{origin}: has version {version}, expected {TOKENS_VERSION}")
         if code not in TOKEN_TYPES:
             known = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
             raise FormatError(
@@ -303,7 +303,7 @@ def token_index_bytes(
     if documents is not None:
         first = np.asarray(documents, "<i8")
     ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
-    yield _HEADER.pack(MAGIC, VERSION, _code(dtype), len(sizes), len(first))
+    yield _HEADER.pack(TOKENS_MAGIC, TOKENS_VERSION, _code(dtype), len(sizes), len(first))
     yield sizes.tobytes()
     yield np.concatenate(([0], ends[:-1])).astype("<i8")[: len(sizes)].tobytes()
     yield first.tobytes()

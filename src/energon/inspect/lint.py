@@ -17,7 +17,7 @@ import numpy as np
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, SecurityError
 from energon.inspect.leaves import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import (
-    SPLIT,
+    LINTED_SPLIT,
     BatchReport,
     Finding,
     Group,
@@ -186,10 +186,10 @@ def lint_dataset(
     """
     folder = _folder_of(path)
     if folder is not None:
-        report = LintReport(os.fspath(path), kind="filesystem", num_samples={SPLIT: 0})
+        report = LintReport(os.fspath(path), kind="filesystem", num_samples={LINTED_SPLIT: 0})
         files = folder_jobs(folder, max_samples, tuple(allow))
         runs = _run(engine or Engine(), lint_files, report_file_death, files)
-        _collect(report, [(SPLIT, job) for job in files], runs, progress)
+        _collect(report, [(LINTED_SPLIT, job) for job in files], runs, progress)
         return report
     found = find_leaves(
         path,

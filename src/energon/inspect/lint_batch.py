@@ -34,7 +34,7 @@ from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LoadSample
 
 MAX_READ_TOGETHER = 32
-DIED = "the process that decoded it died: a decoder has crashed, or memory ran out"
+DECODING_DIED = "the process that decoded it died: a decoder has crashed, or memory ran out"
 
 
 class Finding(NamedTuple):
@@ -110,7 +110,7 @@ def mean_bytes(source: Source) -> float:
 def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) -> BatchReport:
     """Return the report on a sample whose decoding ended the process."""
     check = _Check(*_unpacked(run, leaf), SampleDecoder("rgb8", allow=allow))
-    return BatchReport(ordinal, 1, (check.failed(ordinal, DIED),))
+    return BatchReport(ordinal, 1, (check.failed(ordinal, DECODING_DIED),))
 
 
 def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
@@ -215,7 +215,7 @@ class _Check:
         return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
 
 
-SPLIT = "files"
+LINTED_SPLIT = "files"
 """Stands for the split of data without splits."""
 BATCH_FILES = 64
 
@@ -282,11 +282,11 @@ def report_file_death(
     folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinal: int
 ) -> BatchReport:
     """Return the report on a file whose decoding ended the process."""
-    return BatchReport(ordinal, 1, (_finding(folder, names[ordinal - start], DIED),))
+    return BatchReport(ordinal, 1, (_finding(folder, names[ordinal - start], DECODING_DIED),))
 
 
 def _finding(folder: str, name: str, reason: str) -> Finding:
-    return Finding(redact(folder), SPLIT, reason, key=name)
+    return Finding(redact(folder), LINTED_SPLIT, reason, key=name)
 
 
 MAX_PLACES = 3

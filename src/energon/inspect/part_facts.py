@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon.decode.av_container import EXTENSIONS as AV_EXTENSIONS
-from energon.decode.images import EXTENSIONS as IMAGE_EXTENSIONS
+from energon.decode.av_container import AV_EXTENSIONS
+from energon.decode.images import IMAGE_EXTENSIONS
 from energon.errors import DecodeError
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from energon.sources.browse.tree import BrowsedFile

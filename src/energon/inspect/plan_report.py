@@ -26,7 +26,7 @@ from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 120
+REPORT_POINTS = 120
 MAX_DRAWN = 12
 """Datasets that are drawn separately; the rest, of which less is read, is combined."""
 _REST_COLOR = "#c7c7c7"
@@ -54,7 +54,7 @@ def draw_run(run: PlannedRun, about: Mapping[str, Any], path: str | os.PathLike[
     """
     with needs_extra("plot", "plots need matplotlib"):
         from matplotlib.figure import Figure
-    marks, counts = counts_over_time(run, batches=about["batches"], points=POINTS)
+    marks, counts = counts_over_time(run, batches=about["batches"], points=REPORT_POINTS)
     groups = _groups(run.names, counts[-1])
     figure = Figure(figsize=(12, 8), layout="constrained")
     figure.suptitle(_title(about), fontsize=11)

@@ -25,9 +25,9 @@ from energon.io.file_lock import hold_byte, hold_lock, release_byte, release_loc
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
 """Maximum number of blocks per request."""
-POLL_SECONDS = 0.02
+BLOCK_POLL_SECONDS = 0.02
 """How often to check whether another process has fetched a block."""
-RETRY_SECONDS = 30.0
+BLOCK_RETRY_SECONDS = 30.0
 """How long not to write to a disk that was full."""
 
 _HEADER = struct.Struct("<8sQQ")
@@ -117,7 +117,7 @@ class BlockFile:
                 data = self._fetch(block, stop)
             else:
                 with self._changed:
-                    self._changed.wait(POLL_SECONDS)
+                    self._changed.wait(BLOCK_POLL_SECONDS)
                 data = self._load(block)
         return data
 
@@ -178,7 +178,7 @@ class BlockFile:
             _write(self._data, data, block * BLOCK_BYTES)
         except OSError as error:
             # The cache is for speed; what does not fit is fetched again when it is needed.
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = time.monotonic() + BLOCK_RETRY_SECONDS
             self._failed(error)
             return
         self._sums[block] = _checksum(data)

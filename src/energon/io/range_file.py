@@ -68,9 +68,9 @@ class RawReader(io.RawIOBase):
         return data
 
 
-CHUNK_BYTES = 2 << 20
+COPIED_CHUNK_BYTES = 2 << 20
 CHUNKS_AHEAD = 4
-SMALL_BYTES = 16 << 10
+SMALL_READ_BYTES = 16 << 10
 """Smallest request: a smaller one would be no faster."""
 CHUNKS_BETWEEN_PROBES = 32
 """After this many chunks, latency is measured again with a small request. It is measured twice at
@@ -116,9 +116,9 @@ class SkippingReader:
                 offset += len(data)
             elif self._is_far(offset, stop):
                 self._forget()
-                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+                self._fetch_piece(offset, min(stop, offset + SMALL_READ_BYTES))
             elif self._until_probe <= 0:
-                self._fetch_piece(offset, min(stop, offset + SMALL_BYTES))
+                self._fetch_piece(offset, min(stop, offset + SMALL_READ_BYTES))
                 self._until_probe = 0 if self._measured < 2 else CHUNKS_BETWEEN_PROBES
             else:
                 self._fetch_chunk(offset)
@@ -130,7 +130,7 @@ class SkippingReader:
 
     def _is_far(self, offset: int, stop: int) -> bool:
         """Return whether requesting this piece alone is faster than fetching all up to it."""
-        if offset // CHUNK_BYTES in self._chunks or stop - offset > SMALL_BYTES:
+        if offset // COPIED_CHUNK_BYTES in self._chunks or stop - offset > SMALL_READ_BYTES:
             return False
         return self._skips()
 
@@ -138,7 +138,7 @@ class SkippingReader:
         return self._gap_bytes > self._wait_seconds * self._bytes_per_second
 
     def _fetch_piece(self, offset: int, stop: int) -> None:
-        end = min(max(stop, offset + SMALL_BYTES), self.object.info.size)
+        end = min(max(stop, offset + SMALL_READ_BYTES), self.object.info.size)
         start = time.perf_counter()
         self._piece, self._piece_start = self.object.read(offset, end), offset
         taken = time.perf_counter() - start
@@ -150,22 +150,22 @@ class SkippingReader:
 
     def _fetch_chunk(self, offset: int) -> None:
         self._until_probe -= 1
-        number = offset // CHUNK_BYTES
+        number = offset // COPIED_CHUNK_BYTES
         following = number + (1 if self._skips() else CHUNKS_AHEAD)
         self._forget(keep=range(number, number + CHUNKS_AHEAD))
-        for ahead in range(number, min(-(-self.object.info.size // CHUNK_BYTES), following)):
+        for ahead in range(number, min(-(-self.object.info.size // COPIED_CHUNK_BYTES), following)):
             if ahead not in self._chunks:
                 self._chunks[ahead] = self.object.store.submit(self._read_chunk, ahead)
         together = len(self._chunks)
         self._piece, taken = self._chunks.pop(number).result()
-        self._piece_start = number * CHUNK_BYTES
+        self._piece_start = number * COPIED_CHUNK_BYTES
         rate = together * len(self._piece) / max(taken, 1e-6)
         self._bytes_per_second = _mixed(self._bytes_per_second, rate)
 
     def _read_chunk(self, number: int) -> tuple[bytes, float]:
         start = time.perf_counter()
-        stop = min((number + 1) * CHUNK_BYTES, self.object.info.size)
-        data = self.object.read(number * CHUNK_BYTES, stop)
+        stop = min((number + 1) * COPIED_CHUNK_BYTES, self.object.info.size)
+        data = self.object.read(number * COPIED_CHUNK_BYTES, stop)
         return data, time.perf_counter() - start
 
     def _forget(self, keep: range = range(0)) -> None:

@@ -30,9 +30,9 @@ from energon.io.disk_cache import disk_cache
 from energon.io.retries import STEP_SECONDS
 from energon.io.store import Store
 
-MAX_SPAN_BYTES = 8 << 20
+COALESCED_BYTES = 8 << 20
 """Maximum size of a request. Several requests at once are faster than one long one."""
-MAX_GAP_BYTES = 128 << 10
+COALESCED_GAP_BYTES = 128 << 10
 """Gap between two needed ranges that is fetched along: as fast as another request."""
 
 
@@ -114,7 +114,7 @@ class Merged(NamedTuple):
 
 
 def merge_ranges(
-    start: Ints, stop: Ints, *, gap: int = MAX_GAP_BYTES, largest: int = MAX_SPAN_BYTES
+    start: Ints, stop: Ints, *, gap: int = COALESCED_GAP_BYTES, largest: int = COALESCED_BYTES
 ) -> Merged:
     """Merge ranges that overlap or are at most `gap` bytes apart.
 
@@ -194,7 +194,7 @@ class Span:
 
     def pieces(self) -> list[Span]:
         """Return it in pieces of at most one request each."""
-        count = max(1, -(-self.size // MAX_SPAN_BYTES))
+        count = max(1, -(-self.size // COALESCED_BYTES))
         edges = [self.start + self.size * piece // count for piece in range(count + 1)]
         return [Span(self.object, low, high) for low, high in pairwise(edges)]
 
@@ -235,7 +235,7 @@ class SpanBuffer:
             self._kept.update((identity, n) for n in missing)
         runs: list[list[int]] = []
         for n in missing:
-            if runs and runs[-1][1] == n and n - runs[-1][0] < MAX_SPAN_BYTES // KEPT_BLOCK_BYTES:
+            if runs and runs[-1][1] == n and n - runs[-1][0] < COALESCED_BYTES // KEPT_BLOCK_BYTES:
                 runs[-1][1] = n + 1
             else:
                 runs.append([n, n + 1])

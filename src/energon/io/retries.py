@@ -20,7 +20,7 @@ from energon.errors import (
     StorageTimeoutError,
 )
 from energon.io.backends.base import NotNeededError, request_is_needed
-from energon.io.settings import PREFIX, StorageSettings
+from energon.io.settings import SETTING_PREFIX, StorageSettings
 from energon.messages import counted, warn_every
 
 logger = logging.getLogger("energon")
@@ -232,7 +232,7 @@ class Retries:
             now - self._began,
             now - begun,
             limit,
-            PREFIX,
+            SETTING_PREFIX,
             name,
             delays_batches=True,
         )
@@ -242,19 +242,21 @@ class Retries:
         if error.unreachable and not self._was_found:
             return (
                 "Check the address and the endpoint, that the server is running, and that this "
-                f"machine can reach it. {PREFIX}REFUSED_SECONDS={settings.refused_seconds:g} sets "
-                f"how long a server that has never answered is tried{self._how_often()}"
+                f"machine can reach it. {SETTING_PREFIX}REFUSED_SECONDS="
+                f"{settings.refused_seconds:g} sets how long a server that has "
+                f"never answered is tried{self._how_often()}"
             )
         return (
             "Is the store reachable, and can it serve this many requests? "
-            f"{PREFIX}PARALLEL_REQUESTS={settings.parallel_requests} sets how many run at once, "
-            f"{PREFIX}DEADLINE_SECONDS={settings.deadline_seconds:g} how long each is tried"
+            f"{SETTING_PREFIX}PARALLEL_REQUESTS={settings.parallel_requests} sets how many run at "
+            "once, "
+            f"{SETTING_PREFIX}DEADLINE_SECONDS={settings.deadline_seconds:g} how long each is tried"
             f"{self._how_often()}"
         )
 
     def _how_often(self) -> str:
         attempts = self._settings.attempts
-        return "" if attempts is None else f", {PREFIX}ATTEMPTS={attempts} how often"
+        return "" if attempts is None else f", {SETTING_PREFIX}ATTEMPTS={attempts} how often"
 
     def _renew(self, asked_at: float) -> bool:
         """Look up the credentials again; return whether they may differ from those of a request.

@@ -12,7 +12,7 @@ from energon.errors import (
     ConfigError,
 )
 
-PREFIX = "ENERGON_STORAGE_"
+SETTING_PREFIX = "ENERGON_STORAGE_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -78,7 +78,7 @@ class StorageSettings:
         found = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for field in fields(cls):
-            name = PREFIX + field.name.upper()
+            name = SETTING_PREFIX + field.name.upper()
             if text := found.get(name):
                 values[field.name] = _parse(name, str(field.type), text)
         return cls(**values)

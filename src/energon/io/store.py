@@ -80,7 +80,7 @@ class StoreStatistics:
 
 T = TypeVar("T")
 
-MAX_PARALLEL = 32
+MAX_PARALLEL_REQUESTS = 32
 """Maximum number of parallel requests for data needed now."""
 SLOW_BYTES_PER_SECOND = 100_000
 """Average speed below which a streamed object is requested again."""
@@ -194,7 +194,7 @@ class Store:
         if ahead:
             pool = self._threads("energon-ahead", self.settings.parallel_requests)
         else:
-            pool = self._threads("energon-read", MAX_PARALLEL)
+            pool = self._threads("energon-read", MAX_PARALLEL_REQUESTS)
         return pool.submit(ask, *arguments)
 
     def stream(
@@ -412,7 +412,7 @@ class Store:
         """Make a request through a library that does not observe our time limits."""
         if not getattr(self.backend, "may_hang", False):
             return request()
-        future = self._threads("energon-wait", 2 * MAX_PARALLEL).submit(request)
+        future = self._threads("energon-wait", 2 * MAX_PARALLEL_REQUESTS).submit(request)
         if not wait([future], max(1.0, seconds)).done:
             raise StorageError(f"{self.place(key)}: no answer in time", transient=True)
         return future.result()
@@ -443,7 +443,7 @@ class Store:
 
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""
-        pool = self._threads("energon-hedge", 2 * MAX_PARALLEL)
+        pool = self._threads("energon-hedge", 2 * MAX_PARALLEL_REQUESTS)
         left = seconds_left(self.settings.deadline_seconds)
 
         def run() -> T:

@@ -26,7 +26,7 @@ from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.messages import Lines
 
-LOOK_SECONDS = 10.0
+WATCHED_SECONDS = 10.0
 """The watching thread checks at least this often whether it is still needed."""
 
 
@@ -154,7 +154,7 @@ class _Clock:
                     return
                 for watchdog in used:
                     watchdog.was_used = False
-                self.looks_at = min([*due, now + LOOK_SECONDS])
+                self.looks_at = min([*due, now + WATCHED_SECONDS])
                 self.changed.wait(self.looks_at - now)
 
 
@@ -174,7 +174,7 @@ def _stacks() -> Iterator[str]:
             yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
-CLOSE_SECONDS = 1.0
+THREAD_CLOSE_SECONDS = 1.0
 
 
 class InlineWorker:
@@ -298,7 +298,7 @@ class ThreadWorker:
         """Let the thread end, and wait for it briefly."""
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(THREAD_CLOSE_SECONDS)
 
 
 class _Channel:

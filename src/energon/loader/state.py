@@ -29,7 +29,7 @@ from energon.plan.randomness import ORDER_VERSION
 from energon.stages.base import State
 
 FORMAT = "energon loader state"
-VERSION = 1
+STATE_VERSION = 1
 
 HEADER = ("format", "version", "order_version", "lanes", "fingerprint")
 COVERS = "covers"
@@ -118,7 +118,7 @@ def build_state(
     """
     state = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": STATE_VERSION,
         "order_version": ORDER_VERSION,
         "lanes": lanes,
         "fingerprint": fingerprint,
@@ -332,7 +332,7 @@ def _check_header(state: Any, number: int) -> None:
             f"state {number}: expected one of the format {FORMAT!r}, found {found}; states of "
             "other loaders cannot be restored"
         )
-    for name, known in (("version", VERSION), ("order_version", ORDER_VERSION)):
+    for name, known in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
         if state.get(name) != known:
             raise StateError(
                 f"state {number}: {name} is {shown(state.get(name))}, this release reads {known}; "

@@ -22,7 +22,7 @@ from energon.io.files import describe_missing, is_file, open_store
 from energon.messages import nearest, shell_word
 from energon.metadataset.kind import KINDS
 
-TABLES = (
+TABLE_FILES = (
     ".csv",
     ".tsv",
     ".json",
@@ -42,13 +42,13 @@ _READABLE = (
 CONVERTED = "@refs/convert/parquet"
 """The revision of a dataset in which the hub keeps Parquet copies of other files."""
 
-MAX_COMPARED = 10_000
+MAX_COMPARED_NAMES = 10_000
 """How many names in a folder are used to recognize it."""
 
-MAX_SHOWN = 10
+MAX_ADVISED = 10
 """How many names of a folder a message lists."""
 
-MAX_LEVELS = 3
+MAX_SEARCHED_LEVELS = 3
 """How many folders above a path are looked at: in stores, each takes requests."""
 
 _CUT_SCHEME = re.compile(r"([a-z][a-z0-9]+):/?([^/].*)")
@@ -140,7 +140,7 @@ def _is_prepared(folder: str) -> bool:
 
 def _dataset_above(path: str) -> str | None:
     """Return the prepared dataset that a file or folder belongs to, if one is near."""
-    for _ in range(MAX_LEVELS):
+    for _ in range(MAX_SEARCHED_LEVELS):
         path, below = parent_address(path), path
         if path == below:
             return None
@@ -168,7 +168,7 @@ def advice(path: str) -> str:
     shown = redact(path)
     pack = f"`energon pack {shell_word(shown)} {_target(path)}`"
     if is_file(path) and not _is_bucket(path):
-        if path.lower().endswith(TABLES):
+        if path.lower().endswith(TABLE_FILES):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".arrow"):
             return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
@@ -180,11 +180,11 @@ def advice(path: str) -> str:
         return f"is a file; {_READABLE}"
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
         return "cannot be read by this user: permission denied"
-    names = list(islice(files_below(path), MAX_COMPARED))
+    names = list(islice(files_below(path), MAX_COMPARED_NAMES))
     inside = datasets_in(path)
     of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)
     if inside and all(name.startswith(of_datasets) for name in names):
-        return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_SHOWN])}"
+        return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_ADVISED])}"
     names = [name.lower() for name in names if not name.endswith(".jsonl.idx")]
     if not names:
         return (
@@ -196,7 +196,7 @@ def advice(path: str) -> str:
         return f"has compressed archives; {pack} makes shards of them"
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
     kinds = ", ".join(suffix for suffix, _ in suffixes.most_common(3) if suffix)
-    tables = sum(name.endswith(TABLES) for name in names)
+    tables = sum(name.endswith(TABLE_FILES) for name in names)
     if path.startswith("hf://datasets/") and "@" not in path:
         root = split_address(path).root
         return f"has files ({kinds}); the hub may have Parquet copies of them: {root}{CONVERTED}"
@@ -221,7 +221,7 @@ def datasets_in(path: str) -> list[str]:
     if is_remote(path):
         store, key = open_store(path)
         cut = len(key) + 1 if key else 0
-        steps = (found.key[cut:].split("/") for found in store.first(key, MAX_COMPARED))
+        steps = (found.key[cut:].split("/") for found in store.first(key, MAX_COMPARED_NAMES))
         return sorted({each[0] for each in steps if each[1:2] == [META]})
     return sorted(name for name in names_in_folder(path) if _is_prepared(join_address(path, name)))
 
@@ -239,7 +239,7 @@ def names_in_folder(folder: str) -> Sequence[str]:
     """Return some names directly in a folder; none if it cannot be listed."""
     if not is_remote(folder):
         try:
-            return list(islice(os.listdir(folder), MAX_COMPARED))
+            return list(islice(os.listdir(folder), MAX_COMPARED_NAMES))
         except OSError:
             return []
     store, key = open_store(folder)
@@ -250,7 +250,7 @@ def files_below(path: str) -> Iterator[str]:
     """Yield the paths of files below a folder, without those that begin with a dot."""
     if is_remote(path):
         store, key = open_store(path)
-        found = store.first(key, MAX_COMPARED)
+        found = store.first(key, MAX_COMPARED_NAMES)
         root = split_address(path).root
         for each in found:
             if not address_name(each.key).startswith("."):

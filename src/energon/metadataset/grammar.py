@@ -193,7 +193,7 @@ class RepeatedJoin(Repeated, Join):
     """A join in an epochized blend."""
 
 
-MAX_KEYS = 20
+MAX_LISTED_KEYS = 20
 """Keys that reveal which kind of node was intended."""
 
 
@@ -203,7 +203,7 @@ def _tag_of(raw: Any) -> str | None:
     for kind in NODE_KINDS:
         if kind in raw:
             return f"<{kind}>"
-    close = filter(None, (nearest(key, NODE_KINDS, 0.75) for key in islice(raw, MAX_KEYS)))
+    close = filter(None, (nearest(key, NODE_KINDS, 0.75) for key in islice(raw, MAX_LISTED_KEYS)))
     return f"<{next(close, 'path')}>"
 
 

@@ -12,7 +12,7 @@ from energon.formats.json_text import parse_json
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.files import is_file, open_store, read_document
 from energon.metadataset.advice import (
-    MAX_COMPARED,
+    MAX_COMPARED_NAMES,
     explain_missing,
     files_below,
     names_in_folder,
@@ -73,19 +73,19 @@ class _Folder:
         if not store.backend.can_list:
             return None
         cut = len(key) + 1 if key else 0
-        return [found.key[cut:] for found in islice(store.backend.list(key), MAX_COMPARED)]
+        return [found.key[cut:] for found in islice(store.backend.list(key), MAX_COMPARED_NAMES)]
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""
         listed = self._listed
-        if listed is not None and len(listed) < MAX_COMPARED:
+        if listed is not None and len(listed) < MAX_COMPARED_NAMES:
             return name in listed
         return is_file(join_address(self.path, name))
 
     def names(self) -> Sequence[str]:
         """Return some names directly in it; none if it cannot be listed."""
         listed = self._listed
-        if listed is not None and len(listed) < MAX_COMPARED:
+        if listed is not None and len(listed) < MAX_COMPARED_NAMES:
             return [name.partition("/")[0] for name in listed]
         return names_in_folder(self.path)
 
@@ -95,7 +95,7 @@ class _Folder:
         names = self._listed
         if names is None:
             is_far = is_remote(self.path)
-            names = [] if is_far else list(islice(files_below(self.path), MAX_COMPARED))
+            names = [] if is_far else list(islice(files_below(self.path), MAX_COMPARED_NAMES))
         hidden = (".", "_", "README")
         return [name for name in names if not name.rpartition("/")[2].startswith(hidden)]
 

@@ -33,9 +33,9 @@ from energon.messages import nearest
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*")
-MAX_DEPTH = 20
+MAX_NESTED_VARIABLES = 20
 """Longest chain of variables that refer to one another."""
-MAX_PROPOSED = 20
+MAX_PROPOSED_VARIABLES = 20
 """How many unknown references get a suggestion."""
 
 
@@ -165,7 +165,7 @@ class _Scope:
         if not match["env"]:
             found = self.variable(name)
             if found is not _ABSENT:
-                if depth >= MAX_DEPTH:
+                if depth >= MAX_NESTED_VARIABLES:
                     return self.complain(match, "refers to itself")
                 return self.replace(found, depth + 1)
         if "." not in name and self.reads_environment(match):
@@ -175,7 +175,7 @@ class _Scope:
         elif default is not None:
             return scalar(default) if whole else default
         known = chain(os.environ if self.may_read else (), self.variables)
-        close = nearest(name, known) if len(self.problems) < MAX_PROPOSED else None
+        close = nearest(name, known) if len(self.problems) < MAX_PROPOSED_VARIABLES else None
         hint = f", did you mean {close!r}?" if close else "."
         return self.complain(
             match,

@@ -17,7 +17,7 @@ from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.randomness import combine, derive_seed
 from energon.plan.rows import Rows
 
-JOINED = " + "
+NAME_JOINT = " + "
 """What joins the names of the leaves of a line."""
 
 
@@ -47,7 +47,7 @@ class Line:
             return self.leaves[0]
         shuffled = any(leaf.shuffle_over_epochs is not None for leaf in self.leaves)
         order = PlanLeaf(
-            uid=JOINED.join(leaf.uid for leaf in self.leaves),
+            uid=NAME_JOINT.join(leaf.uid for leaf in self.leaves),
             num_samples=self.length,
             slice_samples=min(leaf.slice_samples for leaf in self.leaves),
             parallel_slices=max(leaf.parallel_slices for leaf in self.leaves),

@@ -16,7 +16,7 @@ from energon.plan.build import concat_plan, epochized_plan, mix_plan
 from energon.plan.dealt import Deal, DealtPlan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era
-from energon.plan.line import JOINED, Line, LinePlan
+from energon.plan.line import NAME_JOINT, Line, LinePlan
 from energon.plan.randomness import ORDER_VERSION
 from energon.plan.rows import Plan, WindowPlan
 
@@ -407,9 +407,9 @@ def _leaves_named(name: str, uids: Sequence[str]) -> list[str] | None:
     found: list[str] = []
     rest = name
     while rest:
-        first = next((u for u in uids if rest == u or rest.startswith(f"{u}{JOINED}")), None)
+        first = next((u for u in uids if rest == u or rest.startswith(f"{u}{NAME_JOINT}")), None)
         if first is None:
             return None
         found.append(first)
-        rest = rest[len(first) + len(JOINED) :]
+        rest = rest[len(first) + len(NAME_JOINT) :]
     return found

@@ -23,7 +23,7 @@ T = TypeVar("T")
 AHEAD = 2
 """Batches per process that are handed over before they are needed."""
 MAX_DEATHS = 1000
-NOWHERE = -1
+NO_ITEM = -1
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run_isolated(
     while todo or suspects:
         alone = bool(suspects)
         queue = suspects if alone else todo
-        noted.value = NOWHERE
+        noted.value = NO_ITEM
         with _pool(context, 1 if alone else num_processes, noted) as pool:
             lost = yield from _run(pool, function, queue, 1 if alone else AHEAD * num_processes)
         if lost is None:
@@ -110,7 +110,7 @@ def note(ordinal: int | None) -> None:
         ordinal: The current one; None if there are several, as when they are read together.
     """
     if _noted is not None:
-        _noted.value = NOWHERE if ordinal is None else ordinal
+        _noted.value = NO_ITEM if ordinal is None else ordinal
 
 
 _noted: Any = None

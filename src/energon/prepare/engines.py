@@ -24,10 +24,10 @@ EngineName = Literal["local", "dask", "ray"]
 ENGINES: tuple[EngineName, ...] = ("local", "dask", "ray")
 MAX_TRIES = 3
 MAX_STARTS = 5
-BATCHES_AHEAD = 4
+WAITING_BATCHES = 4
 """Batches per worker that are submitted ahead."""
 
-CONNECT_SECONDS = 20.0
+ENGINE_START_SECONDS = 20.0
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def _run(
     running: dict[Future[T], tuple[int, tuple[Any, ...]]] = {}
     try:
         while todo or running:
-            while todo and len(running) < workers.number * BATCHES_AHEAD:
+            while todo and len(running) < workers.number * WAITING_BATCHES:
                 running[workers.submit(function, *todo[-1][1])] = todo[-1]
                 todo.pop()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -289,4 +289,4 @@ def _knock(address: str | None) -> None:
 
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), ENGINE_START_SECONDS).close()

@@ -240,7 +240,7 @@ def _flush_file_system(folder: Path) -> bool:
 
 
 log = logging.getLogger("energon")
-POLL_SECONDS = 0.2
+LOCK_POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -299,7 +299,7 @@ def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
         raise DatasetBusyError(
             f"{dataset}: {_holder(lock)} is writing it now; wait until it is done, or pass --wait"
         )
-    time.sleep(POLL_SECONDS)
+    time.sleep(LOCK_POLL_SECONDS)
 
 
 def _sign(lock: FileLock) -> None:

@@ -42,9 +42,9 @@ from energon.io.threads import WaitingThreads
 from energon.limits import read_local_document
 from energon.metadataset.advice import advice, explain_missing
 from energon.prepare.dataset import without_shards
-from energon.prepare.index.index import COMPRESSED, IndexOptions, index_remote, known_table
+from energon.prepare.index.index import COMPRESSED_SHARDS, IndexOptions, index_remote, known_table
 
-MAX_PARALLEL = 16
+MAX_PARALLEL_COPIES = 16
 """How many shards are read, and files are copied, at the same time."""
 MAX_AT_ONCE_BYTES = 8 << 20
 """Larger files are copied piece by piece."""
@@ -162,7 +162,7 @@ class Mirror:
                 has changed. If not, known changes are left as they are.
         """
         infos = {each.key: each for each in found}
-        shards = [name for name in infos if name.endswith((".tar", *COMPRESSED))]
+        shards = [name for name in infos if name.endswith((".tar", *COMPRESSED_SHARDS))]
         known = self._known_versions()
         versions: dict[str, str | None] = {name: _version(each) for name, each in infos.items()}
         changed = {name for name in infos if known.get(name) != versions[name]}
@@ -302,7 +302,7 @@ class Mirror:
 
 
 def run_in_threads(
-    run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL
+    run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL_COPIES
 ) -> None:
     """Call `run` for all items, `count` at a time; stop at the first failure."""
     threads = WaitingThreads(count, "energon-prepare")
@@ -367,7 +367,7 @@ def mirrored(
 
     def fill() -> None:
         found = list_files(address)
-        if not any(each.key.endswith((".tar", *COMPRESSED)) for each in found):
+        if not any(each.key.endswith((".tar", *COMPRESSED_SHARDS)) for each in found):
             if not found:
                 raise DatasetNotFoundError(explain_missing(address))
             raise DatasetNotFoundError(

@@ -83,7 +83,7 @@ def check_verify_depth(depth: str) -> None:
         raise ConfigError(f"depth {depth!r}: expected one of {', '.join(DEPTHS)}")
 
 
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+COMPRESSED_LINES = (".gz", ".zst", ".bz2", ".xz")
 
 
 class Upkeep(Protocol):
@@ -126,7 +126,7 @@ def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> U
     """
     names = [address_name(os.fspath(address))]
     stem, suffix = os.path.splitext(names[0])
-    if compressed and suffix in COMPRESSED:
+    if compressed and suffix in COMPRESSED_LINES:
         names.append(stem)
     for entry in KINDS:
         if entry.upkeep and any(name.endswith(entry.suffixes) for name in names):

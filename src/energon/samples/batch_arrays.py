@@ -29,7 +29,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LARGE_BYTES = 32 << 20
+LARGE_BATCH_BYTES = 32 << 20
 """Smaller blocks are kept by the C library, see `loader/memory.py`."""
 KEPT_BLOCKS = 2
 """How many free blocks are kept: while the trainer uses a batch, the next one is made."""
@@ -39,7 +39,7 @@ _leases: dict[int, weakref.ref[Any]] = {}
 
 
 def large_array(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array of at least `LARGE_BYTES` with arbitrary contents.
+    """Return an array of at least `LARGE_BATCH_BYTES` with arbitrary contents.
 
     Its memory is used again when the array and all views of it are gone.
     """
@@ -118,7 +118,7 @@ class BatchRows:
             return None
         if not place:
             shape, dtype = (self.size, *kind[0]), kind[1]
-            is_large = prod(shape) * dtype.itemsize >= LARGE_BYTES
+            is_large = prod(shape) * dtype.itemsize >= LARGE_BATCH_BYTES
             self._arrays[kind] = large_array(shape, dtype) if is_large else np.empty(shape, dtype)
         row: NDArray[Any] = self._arrays[kind][place]
         return row

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.samples.batch_arrays import LARGE_BYTES, large_array, stacked_rows
+from energon.samples.batch_arrays import LARGE_BATCH_BYTES, large_array, stacked_rows
 from energon.samples.crude import PART_FILES
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     first, rows = arrays[0], stacked_rows(arrays)
     if rows is not None:
         return rows
-    if first.nbytes * len(arrays) < LARGE_BYTES or first.dtype.hasobject:
+    if first.nbytes * len(arrays) < LARGE_BATCH_BYTES or first.dtype.hasobject:
         return np.stack(arrays)
     if {(type(each), each.dtype) for each in arrays} != {(np.ndarray, first.dtype)}:
         return np.stack(arrays)

@@ -14,7 +14,7 @@ from energon.messages import nearest
 from energon.samples.crude import find_part
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
-MAX_KEYS = 12
+MAX_NAMED_KEYS = 12
 """How many keys messages list."""
 _STEP = re.compile(r"\[([^\[\]]+)\]")
 
@@ -325,8 +325,8 @@ def _follow(value: Any, step: str) -> Any:
 def _holds(value: Any) -> str:
     """Return in words what can be found in a value."""
     if isinstance(value, dict):
-        keys = ", ".join(map(str, list(value)[:MAX_KEYS]))
-        more = ", …" if len(value) > MAX_KEYS else ""
+        keys = ", ".join(map(str, list(value)[:MAX_NAMED_KEYS]))
+        more = ", …" if len(value) > MAX_NAMED_KEYS else ""
         return f"has only the keys {keys}{more}" if keys else "has no keys"
     if isinstance(value, list | tuple):
         return f"is a list of {len(value)}"

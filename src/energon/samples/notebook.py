@@ -24,8 +24,8 @@ from energon.samples.crude import SourceInfo
 
 T = TypeVar("T")
 
-THUMBNAIL_PIXELS = 128
-MAX_IMAGES = 16
+NOTEBOOK_THUMBNAIL_PIXELS = 128
+MAX_NOTEBOOK_IMAGES = 16
 MAX_TEXT = 300
 MAX_ITEMS = 8
 MAX_SOURCES = 8
@@ -148,9 +148,9 @@ def value_html(value: Any) -> str:
     """Return a value as HTML: images, or what it is and how large, or the beginning of a text."""
     recording = recording_in_words(value)
     images = list(images_in(value))
-    shown = "".join(image_html(each) for each in images[:MAX_IMAGES])
-    if len(images) > MAX_IMAGES:
-        shown += f" and {len(images) - MAX_IMAGES} more"
+    shown = "".join(image_html(each) for each in images[:MAX_NOTEBOOK_IMAGES])
+    if len(images) > MAX_NOTEBOOK_IMAGES:
+        shown += f" and {len(images) - MAX_NOTEBOOK_IMAGES} more"
     if recording is not None:
         return f"{shown}<div>{safe_html(recording)}</div>"
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
@@ -165,7 +165,7 @@ def value_html(value: Any) -> str:
 def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:
     """Yield the images in an array, a tensor, or a list of them, as (height, width, 3)."""
     if isinstance(value, list | tuple):
-        for each in value[: MAX_IMAGES + 1]:
+        for each in value[: MAX_NOTEBOOK_IMAGES + 1]:
             pixels = as_pixels(each)
             if pixels is not None:
                 yield pixels
@@ -231,7 +231,7 @@ def recording_in_words(value: Any) -> str | None:
     return ", ".join([*words, f"{duration:.1f} s"] if duration else words)
 
 
-def image_html(pixels: NDArray[np.uint8], size: int = THUMBNAIL_PIXELS) -> str:
+def image_html(pixels: NDArray[np.uint8], size: int = NOTEBOOK_THUMBNAIL_PIXELS) -> str:
     """Return an image as an element that carries its data."""
     from PIL import Image
 

@@ -19,7 +19,13 @@ from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import HEAD_BYTES, INDEX, ChunkFormat, count_of, record_edges
+from energon.formats.chunks.records import (
+    CHUNK_INDEX,
+    COUNT_BYTES,
+    ChunkFormat,
+    count_of,
+    record_edges,
+)
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import is_remote, join_address, redact
@@ -35,8 +41,8 @@ from energon.utf8 import decode_utf8
 
 ASSUMED_RATIO = 4
 """Bytes of records to those of the packed chunk, where slices are planned."""
-OPEN_FILES = 64
-TABLES = 256
+OPEN_CHUNK_FILES = 64
+OPEN_TABLES = 256
 """Chunks whose offsets are kept."""
 
 
@@ -46,18 +52,18 @@ def split_folders(address: str) -> dict[str, str]:
     Raises:
         DatasetNotFoundError: If there is no index.
     """
-    if is_file(join_address(address, INDEX)):
+    if is_file(join_address(address, CHUNK_INDEX)):
         return {"": address}
     places = {name: join_address(address, name) for name in SPLIT_WORDS}
-    found = {name: at for name, at in places.items() if is_file(join_address(at, INDEX))}
+    found = {name: at for name, at in places.items() if is_file(join_address(at, CHUNK_INDEX))}
     if not found:
-        raise DatasetNotFoundError(f"{redact(address)}: there is no {INDEX} in it")
+        raise DatasetNotFoundError(f"{redact(address)}: there is no {CHUNK_INDEX} in it")
     return found
 
 
 def read_index(folder: str) -> Any:
     """Return the content of a folder's index."""
-    path = join_address(folder, INDEX)
+    path = join_address(folder, CHUNK_INDEX)
     text = decode_utf8(read_document(path), origin=redact(path))
     return parse_json(text, origin=redact(path), hint="copy the folder again, or rewrite it")
 
@@ -110,7 +116,7 @@ class ChunkSource(ItemSource):
                 f"{redact(address)}: there is no split {split_part!r}, only {', '.join(folders)}"
             )
         self.folder = folders[found]
-        index = redact(join_address(self.folder, INDEX))
+        index = redact(join_address(self.folder, CHUNK_INDEX))
         self.format: ChunkFormat = self.format_type(read_index(self.folder), index)
         self.columns = self.format.columns
         self.files = self.format.chunks
@@ -263,7 +269,7 @@ class ChunkSource(ItemSource):
 
     def _fetch_heads(self, files: Sequence[int]) -> None:
         """Fetch the offsets of several chunks in a store at once."""
-        missing = [file for file in files if file not in self._edges][:TABLES]
+        missing = [file for file in files if file not in self._edges][:OPEN_TABLES]
         if self.is_packed or not self.is_remote or len(missing) < 2:
             return
         asked = [(self._range_file(file), self._head_bytes(file)) for file in missing]
@@ -272,21 +278,21 @@ class ChunkSource(ItemSource):
             self._note_edges(file, head)
 
     def _head_bytes(self, file: int) -> int:
-        return HEAD_BYTES + 4 * (self.files[file].num_records + 1)
+        return COUNT_BYTES + 4 * (self.files[file].num_records + 1)
 
     def _note_edges(self, file: int, head: bytes) -> None:
         self._check_count(file, count_of(head))
         count, origin = self.files[file].num_records, self._origin(file)
-        self._edges[file] = record_edges(head[HEAD_BYTES:], count, self._size(file), origin)
-        if len(self._edges) > TABLES:
+        self._edges[file] = record_edges(head[COUNT_BYTES:], count, self._size(file), origin)
+        if len(self._edges) > OPEN_TABLES:
             self._edges.popitem(last=False)
 
     def _check_count(self, file: int, count: int) -> None:
         stated = self.files[file].num_records
         if count != stated:
             raise FormatError(
-                f"{self._origin(file)}: has {count} records, but {INDEX} says {stated}; one of "
-                "them was replaced, copy the folder again"
+                f"{self._origin(file)}: has {count} records, but {CHUNK_INDEX} says {stated}; one "
+                "of them was replaced, copy the folder again"
             )
 
     def _range_file(self, file: int) -> RangeFile:
@@ -298,7 +304,7 @@ class ChunkSource(ItemSource):
             else:
                 found = OpenFile(address)
             self._open[file] = found
-            if len(self._open) > OPEN_FILES:
+            if len(self._open) > OPEN_CHUNK_FILES:
                 self._open.popitem(last=False)
         return found
 

@@ -53,7 +53,7 @@ class PartFilter:
         return all(name in self for name in names)
 
 
-MAX_GAP_BYTES = 16 << 10
+SKIPPED_GAP_BYTES = 16 << 10
 """Bytes between two samples that are read along rather than skipped."""
 MAX_SPAN_BYTES = 4 << 20
 """Maximum size of one read in bytes."""
@@ -105,7 +105,7 @@ def span_edges(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
     *,
-    max_gap: int = MAX_GAP_BYTES,
+    max_gap: int = SKIPPED_GAP_BYTES,
     max_span: int = MAX_SPAN_BYTES,
 ) -> NDArray[np.int64]:
     """Return which of the samples at `low` to `high`, ascending, start a new call."""

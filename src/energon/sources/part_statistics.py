@@ -79,7 +79,7 @@ def _range(least: int, mean: float, most: int) -> dict[str, float]:
 
 
 NUM_BUCKETS = 64
-ROWS_TOGETHER = 100_000
+COUNTED_PARTS = 100_000
 _PARTS = "SELECT tar_file_id, part_name, content_byte_size FROM sample_parts"
 _SAMPLES = """
 SELECT tar_file_id, sum(content_byte_size) FROM sample_parts GROUP BY tar_file_id, sample_index
@@ -180,7 +180,7 @@ def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatisti
         if "sample_parts" not in reader.tables:
             return None
         found = reader.rows(_PARTS)
-        while rows := list(islice(found, ROWS_TOGETHER)):
+        while rows := list(islice(found, COUNTED_PARTS)):
             sizes: defaultdict[str, list[int]] = defaultdict(list)
             for shard, name, size in rows:
                 if shard in shards:
@@ -188,7 +188,7 @@ def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatisti
             for name, own in sizes.items():
                 statistics.part(name).add(_sizes(reader, own))
         found = reader.rows(_SAMPLES)
-        while rows := list(islice(found, ROWS_TOGETHER)):
+        while rows := list(islice(found, COUNTED_PARTS)):
             own = [size for shard, size in rows if shard in shards]
             statistics.samples.add(_sizes(reader, own))
     return statistics

@@ -34,7 +34,7 @@ FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048
 """Rows planned at a time beyond the window: few at first, so that the first batch is early."""
 MAX_ROWS_AHEAD = 32_768
-BATCHES_AHEAD = 64
+FETCHED_BATCHES = 64
 """Maximum number of batches fetched ahead; the next two blocks are fetched in any case."""
 KEPT_SHARE = 0.5
 """Datasets that fit into this share of the memory are fetched once and kept for all epochs."""
@@ -95,7 +95,7 @@ class PlannedReadAhead:
         rows = sum(each.number for each in readings)
         if is_first:
             self._batch_rows = max(1, rows)  # the first block is a batch
-        self._most_rows = min(MAX_ROWS_AHEAD, max(BATCHES_AHEAD * self._batch_rows, 2 * rows))
+        self._most_rows = min(MAX_ROWS_AHEAD, max(FETCHED_BATCHES * self._batch_rows, 2 * rows))
         for each in readings:
             lane = self._lanes.get(each.lane)
             if lane is None:

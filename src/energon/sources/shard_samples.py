@@ -20,7 +20,7 @@ from energon.sources.extents import PartFilter, PartNames, lazy_spans, read_colu
 from energon.sources.shards import OpenShard
 from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
 
-META = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
+META_NAMES = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SlicedRows:
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META`.
+        meta: A column for each name in `META_NAMES`.
         buffers: Yields the buffer of each sample, once; samples may share one.
         edges: Where each part starts and where it stops in the buffer; shape (2, samples, parts).
     """
@@ -75,7 +75,7 @@ class WholeRows:
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META`.
+        meta: A column for each name in `META_NAMES`.
         columns: A column for each part.
     """
 
@@ -104,7 +104,7 @@ def lazy_rows(
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META`.
+        meta: A column for each name in `META_NAMES`.
         contents: The parts of each sample.
     """
     values = tuple(f"c{index}" for index in range(len(parts)))
@@ -156,7 +156,7 @@ def slice_rows(
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META`.
+        meta: A column for each name in `META_NAMES`.
         buffers: Yields the buffer of each sample; samples may share one.
         bounds: Two columns for each part: where it starts and where it stops in the buffer.
     """
@@ -207,13 +207,13 @@ def _row_builder(
     Args:
         parts: The names of the parts that each sample has.
         values: Source code for the value of each.
-        names: What that calls the columns behind those in `META`. A name may be a tuple of names,
-            for a column of tuples.
+        names: What that calls the columns behind those in `META_NAMES`. A name may be a tuple of
+            names, for a column of tuples.
         brackets: Of a list or of a generator.
         with_sources: Whether each row records its origin.
     """
-    meta = tuple(f"m{index}" for index in range(len(META)))
-    keys, given = (*META, *parts), (*meta, *values)
+    meta = tuple(f"m{index}" for index in range(len(META_NAMES)))
+    keys, given = (*META_NAMES, *parts), (*meta, *values)
     more = ""
     if with_sources:
         keys, given = (*keys, "__sources__"), (*given, "(source,)")
@@ -221,7 +221,7 @@ def _row_builder(
         known = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"
         more = f" for source in (blank_source(),) if fill_source(source, {known}) is None"
     fields = ", ".join(f"{key!r}: {value}" for key, value in zip(keys, given, strict=True))
-    columns = _columns(len(META) + len(names))
+    columns = _columns(len(META_NAMES) + len(names))
     loop = f"CrudeSample({{{fields}}}) for {', '.join((*meta, *names))} in zip({columns}){more}"
     source = f"lambda {columns}, dataset_path=None: {brackets[0]}{loop}{brackets[1]}"
     builder: Callable[..., Any] = eval(source, dict(_OF_ROWS))
@@ -243,7 +243,7 @@ ReadRows = SlicedRows | WholeRows | list[CrudeSample]
 """Samples of a shard; a list if they have different parts."""
 LARGE_PART_BYTES = 32 << 10
 """From this size on, parts are read into separate bytes: a copy would cost more than a call."""
-RESERVED = frozenset(META)
+RESERVED_PARTS = frozenset(META_NAMES)
 
 
 def read_shard(
@@ -307,9 +307,9 @@ def _read_parts(
         names, numbers = tuple(names[place] for place in places), numbers[:, places]
     if not names:
         return join_rows((), meta, ())
-    if not RESERVED.isdisjoint(names):
+    if not RESERVED_PARTS.isdisjoint(names):
         raise FormatError(
-            f"{file.path}: samples have a part named {min(RESERVED.intersection(names))!r}, "
+            f"{file.path}: samples have a part named {min(RESERVED_PARTS.intersection(names))!r}, "
             "a name that energon reserves for itself; rename it in the shard, or exclude it "
             "with a field_map"
         )

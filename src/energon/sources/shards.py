@@ -104,7 +104,7 @@ def _version(file: RemoteFile) -> str:
 MAX_OPEN_SHARDS = 1024
 OPEN_THREADS = 16
 """How many shards of remote stores are opened at the same time."""
-PROBED_SAMPLES = 8
+COMPARED_SAMPLES = 8
 """How many samples are compared with their table if the date of a shard has changed."""
 FAR_PROBED_SAMPLES = 2
 """The same if each comparison takes the time of a request."""
@@ -223,7 +223,7 @@ class ShardPool:
                 shard.file, shard.table, lambda: _compare(shard, FAR_PROBED_SAMPLES, dataset)
             )
         else:
-            _compare(shard, PROBED_SAMPLES, dataset)
+            _compare(shard, COMPARED_SAMPLES, dataset)
         self._probed.add((path, mtime_ns))
 
 

@@ -19,7 +19,7 @@ from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane
 from energon.stages.map import batch_of, row_of
 
-MAX_COMPARED = 64
+MAX_COMPARED_GROUPS = 64
 """With more groups than this, items are drawn one by one: the fullest bucket needs few anyway."""
 
 
@@ -121,7 +121,7 @@ class _GroupIterator(BatchIterator):
 
     def _missing(self) -> int:
         """Return the smallest number of items that can fill a bucket."""
-        if self.stage.batch_size is None or len(self.buckets) > MAX_COMPARED:
+        if self.stage.batch_size is None or len(self.buckets) > MAX_COMPARED_GROUPS:
             return 1
         missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
         return min(self.stage.batch_size, *missing) if missing else self.stage.batch_size

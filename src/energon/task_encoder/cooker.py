@@ -194,7 +194,7 @@ def stateless(
     return mark(fn) if fn is not None else mark
 
 
-RESERVED = ("primary", "cache")
+RESERVED_ARGUMENTS = ("primary", "cache")
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def cooker_arguments(
     if decoder is not None and getattr(decoder, "is_random", False):
         # Decoded files are cached, and several samples may ask for one.
         decoder = replace(decoder, random_resized_crop=False)  # type: ignore[type-var]
-    needed = [name for name in RESERVED if getattr(cooker, f"need_{name}")]
+    needed = [name for name in RESERVED_ARGUMENTS if getattr(cooker, f"need_{name}")]
     for name in needed:
         if name in aux:
             raise ConfigError(

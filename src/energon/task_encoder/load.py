@@ -15,7 +15,7 @@ from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
-from energon.sources.shard_samples import META
+from energon.sources.shard_samples import META_NAMES
 from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
@@ -222,7 +222,7 @@ class LoadSample(Compiled):
         fields, kind = self.field_map, self.sample_type
         make = fields.maker(kind, decoder)
         if isinstance(fields, FieldMap) and isinstance(decoder, SampleDecoder):
-            entries = len(META) + has_sources
+            entries = len(META_NAMES) + has_sources
             make = fields.decoding_maker(kind, decoder.of_part, entries=entries, make=make)
 
         def load(raw: CrudeSample) -> Any:

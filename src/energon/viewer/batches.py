@@ -31,7 +31,7 @@ from energon.viewer.plots import packed
 from energon.viewer.run import ShownRun
 from energon.worker import WorkerConfig
 
-MAX_IMAGES = 64
+MAX_BATCH_IMAGES = 64
 MAX_WALKED = 500
 """Up to this many batches are computed to reach one that depends on those before it."""
 
@@ -176,7 +176,7 @@ def draw_packing(value: Any) -> Markup:
         lengths, pad = each
         rows.append(lengths)
         pads.append(pad)
-    return packed(rows[:MAX_IMAGES], pads[:MAX_IMAGES]) if rows else Markup()
+    return packed(rows[:MAX_BATCH_IMAGES], pads[:MAX_BATCH_IMAGES]) if rows else Markup()
 
 
 def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
@@ -233,7 +233,7 @@ def _images(array: NDArray[Any]) -> Iterator[str]:
         array = array.transpose(0, 2, 3, 1)
     if array.shape[3] not in (1, 3) or min(array.shape[1:3]) < 4:
         return
-    for pixels in array[:MAX_IMAGES]:
+    for pixels in array[:MAX_BATCH_IMAGES]:
         if pixels.dtype != np.uint8:
             values = np.nan_to_num(pixels.astype(np.float32))
             low, high = min(0.0, float(values.min())), max(1.0, float(values.max()))

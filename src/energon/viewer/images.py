@@ -21,7 +21,7 @@ from energon.sources.browse.tree import BrowsedFile
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-THUMBNAIL_PIXELS = 256
+PAGE_THUMBNAIL_PIXELS = 256
 MAX_IMAGE_BYTES = 256 << 20
 MAX_HEAT_CELLS = 256
 CACHE_BYTES = 128 << 20
@@ -70,7 +70,7 @@ def thumbnail(file: BrowsedFile) -> bytes:
     Raises:
         DecodeError: If it cannot be decoded, or is too large.
     """
-    return _small_jpeg(read_image(file, Resize(min_size=THUMBNAIL_PIXELS * 3 // 4)))
+    return _small_jpeg(read_image(file, Resize(min_size=PAGE_THUMBNAIL_PIXELS * 3 // 4)))
 
 
 def poster(file: BrowsedFile) -> bytes:
@@ -200,7 +200,7 @@ def inline_thumbnail(pixels: NDArray[np.uint8]) -> str:
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    image.thumbnail((PAGE_THUMBNAIL_PIXELS, PAGE_THUMBNAIL_PIXELS))
     return "data:image/jpeg;base64," + base64.b64encode(_encode(image, "JPEG", quality=85)).decode()
 
 
@@ -237,8 +237,8 @@ def _small_jpeg(image: Image) -> bytes:
 
     # Reducing by powers of 2 while decoding is often enough, and leaves pixels for fine screens.
     # Otherwise, BILINEAR takes a third of the time of BICUBIC and looks the same here.
-    if max(image.size) > THUMBNAIL_PIXELS * 3 // 2:
-        image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
+    if max(image.size) > PAGE_THUMBNAIL_PIXELS * 3 // 2:
+        image.thumbnail((PAGE_THUMBNAIL_PIXELS, PAGE_THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
     return _encode(image, "JPEG", quality=80)
 
 

@@ -28,9 +28,9 @@ Tokenizer = Callable[[list[int]], str | list[str]]
 MAX_TEXT_BYTES = 64 << 10
 MAX_DECODED_BYTES = 64 << 20
 MAX_VALUES = 2000
-MAX_LEVELS = 40
-MAX_ITEMS = 200
-MAX_ARRAYS = 16
+MAX_SHOWN_LEVELS = 40
+MAX_SHOWN_ITEMS = 200
+MAX_SHOWN_ARRAYS = 16
 MAX_EXIF_TAGS = 50
 MAX_RATIO = 50
 """Images with a more extreme aspect ratio are shown in full size."""
@@ -198,9 +198,9 @@ def _show_value(
     if arrays:
         view.arrays = [
             show_array(each, array, tokenizer_of(f"{name} {each}", tokenizer))
-            for each, array in arrays[:MAX_ARRAYS]
+            for each, array in arrays[:MAX_SHOWN_ARRAYS]
         ]
-        view.is_cut = len(arrays) > MAX_ARRAYS
+        view.is_cut = len(arrays) > MAX_SHOWN_ARRAYS
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
     else:
@@ -286,7 +286,7 @@ def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Mar
             _color(value), _safe(_short(value, 2000))
         )
         return
-    if level >= MAX_LEVELS:
+    if level >= MAX_SHOWN_LEVELS:
         yield name + Markup('<span class="more">… deeper values are not shown</span>')
         return
     count = counted(len(value), "key" if isinstance(value, Mapping) else "value", grouped=True)
@@ -294,7 +294,7 @@ def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Mar
     yield Markup("<details{}><summary>{}{}{}</summary><ul>").format(opened, name, kind, count)
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     for shown, (key, each) in enumerate(items):
-        if shown >= MAX_ITEMS or left[0] <= 0:
+        if shown >= MAX_SHOWN_ITEMS or left[0] <= 0:
             yield Markup('<li class="more">… {:,} more</li>').format(len(value) - shown)
             break
         yield Markup("<li>")

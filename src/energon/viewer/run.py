@@ -19,9 +19,9 @@ from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
 MAX_STEPS = 20
-POINTS = 24
+CHART_POINTS = 24
 """Shares over time are computed for this many stretches of a run."""
-MAX_SAMPLES = 1000
+MAX_RUN_SAMPLES = 1000
 MAX_SAMPLES_OF_STEP = 100_000
 MAX_WORKERS = 1_000_000
 
@@ -134,7 +134,7 @@ class ShownRun:
         done = (self.step or 0) * run.workers.world_size
         if end is None:
             end = max(-(-sum(sizes) // run.batch_size), done, _scheduled_batches(run))
-        marks, counts = counts_over_time(run, batches=end, points=POINTS)
+        marks, counts = counts_over_time(run, batches=end, points=CHART_POINTS)
         shares = shares_of(counts)
         drawn = counts[-1].tolist()
         return {

@@ -18,7 +18,7 @@ from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
 from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.plots import shares
-from energon.viewer.run import MAX_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
+from energon.viewer.run import MAX_RUN_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
 
 MAX_PLANNED_RUNS = 8
 MAX_PAIRS = 64
@@ -64,7 +64,7 @@ class RunPages:
             "first": first,
             "steps": steps,
             "is_cut": asked > steps,
-            "most": MAX_SAMPLES // steps,
+            "most": MAX_RUN_SAMPLES // steps,
             "saved": self.saved,
             "encoder": self.encoder is not None,
             "fields": self._fields(request),
@@ -84,7 +84,7 @@ class RunPages:
                 "position": run.position,
                 "found": [
                     (step, self._seen(run, seen))
-                    for step, seen in run.samples(first, steps, most=MAX_SAMPLES // steps)
+                    for step, seen in run.samples(first, steps, most=MAX_RUN_SAMPLES // steps)
                 ],
                 "plot": _shares(run.about),
             }
@@ -103,7 +103,7 @@ class RunPages:
         try:
             run = self._run(request)
             shown = self.encoded_run(run).batch(step, rank)
-            ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_SAMPLES)
+            ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
         except Exception as error:  # hooks are programs of the user

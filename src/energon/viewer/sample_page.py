@@ -28,7 +28,7 @@ from energon.viewer.parts import view_part
 from energon.viewer.reading_order import image_parts
 from energon.viewer.shown import ShownPart, ShownSample
 
-CHUNK_BYTES = 1 << 20
+SENT_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
 MAX_CHECKED = 16
 """Up to this many images of a sample are decoded to see whether loaders can."""
@@ -270,13 +270,13 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 def _chunks(file: BrowsedFile, start: int, stop: int) -> Iterator[bytes]:
     """Return an iterator over a range. Reads the first piece now, so that errors get a page."""
     source = file.find()
-    edges = range(start, stop, CHUNK_BYTES)
-    first = source.pread(file.offset + start, min(CHUNK_BYTES, stop - start)) if edges else b""
+    edges = range(start, stop, SENT_BYTES)
+    first = source.pread(file.offset + start, min(SENT_BYTES, stop - start)) if edges else b""
 
     def rest() -> Iterator[bytes]:
         yield first
         for low in edges[1:]:
-            yield source.pread(file.offset + low, min(CHUNK_BYTES, stop - low))
+            yield source.pread(file.offset + low, min(SENT_BYTES, stop - low))
 
     return rest()
 

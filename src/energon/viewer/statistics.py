@@ -23,8 +23,8 @@ SEEN_SAMPLES = 500
 SEEN_SHARDS = 72
 """Up to this many shards are opened, each of which may be remote or without an index."""
 BARS = 24
-MAX_LETTERS = 34
-MAX_TEXT = 100
+MAX_LABEL_LETTERS = 34
+MAX_VALUE_LETTERS = 100
 TOP_VALUES = 12
 MAX_FIELDS = 40
 MAX_SEEN_FIELDS = 1000
@@ -60,7 +60,7 @@ class _Text(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _Text:
-        return cls(text[:MAX_TEXT], len(text))
+        return cls(text[:MAX_VALUE_LETTERS], len(text))
 
 
 class _Field(NamedTuple):
@@ -134,8 +134,8 @@ def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
         yield _Field(label, f"{part}.value"), _Text.of(value) if isinstance(value, str) else value
     elif isinstance(value, dict):
         for name, each in list(value.items())[:MAX_FIELDS]:
-            condition = f"{part}.{name}" if len(name) < MAX_TEXT else ""
-            field = _Field(f"{label}.{name[:MAX_TEXT]}", condition)
+            condition = f"{part}.{name}" if len(name) < MAX_VALUE_LETTERS else ""
+            field = _Field(f"{label}.{name[:MAX_VALUE_LETTERS]}", condition)
             if isinstance(each, bool | int | float):
                 yield field, each
             elif isinstance(each, str):
@@ -170,7 +170,7 @@ def _plot(field: _Field, values: list[Any], base: str) -> Plotted:
             for n, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
         ]
         marks = ticks(float(edges[0]), float(edges[-1]))
-        if sum(map(len, marks)) > MAX_LETTERS:  # they would overlap
+        if sum(map(len, marks)) > MAX_LABEL_LETTERS:  # they would overlap
             marks = marks[::2]
         facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
         return Plotted(field.title, facts, histogram(bars, marks, title=field.title))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from energon.decode.tenbin import (
     DTYPES,
-    MAGIC,
+    TENBIN_MAGIC,
     array_header,
     array_parts,
     decode_tenbin_infos,
@@ -27,9 +27,9 @@ Arrays = list[NDArray[Any]]
 _PIECE_BYTES = 1 << 20
 
 
-magic_str = MAGIC.decode()
-magic = struct.unpack("@q", MAGIC)[0]
-magic_bytes = MAGIC
+magic_str = TENBIN_MAGIC.decode()
+magic = struct.unpack("@q", TENBIN_MAGIC)[0]
+magic_bytes = TENBIN_MAGIC
 
 long_to_short = {np.dtype(code).name: name for name, code in DTYPES.items()}
 """Codes of the types of arrays, by their names in NumPy."""
@@ -204,7 +204,7 @@ def load(
 
 def _chunk(stream: BinaryIO) -> bytes:
     start = stream.read(16)
-    if len(start) < 16 or not start.startswith(MAGIC):
+    if len(start) < 16 or not start.startswith(TENBIN_MAGIC):
         return start
     (length,) = struct.unpack_from("<q", start, 8)
     left = max(0, length + -length % 64)

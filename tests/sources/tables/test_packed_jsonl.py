@@ -51,7 +51,7 @@ PACK = {
 @pytest.fixture(params=PACK)
 def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(seek_points, "SPACING_BYTES", 32 << 10)
-    monkeypatch.setattr(seek_points, "MAX_GAP_BYTES", 256 << 10)
+    monkeypatch.setattr(seek_points, "POINT_GAP_BYTES", 256 << 10)
     generator = np.random.default_rng(0)
     lines = [
         json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 100).tolist()})

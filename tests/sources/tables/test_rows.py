@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.samples.crude import CrudeSample
-from energon.sources.shard_samples import META, join_rows, slice_rows
+from energon.sources.shard_samples import META_NAMES, join_rows, slice_rows
 
 NAMES = st.lists(st.text(min_size=1, max_size=12), max_size=5, unique=True)
 
@@ -16,7 +16,7 @@ def meta(count):
 
 
 def about(number):
-    return dict(zip(META, (f"k{number}", "a.tar", (0, 0, number), None), strict=True))
+    return dict(zip(META_NAMES, (f"k{number}", "a.tar", (0, 0, number), None), strict=True))
 
 
 @given(NAMES, st.integers(0, 4))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from energon.arguments import ELSEWHERE
+from energon.arguments import ARGUMENT_HOMES
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.documents.load_config import GetterCall
 from energon.compat.megatron.pipeline import as_planned
@@ -190,7 +190,9 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
 def check_known(name: str, known: Mapping[str, Any]) -> None:
     """Raise UnknownArgumentError if a name looks misspelled, or belongs to another function."""
     if name in _OF_WORKER_CONFIG:
-        raise UnknownArgumentError(f"dataset getters have no argument {name!r}; {ELSEWHERE[name]}")
+        raise UnknownArgumentError(
+            f"dataset getters have no argument {name!r}; {ARGUMENT_HOMES[name]}"
+        )
     near = difflib.get_close_matches(name, (*known, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
     if near and name not in OF_DATASETS:
         raise UnknownArgumentError(

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
 from energon.compat.megatron.epath import EPath
-from energon.decode.av_container import EXTENSIONS, check_av_spec, decode_av
+from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
@@ -372,6 +372,6 @@ class AVWebdatasetDecoder:
         Raises:
             DecodeError: If the form is "torch" or "pyav" and the file is damaged.
         """
-        if key.rpartition(".")[2].lower() not in EXTENSIONS:
+        if key.rpartition(".")[2].lower() not in AV_EXTENSIONS:
             return None
         return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)

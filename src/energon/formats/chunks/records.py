@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError, needs_extra
 
-INDEX = "index.json"
+CHUNK_INDEX = "index.json"
 """The file of a folder that lists its chunks and describes their content."""
-HEAD_BYTES = 4
+COUNT_BYTES = 4
 
 
 class ChunkFile(NamedTuple):
@@ -120,7 +120,7 @@ def _unpack_zstd(data: bytes | memoryview, origin: object) -> bytes:
 
 def count_of(head: bytes) -> int:
     """Return the number of records from the first bytes of a chunk."""
-    return int.from_bytes(head[:HEAD_BYTES], "little")
+    return int.from_bytes(head[:COUNT_BYTES], "little")
 
 
 def record_edges(table: bytes, count: int, size: int, origin: object) -> NDArray[np.int64]:
@@ -150,7 +150,7 @@ def records(data: bytes, origin: object, start: int = 0) -> Iterator[memoryview]
         FormatError: If its offsets are invalid.
     """
     count = count_of(data)
-    table = data[HEAD_BYTES : HEAD_BYTES + 4 * (count + 1)]
+    table = data[COUNT_BYTES : COUNT_BYTES + 4 * (count + 1)]
     edges = record_edges(table, count, len(data), origin)
     view = memoryview(data)
     for number in range(start, count):
@@ -208,8 +208,8 @@ def pil_image(content: bytes) -> Any:
 
 def image_list(content: bytes) -> list[bytes]:
     """Return images that were stored behind their number and their sizes."""
-    sizes = np.frombuffer(content, "<u4", count_of(content), HEAD_BYTES)
-    ends = HEAD_BYTES + 4 * len(sizes) + np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    sizes = np.frombuffer(content, "<u4", count_of(content), COUNT_BYTES)
+    ends = COUNT_BYTES + 4 * len(sizes) + np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
     if ends[-1] != len(content):
         raise ValueError(f"images have {ends[-1]} bytes, not {len(content)}")
     return [content[start:stop] for start, stop in pairwise(ends.tolist())]

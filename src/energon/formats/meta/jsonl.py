@@ -42,7 +42,7 @@ from energon.messages import nearest, shell_word
 PACKED = (".gz", ".zst")
 """Endings of compressed files whose lines can be read one by one."""
 PART = "json"
-BLOCK_BYTES = 16 << 20
+SCAN_BYTES = 16 << 20
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 LineBound = int | str
@@ -96,7 +96,7 @@ def scan_jsonl(
     first, size = True, 0
     with open(path, "rb") as file:
         total = os.fstat(file.fileno()).st_size
-        plain = iter(partial(file.read, BLOCK_BYTES), b"")
+        plain = iter(partial(file.read, SCAN_BYTES), b"")
         for starts, stop in _samples(finder.blocks(file) if finder else plain, origin):
             if first and len(starts):
                 starts[0] = 0  # blank lines at the beginning belong to the first sample

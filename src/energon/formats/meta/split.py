@@ -22,7 +22,7 @@ from energon.messages import nearest, shell_word
 
 VALIDATION = ("val", "validation", "valid", "dev")
 """Synonymous names of splits."""
-MAX_PROPOSED = 5
+MAX_PROPOSED_SHARDS = 5
 """How many unknown entries get a suggestion."""
 _ENDINGS = (".tar/", ".tgz/")
 
@@ -142,7 +142,7 @@ def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[
     lines = []
     for place, entry in enumerate(unmatched):
         name = _shard_of(entry) or entry
-        near = nearest(name, shards) if place < MAX_PROPOSED else None
+        near = nearest(name, shards) if place < MAX_PROPOSED_SHARDS else None
         hint = f"; did you mean {near!r}?" if near else ""
         lines.append(f"{entry!r} is excluded, but matches no shard{hint}")
     return lines

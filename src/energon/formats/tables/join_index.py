@@ -40,7 +40,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.tables.part_table import PartTable
 from energon.limits import check_document
 
-MAGIC = b"ENERGJN1"
+JOIN_MAGIC = b"ENERGJN1"
 MISSING = -1
 _HEADER = struct.Struct("<8sQII")
 _TYPES = ("<i4", "<i8")
@@ -87,8 +87,8 @@ class JoinIndex:
                 raise TruncatedError(f"{path}: is too short for a join index; {_AGAIN}")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, length, _, text_length = _HEADER.unpack_from(data)
-        if magic != MAGIC:
-            raise FormatError(f"{path}: begins with {magic!r}, expected {MAGIC!r}; {_AGAIN}")
+        if magic != JOIN_MAGIC:
+            raise FormatError(f"{path}: begins with {magic!r}, expected {JOIN_MAGIC!r}; {_AGAIN}")
         if len(data) != _HEADER.size + length:
             raise TruncatedError(
                 f"{path}: has {len(data)} bytes, expected {_HEADER.size + length}; {_AGAIN}"
@@ -147,7 +147,7 @@ def write_join_index(
             checksum = _write(file, bytes(-file.tell() % 8), checksum)
         length = file.tell() - _HEADER.size
         file.seek(0)
-        file.write(_HEADER.pack(MAGIC, length, checksum, len(text)))
+        file.write(_HEADER.pack(JOIN_MAGIC, length, checksum, len(text)))
 
 
 def _write(file: BinaryIO, data: bytes, checksum: int) -> int:

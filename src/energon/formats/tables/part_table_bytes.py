@@ -55,8 +55,8 @@ from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.formats.tar.headers import BLOCK
 
-MAGIC = b"ENERGPT3"
-_FAMILY = MAGIC[:-1]
+TABLE_MAGIC = b"ENERGPT3"
+_FAMILY = TABLE_MAGIC[:-1]
 _FIELDS = frozenset(
     [
         "samples",
@@ -70,7 +70,7 @@ _FIELDS = frozenset(
         "unique",
     ]
 )
-SMALL_BYTES = 16 << 10
+SMALL_TABLE_BYTES = 16 << 10
 """Tables of fewer bytes are read: to map them would take longer."""
 AGAIN = "`energon index` on its dataset rewrites it"
 _HEADER = struct.Struct("<8sQII")
@@ -94,7 +94,7 @@ def encode_part_table(
     text = json.dumps({**about, "columns": listed}).encode()
     text += b" " * (-(_HEADER.size + len(text)) % 8)
     body = text + b"".join(_padded(column.tobytes()) for column in columns.values()) + key_bytes
-    return _HEADER.pack(MAGIC, len(body), zlib.crc32(body), len(text)) + body
+    return _HEADER.pack(TABLE_MAGIC, len(body), zlib.crc32(body), len(text)) + body
 
 
 def decode_part_table(
@@ -115,10 +115,11 @@ def decode_part_table(
     magic, length, checksum, text_length = _HEADER.unpack_from(data)
     if has_other_version(data):
         raise FormatError(
-            f"{origin}: is a part table of another version, {magic!r}, expected {MAGIC!r}; {AGAIN}"
+            f"{origin}: is a part table of another version, {magic!r}, expected "
+            f"{TABLE_MAGIC!r}; {AGAIN}"
         )
-    if magic != MAGIC:
-        raise FormatError(f"{origin}: begins with {magic!r}, expected {MAGIC!r}; {AGAIN}")
+    if magic != TABLE_MAGIC:
+        raise FormatError(f"{origin}: begins with {magic!r}, expected {TABLE_MAGIC!r}; {AGAIN}")
     if len(data) != _HEADER.size + length:
         raise TruncatedError(
             f"{origin}: has {len(data)} bytes, expected {_HEADER.size + length}; {AGAIN}"
@@ -156,18 +157,18 @@ def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
         TruncatedError: If it is empty.
     """
     with open(path, "rb", buffering=0) as file:
-        head = file.read(SMALL_BYTES)
+        head = file.read(SMALL_TABLE_BYTES)
         if not head:
             raise TruncatedError(f"{path}: is empty, not a part table; {AGAIN}")
-        if len(head) < SMALL_BYTES:
+        if len(head) < SMALL_TABLE_BYTES:
             return head
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def has_other_version(data: Any) -> bool:
     """Return whether a buffer begins like a part table of an earlier or later release."""
-    magic = bytes(data[: len(MAGIC)])
-    return magic.startswith(_FAMILY) and magic != MAGIC
+    magic = bytes(data[: len(TABLE_MAGIC)])
+    return magic.startswith(_FAMILY) and magic != TABLE_MAGIC
 
 
 def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:

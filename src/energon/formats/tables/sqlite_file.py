@@ -24,7 +24,7 @@ from energon.limits import SQLITE_STEPS, SQLITE_TABLES, SQLITE_VALUE_BYTES
 SqliteFile = Path | bytes
 """Where a file is; or its content, of one that no disk has room for."""
 
-ROWS_TOGETHER = 10_000
+WRITTEN_ROWS = 10_000
 FREE_STEPS = 1_000_000
 """Steps that any query may take, however small the file."""
 MAX_STATEMENT = 10_000
@@ -94,11 +94,11 @@ class SqliteReader:
         with self._reporting():
             self._steps = 0
             cursor = self._connection.execute(query, arguments)
-            found = cursor.fetchmany(ROWS_TOGETHER)
+            found = cursor.fetchmany(WRITTEN_ROWS)
         while found:
             yield from found
             with self._reporting():
-                found = cursor.fetchmany(ROWS_TOGETHER)
+                found = cursor.fetchmany(WRITTEN_ROWS)
 
     def first(self, query: str, arguments: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         """Return the first row of a query, or None, see `rows`."""

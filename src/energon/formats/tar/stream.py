@@ -26,10 +26,10 @@ from energon.formats.tar.parser import Member, TarParser
 from energon.formats.tar.window_parts import find_parts
 from energon.limits import TAR_PART_BYTES
 
-LARGE_BYTES = 1 << 20
+LARGE_MEMBER_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
 WINDOW_BYTES = 1 << 20
-MAX_READ_BYTES = 64 << 20
+MAX_STREAM_READ_BYTES = 64 << 20
 """What is asked for at a time: memory is taken for content that exists, whatever a damaged
 header says of its size."""
 
@@ -210,7 +210,7 @@ class SampleParser:
                     at = (stop + 511) & -512
                     continue
                 found, field = parts[0].encode("utf-8", "surrogateescape"), parts[1]
-            if stop > end and size < LARGE_BYTES:
+            if stop > end and size < LARGE_MEMBER_BYTES:
                 self.needed_bytes = BLOCK + size
                 break
             if found != key:
@@ -283,7 +283,7 @@ class SampleParser:
         """Consume the content of a file, which begins at `at`; return how many bytes that were."""
         size, header_position = member.size, member.offset - BLOCK
         is_whole = at + size <= len(window) or self._sizes
-        if not is_whole and size < LARGE_BYTES:
+        if not is_whole and size < LARGE_MEMBER_BYTES:
             self._pending, self.needed_bytes = (member, key, field), size
             return 0
         self._begin_sample(key, member.header_offset)
@@ -488,7 +488,7 @@ class StreamReader:
         self._rest = self._rest[size:]
         missing = size - len(chunks[0])
         while missing:
-            chunk = self._stream.read(min(missing, MAX_READ_BYTES))
+            chunk = self._stream.read(min(missing, MAX_STREAM_READ_BYTES))
             if not chunk:
                 break
             self._end += len(chunk)

@@ -20,7 +20,7 @@ from energon.io.backends.object_backend import ObjectBackend, ask, read_all
 from energon.io.backends.object_stores import WebBackend
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-KINDS = ("datasets", "spaces")
+REPOSITORY_KINDS = ("datasets", "spaces")
 _NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
@@ -46,7 +46,7 @@ class _Hub(WebBackend):
         repository, _, revision = parts.root.partition("://")[2].partition("@")
         revision = quote(revision or "main", safe="")
         kind = repository.partition("/")[0]
-        api = repository if kind in KINDS else f"models/{repository}"
+        api = repository if kind in REPOSITORY_KINDS else f"models/{repository}"
         endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
         token = find_token()
         self._headers = {"authorization": f"Bearer {token}"} if token else {}

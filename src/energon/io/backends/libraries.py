@@ -27,7 +27,7 @@ from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_errors import UNREACHABLE, cause_of, changed
 
-CHUNK_BYTES = 8 << 20
+UPLOAD_CHUNK_BYTES = 8 << 20
 
 
 class LibraryBackend(ABC):
@@ -56,8 +56,8 @@ class LibraryBackend(ABC):
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
         size = self.head(key).size
         while start < size:
-            yield self.get(key, start, min(size, start + CHUNK_BYTES), version)
-            start += CHUNK_BYTES
+            yield self.get(key, start, min(size, start + UPLOAD_CHUNK_BYTES), version)
+            start += UPLOAD_CHUNK_BYTES
 
     def delete(self, key: str) -> None:
         try:

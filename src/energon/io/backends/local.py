@@ -136,7 +136,7 @@ def _missing(path: str) -> DatasetNotFoundError:
     )
 
 
-CHUNK_BYTES = 1 << 20
+LOCAL_CHUNK_BYTES = 1 << 20
 
 
 class LocalBackend:
@@ -161,7 +161,7 @@ class LocalBackend:
         with self._errors(key), open(self._path(key), "rb") as file:
             self._check(file.fileno(), key, version)
             file.seek(start)
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(LOCAL_CHUNK_BYTES):
                 yield chunk
 
     def head(self, key: str) -> ObjectInfo:

@@ -50,7 +50,7 @@ ANSWER_SECONDS = 120
 """How long an answer may take that is at most a range."""
 BODY_SECONDS = 24 * 3600
 """How long an answer may take that is a whole object."""
-CHUNK_BYTES = 1 << 20
+RESPONSE_CHUNK_BYTES = 1 << 20
 
 Connect = Callable[[float], "ObjectStore"]
 
@@ -103,7 +103,7 @@ class ObjectBackend:
         try:
             found = self._library().get(self._open_long(), key, options=options)
             self._check(found, version, key)
-            for chunk in found.stream(CHUNK_BYTES):
+            for chunk in found.stream(RESPONSE_CHUNK_BYTES):
                 yield bytes(chunk)
         except Exception as error:
             if start and "status code: 416" in str(error):

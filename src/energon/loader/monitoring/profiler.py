@@ -45,7 +45,7 @@ CALM = 6
 """How much more rarely: often enough for the shares of a minute."""
 ARM_SECONDS = 0.006
 """How long before a look the switch interval is shortened: the usual one, and some more."""
-LOOK_SECONDS = 10.0
+UNUSED_SECONDS = 10.0
 """A thread that looks for nobody any more ends after so long."""
 GIL_SECONDS = 0.00025
 """A look that is later than this, and has not waited for a CPU, has waited for the GIL. Without
@@ -193,7 +193,7 @@ class Profiler:
                 now = time.monotonic()
                 if len(self._hosts):
                     needed_at = now
-                elif now - needed_at > LOOK_SECONDS:
+                elif now - needed_at > UNUSED_SECONDS:
                     self._disarm()
                     self._own.close()
                     self._thread = None

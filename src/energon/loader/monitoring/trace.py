@@ -29,7 +29,7 @@ from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline, Reports
 from energon.worker import WorkerConfig
 
-PERIOD_SECONDS = 0.002
+TRACE_PERIOD_SECONDS = 0.002
 _OPEN = "[\n"
 _NEXT = ",\n"
 _CLOSE = "\n]\n"
@@ -271,7 +271,7 @@ class HostTrace:
                     else:
                         looks.append((now, spent))
                 del host
-                time.sleep(PERIOD_SECONDS)
+                time.sleep(TRACE_PERIOD_SECONDS)
 
 
 def _dataset_names(pipeline: Pipeline) -> Sequence[str]:

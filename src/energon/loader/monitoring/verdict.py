@@ -12,7 +12,7 @@ from energon.messages import counted
 
 KEEPS_UP = 0.05
 """A trainer that waits for a smaller share of the time than this has nothing to gain."""
-IDLE = 0.5
+IDLE_SHARE = 0.5
 """The trainer does not wait for workers that are busy for a smaller share than this."""
 UNEVEN = 1.5
 """A worker that is this many times as busy as the average has more to do than the others."""
@@ -245,7 +245,7 @@ def _slow_calls(case: _Case) -> list[str]:
     found = max(_with_datasets(case), key=lambda each: each.slow_seconds, default=None)
     if found is None or not 0 < found.slow_calls < RARE * found.calls:
         return []
-    others_wait = setup.workers and figures["busy_share"] < IDLE
+    others_wait = setup.workers and figures["busy_share"] < IDLE_SHARE
     waited = figures["wait_share"] * figures["seconds"]
     if found.slow_seconds < 0.5 * (waited if others_wait else figures["busy_seconds"]):
         return []
@@ -304,7 +304,7 @@ def _with_datasets(case: _Case) -> Iterator[_HookCalls]:
 def _idle(case: _Case) -> list[str]:
     """Say why the trainer waits although workers are not busy."""
     figures = case.figures
-    if not case.setup.workers or figures["busy_share"] >= IDLE:
+    if not case.setup.workers or figures["busy_share"] >= IDLE_SHARE:
         return []
     slowest = max(case.workers, key=lambda each: each["busy_share"])
     if slowest["busy_share"] > UNEVEN * figures["busy_share"]:

@@ -39,7 +39,7 @@ from energon.loader.transport.slots import (
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
 
 POLL_SECONDS = 0.2
-CLOSE_SECONDS = 0.5
+PROCESS_CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
 _LOG_SECONDS = 0.1
 """How long log records of a worker may wait while batches keep coming."""
@@ -223,7 +223,7 @@ class ProcessLink:
         """Close this side's descriptors without reading, which would steal data from the parent."""
         if self in _links:
             _links.discard(self)
-            self._kill_at = time.monotonic() + CLOSE_SECONDS
+            self._kill_at = time.monotonic() + PROCESS_CLOSE_SECONDS
         for each in self._ours:
             each.close()
         self._slots.clear()

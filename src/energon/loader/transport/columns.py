@@ -23,7 +23,7 @@ import numpy as np
 from energon.loader.transport.pickling import is_copy
 from energon.samples.crude import CrudeSample, SampleSource, known_sources
 
-OUT_OF_BAND_BYTES = 4096
+SHARED_COLUMN_BYTES = 4096
 """Parts of at least this size are copied once, into shared memory."""
 
 
@@ -214,15 +214,15 @@ def _has_large(column: Sequence[Any]) -> bool:
     if not column or type(column[0]) is not bytes:
         return False
     try:
-        if max(map(len, column)) < OUT_OF_BAND_BYTES:
+        if max(map(len, column)) < SHARED_COLUMN_BYTES:
             return False
     except TypeError:  # some samples have something else there
         pass
-    return any(type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES for value in column)
+    return any(type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES for value in column)
 
 
 def _lift(value: Any) -> Any:
-    large = type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES
+    large = type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES
     return PickleBuffer(value) if large else value
 
 

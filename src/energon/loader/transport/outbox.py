@@ -21,7 +21,7 @@ ALIGNMENT = 64
 BUNDLE_BYTES = 1 << 18
 BUNDLE_EVENTS = 64
 BUNDLE_SECONDS = 0.001
-POLL_SECONDS = 0.0002
+OUTBOX_POLL_SECONDS = 0.0002
 FEW_EVENTS = 4
 """Waking the parent costs as much as several small samples. So small events wait for each other
 while it is busy, and for a few more even while it waits, as long as they arrive quickly. If they no
@@ -146,7 +146,7 @@ class Outbox:
         self._last_put = now
         if not is_quick or slot.position >= BUNDLE_BYTES or len(self._table) >= BUNDLE_EVENTS:
             return False
-        if now - self._last_poll > POLL_SECONDS:
+        if now - self._last_poll > OUTBOX_POLL_SECONDS:
             self._last_poll = now
             self._poll()
         return self._slots.num_sent > 0 or len(self._table) < FEW_EVENTS

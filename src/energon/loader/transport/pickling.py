@@ -28,7 +28,7 @@ from cloudpickle import cloudpickle as tracking
 from energon.errors import ConfigError
 from energon.worker import WorkerConfig
 
-MAX_DEPTH = 100
+MAX_PICKLED_DEPTH = 100
 
 
 def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
@@ -45,7 +45,7 @@ def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
         'SimpleNamespace.guard'
     """
     name = type(value).__name__
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_PICKLED_DEPTH):
         failing = ((inner, item) for inner, item in _inside(value) if _fails(pickles, item))
         found = next(failing, None)
         if found is None:

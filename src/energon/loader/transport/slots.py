@@ -246,7 +246,7 @@ class SlotPool:
         return not self._sent or used + self._needed <= self._max_bytes
 
 
-NOWHERE = -1
+NO_LANE = -1
 SEVERAL = -2
 """Minus the row at which several samples begin."""
 
@@ -285,7 +285,7 @@ class Heartbeat:
 
     def leave(self) -> None:
         """Record that the batch is done."""
-        self._cells[_ROW] = NOWHERE
+        self._cells[_ROW] = NO_LANE
 
     def hold(self, holds: bool) -> None:
         """Record whether batches that are done are held back."""
@@ -311,7 +311,7 @@ class Heartbeat:
     def where(self) -> str:
         """Describe what the worker works on."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
-        if row == NOWHERE:
+        if row == NO_LANE:
             return "between samples"
         if row < 0:
             return f"in a batch or pack that begins at lane {lane} row {SEVERAL - row}"

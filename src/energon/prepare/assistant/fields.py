@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 
-MAX_READ_BYTES = 64 << 20
+MAX_INSPECTED_BYTES = 64 << 20
 """Larger parts are mentioned, but not read."""
 SPREAD_SHARDS = 4
 
@@ -116,13 +116,13 @@ def _samples(dataset: AnyPath, shard: str) -> Iterator[SeenSample]:
                     yield SeenSample(shard, key, sizes, raw)
                 key, sizes, raw = name[0], {}, {}
             sizes[name[1]] = member.size
-            if member.size <= MAX_READ_BYTES:
+            if member.size <= MAX_INSPECTED_BYTES:
                 raw[name[1]] = read(member.offset, member.size)
         if key is not None:
             yield SeenSample(shard, key, sizes, raw)
 
 
-MAX_DEPTH = 3
+MAX_FIELD_DEPTH = 3
 _TEXT_FIELDS = ("text", "caption", "context", "label_name")
 
 
@@ -141,7 +141,7 @@ def known_ways(samples: Sequence[SeenSample]) -> dict[str, Any]:
     ways: dict[str, Any] = dict.fromkeys(part_names(samples))
     for sample in samples:
         for part, value in sample.parts.items():
-            for way, found in _ways(part, value, MAX_DEPTH):
+            for way, found in _ways(part, value, MAX_FIELD_DEPTH):
                 if ways.get(way) is None:
                     ways[way] = found
     return ways

@@ -19,16 +19,16 @@ from energon.prepare.importers.selection import (
     FileSelection,
     is_about_data,
 )
-from energon.prepare.index.index import COMPRESSED
+from energon.prepare.index.index import COMPRESSED_SHARDS
 
-SUFFIXES = (".tar", *COMPRESSED)
+ARCHIVE_SUFFIXES = (".tar", *COMPRESSED_SHARDS)
 INDEX_SUFFIXES = (".idx", ".parts", ".json")
 """Names of files next to archives that describe them."""
 
 
 def is_archive(name: str) -> bool:
     """Return whether a file is a tar archive, judging by its name."""
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 class ArchiveSource(PackSource):
@@ -105,7 +105,7 @@ def _read(path: AnyPath, chosen: _NeededFiles) -> Iterator[Mapping[str, Any]]:
 
 
 def _stem(name: str) -> str:
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+    for suffix in sorted(ARCHIVE_SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     return name

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import INDEX, ChunkFormat
+from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
@@ -36,7 +36,7 @@ class ChunkFolderSource(PackSource):
     def __init__(self, kind: str, folder: AnyPath, rules: RowRules) -> None:
         self.folder = folder
         self.rules = rules
-        path = folder / INDEX
+        path = folder / CHUNK_INDEX
         with reporting(path):
             text = decode_utf8(read_document(path), origin=str(path))
         index = parse_json(text, origin=str(path), hint="copy the folder again, or write it again")

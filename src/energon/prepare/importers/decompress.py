@@ -15,7 +15,7 @@ from energon.errors import EnergonError, FormatError, needs_extra
 from energon.io.epath import AnyPath
 from energon.prepare.importers.selection import open_ascending
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _MAGICS = {
     b"\x1f\x8b": ".gz",
@@ -26,7 +26,7 @@ _MAGICS = {
 
 
 def compression_of(file: BinaryIO) -> str:
-    """Return one of `COMPRESSED` by the first bytes of a file, or "" for anything else."""
+    """Return one of `COMPRESSIONS` by the first bytes of a file, or "" for anything else."""
     head = file.read(max(map(len, _MAGICS)))
     file.seek(0)
     return next((name for magic, name in _MAGICS.items() if head.startswith(magic)), "")
@@ -40,7 +40,7 @@ def open_decompressed(
 
     Args:
         path: The file.
-        compression: One of `COMPRESSED`, "" for none; None detects it from the first bytes.
+        compression: One of `COMPRESSIONS`, "" for none; None detects it from the first bytes.
         advice: What to do about damaged data, for messages.
 
     Raises:

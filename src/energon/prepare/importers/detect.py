@@ -28,7 +28,7 @@ from energon.prepare.importers.selection import (
 )
 
 SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
-KINDS: tuple[SourceKind, ...] = (
+IMPORTED_KINDS: tuple[SourceKind, ...] = (
     *("folder", "table", "imagefolder", "shards"),
     *("huggingface", "mds", "litdata"),
 )
@@ -180,7 +180,7 @@ def _find_files(files: FileSelection) -> DetectedSource:
     if len(names) == 1 and not files.is_folder:
         raise ConfigError(
             f"{files.folder / names[0]}: expected a folder, a tar archive or a table: "
-            f"{', '.join(table.SUFFIXES)}"
+            f"{', '.join(table.TABLE_SUFFIXES)}"
         )
     if len(tables) == 1 and "/" not in tables[0] and any(map(is_media, names)):
         path = files.folder / tables[0]
@@ -196,7 +196,7 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
     suffix = table.table_suffix(name)
     if suffix != ".json" or (alone and not files.is_folder):
         return suffix is not None
-    if sum(each.lower().endswith(".json") for each in files.names) > table.MAX_ARRAYS:
+    if sum(each.lower().endswith(".json") for each in files.names) > table.MAX_TABLE_ARRAYS:
         return False
     return table.is_array(files.folder / name)
 

@@ -27,7 +27,7 @@ from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, is_about_data
 from energon.prepare.importers.table import (
-    MAX_ARRAYS,
+    MAX_TABLE_ARRAYS,
     Table,
     TableSource,
     is_array,
@@ -144,7 +144,7 @@ class FolderSource(PackSource):
         lone = {key: files[0] for key, files in groups.items() if len(files) == 1}
         strangers = {key: name for key, (part, name) in lone.items() if not is_decoded(part)}
         lists = [name for part, name in lone.values() if part.lower() == "json"]
-        if len(lists) <= MAX_ARRAYS:
+        if len(lists) <= MAX_TABLE_ARRAYS:
             arrays = {name for name in lists if is_array(self.folder / name)}
             strangers |= {key: name for key, (_, name) in lone.items() if name in arrays}
         containers = [
@@ -247,7 +247,7 @@ def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-FILE_NAME = "file_name"
+FILE_NAME_COLUMN = "file_name"
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
@@ -294,9 +294,9 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
     path = files.folder / name
     folder = name.rpartition("/")[0]
     columns = table_columns(path)
-    if FILE_NAME not in columns and not rules.file_columns:
+    if FILE_NAME_COLUMN not in columns and not rules.file_columns:
         raise ConfigError(
-            f"{path}: has no column {FILE_NAME!r} with the paths of files, only "
+            f"{path}: has no column {FILE_NAME_COLUMN!r} with the paths of files, only "
             f"{', '.join(columns) or 'none'}. Pass --file-column with the column of paths, or "
             "--kind table or --kind folder"
         )
@@ -313,13 +313,13 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
 
 
 def _file_columns(columns: Iterable[str]) -> list[str]:
-    others = [column for column in columns if column.endswith(f"_{FILE_NAME}")]
-    return [FILE_NAME, *others]
+    others = [column for column in columns if column.endswith(f"_{FILE_NAME_COLUMN}")]
+    return [FILE_NAME_COLUMN, *others]
 
 
 def _refuse_lists(path: object, columns: Iterable[str]) -> None:
     for column in columns:
-        if column == f"{FILE_NAME}s" or column.endswith(f"_{FILE_NAME}s"):
+        if column == f"{FILE_NAME_COLUMN}s" or column.endswith(f"_{FILE_NAME_COLUMN}s"):
             raise ConfigError(
                 f"{path}: column {column!r} has lists of files, which cannot be parts of a sample; "
                 "write a column for each file, or write the samples with energon.ShardWriter"

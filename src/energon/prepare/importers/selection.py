@@ -25,7 +25,7 @@ from energon.io.threads import WaitingThreads
 from energon.metadataset.advice import explain_missing, refuse_metadata
 from energon.prepare.files import list_dataset_files
 
-BUFFER_BYTES = 1 << 20
+LINES_BYTES = 1 << 20
 
 
 def open_ascending(path: AnyPath) -> BinaryIO:
@@ -46,7 +46,7 @@ def open_ascending(path: AnyPath) -> BinaryIO:
         count = file.object.store.submit(reader.read_into, start, memoryview(data)).result()
         return bytes(data[:count])
 
-    return io.BufferedReader(RawReader(read, file.info.size, file.path), BUFFER_BYTES)
+    return io.BufferedReader(RawReader(read, file.info.size, file.path), LINES_BYTES)
 
 
 SAMPLES_AHEAD = 32

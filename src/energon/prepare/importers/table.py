@@ -20,18 +20,18 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.decompress import COMPRESSED, open_decompressed
+from energon.prepare.importers.decompress import COMPRESSIONS, open_decompressed
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection
 
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (".csv", ".tsv", ".json", *LINES, ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".json", *LINES, ".parquet")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
 SURE_ROWS = 10_000
 """A column missing from this many rows is considered misspelled."""
-MAX_ARRAYS = 16
+MAX_TABLE_ARRAYS = 16
 """If there are more `.json` files than this, each is a sample, not a list of samples."""
 MAX_FOLDERS = 64
 """Number of folders next to a table in which files are searched."""
@@ -50,10 +50,10 @@ def table_suffix(name: str) -> str | None:
         ('.jsonl', None)
     """
     path = PurePosixPath(name.lower())
-    if path.suffix in COMPRESSED:
+    if path.suffix in COMPRESSIONS:
         path = path.with_suffix("")
     suffix = path.suffix
-    return suffix if suffix in SUFFIXES else None
+    return suffix if suffix in TABLE_SUFFIXES else None
 
 
 def is_table(name: str) -> bool:
@@ -207,7 +207,7 @@ def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
 def _stem(name: str) -> str:
     """Return the path of a table without its suffixes, the prefix of keys without dots."""
     base = name[: -len(PurePosixPath(name).suffix)] if PurePosixPath(name).suffix else name
-    if name.lower().endswith(COMPRESSED):
+    if name.lower().endswith(COMPRESSIONS):
         base = os.path.splitext(base)[0]
     folder, _, file = base.rpartition("/")
     return f"{folder}/{file.replace('.', '_')}".lstrip("/")
@@ -262,7 +262,7 @@ def _check_seen(path: AnyPath, unseen: set[str], number: int, there: Iterable[st
 
 def _opened(path: AnyPath) -> AbstractContextManager[BinaryIO]:
     suffix = path.suffix.lower()
-    return open_decompressed(path, suffix if suffix in COMPRESSED else "")
+    return open_decompressed(path, suffix if suffix in COMPRESSIONS else "")
 
 
 def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from energon.errors import TruncatedError
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import SkippingReader
 
-PIECE_BYTES = 1 << 20
+CHECKED_PIECE_BYTES = 1 << 20
 
 
 class RangeSums:
@@ -39,7 +39,7 @@ class RangeSums:
         self._found = [0] * len(self._starts)
         self._range = 0
         self._position = 0
-        self._buffer = bytearray(PIECE_BYTES)
+        self._buffer = bytearray(CHECKED_PIECE_BYTES)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill `buffer` with the bytes that start at `offset`, like `SkippingReader.read_into`."""
@@ -68,7 +68,7 @@ class RangeSums:
     def _advance(self, stop: int) -> None:
         """Read up to byte `stop`."""
         while self._position < stop:
-            view = memoryview(self._buffer)[: min(PIECE_BYTES, stop - self._position)]
+            view = memoryview(self._buffer)[: min(CHECKED_PIECE_BYTES, stop - self._position)]
             count = self._reader.read_into(self._position, view)
             if not count:
                 return
@@ -87,7 +87,7 @@ class RangeSums:
         self._position = end
 
 
-READ_BYTES = 8 << 20
+CHECKED_BYTES = 8 << 20
 
 
 def with_checksums(path: Path, scan: TarScan) -> TarScan:
@@ -124,7 +124,7 @@ def _groups(offsets: NDArray[Any], sizes: NDArray[Any]) -> Iterator[tuple[int, i
     stops = offsets.astype(np.int64) + sizes.astype(np.int64)
     first = 0
     while first < len(offsets):
-        limit = int(offsets[first]) + READ_BYTES
+        limit = int(offsets[first]) + CHECKED_BYTES
         last = max(first + 1, int(np.searchsorted(stops, limit, side="right")))
         yield first, last
         first = last
@@ -132,8 +132,8 @@ def _groups(offsets: NDArray[Any], sizes: NDArray[Any]) -> Iterator[tuple[int, i
 
 def _of_range(descriptor: int, path: Path, start: int, size: int) -> int:
     checksum = 0
-    for begin in range(start, start + size, READ_BYTES):
-        count = min(READ_BYTES, start + size - begin)
+    for begin in range(start, start + size, CHECKED_BYTES):
+        count = min(CHECKED_BYTES, start + size - begin)
         checksum = zlib.crc32(_read(descriptor, path, begin, count), checksum)
     return checksum
 

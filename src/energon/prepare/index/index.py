@@ -262,7 +262,7 @@ def _with_checksums(file: RemoteFile, scan: TarScan) -> TarScan:
     return replace(scan, part_crc32=sums.finish())
 
 
-COMPRESSED = (".tgz", ".tar.gz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+COMPRESSED_SHARDS = (".tgz", ".tar.gz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 MAX_BATCH_SHARDS = 256
 MIN_BATCH_BYTES = 16 << 20
 BATCHES_PER_WORKER = 8
@@ -278,7 +278,7 @@ def find_shards(dataset: Path) -> list[str]:
         ConfigError: If shards are compressed.
     """
     files = list_dataset_files(dataset)
-    compressed = [name for name in files if name.endswith(COMPRESSED)]
+    compressed = [name for name in files if name.endswith(COMPRESSED_SHARDS)]
     if compressed:
         target = dataset.resolve()
         raise ConfigError(

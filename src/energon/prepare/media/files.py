@@ -16,7 +16,7 @@ from energon.io.files import open_store
 from energon.io.range_file import REMOTE_BUFFER_BYTES, RawReader, RemoteFile
 from energon.prepare.files import file_state, list_dataset_files, reporting
 
-HEAD_BYTES = 64 << 10
+MEDIA_HEAD_BYTES = 64 << 10
 """How much of a remote file is fetched first: enough for the headers of nearly all images."""
 
 
@@ -96,7 +96,7 @@ class RemoteFiles:
         info = self.listed[name]._replace(key=open_store(address)[1])
         file = RemoteFile(address, info=info)
         try:
-            head = file.pread(0, min(HEAD_BYTES, info.size))
+            head = file.pread(0, min(MEDIA_HEAD_BYTES, info.size))
         except (DatasetNotFoundError, ObjectChangedError):
             head = b""  # raised again, for this file alone, when it is read
 

@@ -45,7 +45,7 @@ from energon.prepare.remote import INFO_FILES, check_writable, mirrored, mirrore
 SAMPLES_PER_JOB = 4096
 """How much is checked again if a process dies."""
 FILES_PER_JOB = 200
-DIED = "the process that read it died: a codec has crashed, or memory ran out"
+PROBING_DIED = "the process that read it died: a codec has crashed, or memory ran out"
 _PRELOAD = "energon.prepare.media.probe"
 
 
@@ -68,7 +68,7 @@ def probe_files_isolated(
     for number, result in run_isolated(probe_some_files, jobs, num_processes, _PRELOAD):
         if isinstance(result, Death):
             name = batches[number][result.ordinal]
-            yield [Probed(files.job(name), [], [(name, DIED)])]
+            yield [Probed(files.job(name), [], [(name, PROBING_DIED)])]
         else:
             yield result
 
@@ -153,7 +153,7 @@ def _look_again(
         jobs.append(IsolatedCall(len(jobs), arguments, range(len(parts))))
     for number, result in run_isolated(probe_parts, jobs, 1, _PRELOAD):
         if isinstance(result, Death):
-            shard.failed.append((names[number][result.ordinal], DIED))
+            shard.failed.append((names[number][result.ordinal], PROBING_DIED))
         else:
             shard.add(result)
 

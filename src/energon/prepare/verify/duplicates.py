@@ -24,7 +24,7 @@ from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import open_table
 from energon.prepare.writers.shard_writer import TarWriter
 
-MAX_KEYS = 250_000
+MAX_HELD_KEYS = 250_000
 """How many keys are compared at a time."""
 
 OpenTable = Callable[[str], PartTable]
@@ -93,12 +93,12 @@ def _shared_keys(
 
 
 def _bounds(shards: Sequence[IndexedShard], open_table: OpenTable) -> list[bytes]:
-    """Return keys that divide those of all shards into ranges of about `MAX_KEYS` keys."""
+    """Return keys that divide those of all shards into ranges of about `MAX_HELD_KEYS` keys."""
     total = sum(shard.num_samples for shard in shards)
-    count = total // MAX_KEYS
+    count = total // MAX_HELD_KEYS
     if not count:
         return []
-    step = max(1, MAX_KEYS // 8)
+    step = max(1, MAX_HELD_KEYS // 8)
     drawn: list[bytes] = []
     for shard in shards:
         table = open_table(shard.name)

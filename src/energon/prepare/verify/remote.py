@@ -20,7 +20,7 @@ from energon.prepare.dataset import Indexing
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.remote import (
     INFO_FILES,
-    MAX_PARALLEL,
+    MAX_PARALLEL_COPIES,
     Mirror,
     Progress,
     check_writable,
@@ -46,7 +46,7 @@ def verify_remote(
     address: str,
     *,
     depth: Depth = "headers",
-    num_workers: int = MAX_PARALLEL,
+    num_workers: int = MAX_PARALLEL_COPIES,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Check a prepared dataset in a store, see `energon.prepare.verify.verify.verify_dataset`.
@@ -86,7 +86,7 @@ class RemoteCheck:
         self.mirror = mirror
         self.depth = depth
         self._scratch = scratch
-        self._count = max(1, min(num_workers, MAX_PARALLEL))
+        self._count = max(1, min(num_workers, MAX_PARALLEL_COPIES))
         self._progress = progress
         self._reports: dict[str, ShardReport] = {}
         self._scanned: dict[str, ObjectInfo] = {}

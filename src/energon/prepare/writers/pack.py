@@ -26,7 +26,7 @@ from energon.samples.field_map import FieldMap
 log = logging.getLogger("energon")
 RECORD = "pack.json"
 """Records what is packed: an interrupted run continues only if that is the same."""
-SPLIT = "__split__"
+SPLIT_COLUMN = "__split__"
 """Holds the split of a sample on its way into a shard."""
 
 
@@ -312,7 +312,7 @@ class _SplitRouter:
     ) -> None:
         """Write the samples of some splits of a source."""
         for sample in fetched(self._new_samples(source, parts, folder)):
-            self.writers[sample[SPLIT]].write(sample)
+            self.writers[sample[SPLIT_COLUMN]].write(sample)
             if self.num_samples % 100 == 0:
                 progress(self.num_samples)
         for split, left in self.left.items():
@@ -331,7 +331,7 @@ class _SplitRouter:
         if self.seed is not None:
             everything = self._routed(source, parts, 0, lambda split, key: True)
             for sample in shuffled(everything, self.seed, folder):
-                if self._is_new(sample[SPLIT], sample["__key__"]):
+                if self._is_new(sample[SPLIT_COLUMN], sample["__key__"]):
                     yield sample
             return
         start = 0
@@ -365,7 +365,7 @@ class _SplitRouter:
                 key, split = routed.popleft()
                 while key != sample["__key__"]:
                     key, split = routed.popleft()
-                yield {**sample, SPLIT: split}
+                yield {**sample, SPLIT_COLUMN: split}
 
     def _is_new(self, split: str, key: str) -> bool:
         """Return whether a sample comes after those that its writer has."""

@@ -24,7 +24,13 @@ import numpy as np
 
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
-from energon.formats.tokens import DATA, INDEX, token_dtype, token_index_bytes, token_prefix
+from energon.formats.tokens import (
+    DATA,
+    TOKEN_INDEX,
+    token_dtype,
+    token_index_bytes,
+    token_prefix,
+)
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.file_lock import hold_lock
 from energon.prepare.engines import Engine, run_batches
@@ -178,7 +184,7 @@ def tokenize_range(
 def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
     """Make sure that nothing is overwritten unintentionally."""
     settings = partial / "settings.json"
-    files = [prefix.with_name(prefix.name + suffix) for suffix in (DATA, INDEX)]
+    files = [prefix.with_name(prefix.name + suffix) for suffix in (DATA, TOKEN_INDEX)]
     if overwrite and not settings.exists():
         for file in files:
             file.unlink(missing_ok=True)
@@ -208,7 +214,7 @@ def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> 
         for number in range(parts):
             with open(_part(partial, number, DATA), "rb") as part:
                 shutil.copyfileobj(part, file, COPIED_BYTES)
-    with atomic_path(f"{prefix}{INDEX}") as temporary, open(temporary, "wb") as file:
+    with atomic_path(f"{prefix}{TOKEN_INDEX}") as temporary, open(temporary, "wb") as file:
         file.writelines(token_index_bytes(options.dtype, lengths))
     return Written(len(lengths), int(lengths.sum(dtype=np.int64)))
 

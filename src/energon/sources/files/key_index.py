@@ -25,7 +25,7 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
 
-MAGIC = b"EKEYS\x01\0\0"
+KEY_INDEX_MAGIC = b"EKEYS\x01\0\0"
 _MASK = (1 << 64) - 1
 # Odd numbers whose bits look random: the fractions of the golden ratio and of the root of 3.
 _MIX = 0x9E3779B97F4A7C15
@@ -59,17 +59,17 @@ class KeyIndex:
             FormatError: If it is not an index.
         """
         view = memoryview(data)
-        count, rest = divmod(len(view) - len(MAGIC), 16)
-        if view[: len(MAGIC)] != MAGIC or rest:
+        count, rest = divmod(len(view) - len(KEY_INDEX_MAGIC), 16)
+        if view[: len(KEY_INDEX_MAGIC)] != KEY_INDEX_MAGIC or rest:
             raise FormatError(f"{origin}: {len(view)} bytes are not an index of keys")
-        numbers = view[len(MAGIC) :].cast("B").cast("Q")
+        numbers = view[len(KEY_INDEX_MAGIC) :].cast("B").cast("Q")
         index = cls.__new__(cls)
         index._hashes, index._places = numbers[:count], numbers[count:]
         return index
 
     def to_bytes(self) -> bytes:
         """Return it as bytes in the order of this machine: magic number, hashes, places."""
-        return b"".join((MAGIC, self._hashes, self._places))
+        return b"".join((KEY_INDEX_MAGIC, self._hashes, self._places))
 
     def __len__(self) -> int:
         return len(self._hashes)

@@ -21,7 +21,7 @@ from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
 from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool
 
-MAX_PARALLEL = 32
+MAX_PARALLEL_FILES = 32
 """Shards read at the same time; several ranges may be requested from each."""
 
 
@@ -49,7 +49,7 @@ def _together(
     read: Callable[[RangeFile, list[int]], None], work: Collection[tuple[RangeFile, list[int]]]
 ) -> None:
     """Call `read` for each item of `work`, in threads that wait for answers."""
-    threads = WaitingThreads(min(MAX_PARALLEL, len(work)), "energon-files")
+    threads = WaitingThreads(min(MAX_PARALLEL_FILES, len(work)), "energon-files")
     futures = [threads.submit(read, *item) for item in work]
     threads.close()
     try:

@@ -36,7 +36,7 @@ log = logging.getLogger("energon")
 
 FILE_NAME = "file_name"
 """The column that names the file of a row; other columns with this suffix name further files."""
-TABLES = ("metadata.csv", "metadata.jsonl")
+METADATA_TABLES = ("metadata.csv", "metadata.jsonl")
 _OTHER_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _FRESH_NS = 2_000_000_000
 """A folder modified this recently may change again without a new modification time."""
@@ -146,7 +146,7 @@ class MediaFiles:
         for folder, found in list_folder(address).items():
             self.sizes |= {f"{folder}/{file.name}".lstrip("/"): file for file in found.files}
         groups = self._groups()
-        tables = [name for name in self.sizes if name.rpartition("/")[2] in TABLES]
+        tables = [name for name in self.sizes if name.rpartition("/")[2] in METADATA_TABLES]
         self.rows: dict[str, dict[str, Any]] = {}
         if tables:
             groups = self._joined(groups, sorted(tables))
@@ -182,7 +182,7 @@ class MediaFiles:
             name
             for key, own in groups.items()
             for name in own.values()
-            if key not in samples and "/" in name and name.rpartition("/")[2] not in TABLES
+            if key not in samples and "/" in name and name.rpartition("/")[2] not in METADATA_TABLES
         ]
         if lone:
             warn_once(
@@ -206,7 +206,7 @@ class MediaFiles:
             name
             for name in self.sizes
             if name.lower().endswith(_OTHER_TABLES)
-            and name.rpartition("/")[2] not in TABLES
+            and name.rpartition("/")[2] not in METADATA_TABLES
             and name not in parts
         ]
         if others:

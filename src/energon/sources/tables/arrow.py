@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SUFFIX = ".arrow"
+ARROW_SUFFIX = ".arrow"
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
@@ -52,7 +52,7 @@ class ArrowBatches(RowGroups):
         FormatError: If a file is not a stream of Arrow.
     """
 
-    suffix = SUFFIX
+    suffix = ARROW_SUFFIX
 
     def __init__(self, folder: str, names: Sequence[str]) -> None:
         self.names = list(names)

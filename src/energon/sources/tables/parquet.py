@@ -25,7 +25,7 @@ from energon.metadataset.leaf import Leaf
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.extents import PartFilter
 from energon.sources.reader import Submit
-from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles, is_pattern
+from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles, is_pattern
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
 from energon.sources.tables.rows import RowSource
@@ -188,7 +188,7 @@ class ParquetKind(RowKind):
     def config(self, leaf: Leaf) -> DatasetConfig:
         return row_config(
             leaf,
-            has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(SUFFIX)),
+            has_folder=not (is_pattern(leaf.path) or leaf.path.endswith(PARQUET_SUFFIX)),
             options=ParquetOptions,
         )
 

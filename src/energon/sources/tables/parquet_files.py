@@ -34,7 +34,7 @@ from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")
 
-SUFFIX = ".parquet"
+PARQUET_SUFFIX = ".parquet"
 MANY_FILES = 256
 """From this many files on, reading footers one by one is worth a log message and a copy."""
 GUESSED_BYTES = 64 << 10
@@ -55,7 +55,7 @@ class ParquetFiles:
         self.address = address
         self.folder, self.found, self._is_noted = _find(address)
         if not self.found:
-            raise DatasetNotFoundError(f"{redact(address)}: there are no {SUFFIX} files")
+            raise DatasetNotFoundError(f"{redact(address)}: there are no {PARQUET_SUFFIX} files")
 
     def path(self, name: str) -> str:
         """Return the address of a file."""
@@ -114,7 +114,7 @@ class ParquetFiles:
         missing = [each for each in self.found if _is_new(each, noted)]
         noted |= {footer.name: footer for footer in self._read(missing)}
         footers = [noted[each.key] for each in self.found]
-        if not is_pattern(self.address) and not self.address.endswith(SUFFIX):
+        if not is_pattern(self.address) and not self.address.endswith(PARQUET_SUFFIX):
             try:
                 write_bytes(self._table, dump_footers(footers))
                 self._is_noted = True
@@ -215,7 +215,7 @@ def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
 def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
     """Return a folder, the files in it that match an address, and whether they are recorded."""
     if not is_pattern(address):
-        about = file_info(address) if address.endswith(SUFFIX) else None
+        about = file_info(address) if address.endswith(PARQUET_SUFFIX) else None
         if about is not None:
             return parent_address(address), [about._replace(key=address_name(address))], False
         listed = list_files(address)
@@ -238,7 +238,9 @@ def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
 def _is_data_file(name: str) -> bool:
     """Return whether a file below a folder has rows: it is neither hidden nor another tool's."""
     steps = name.split("/")
-    return steps[-1].endswith(SUFFIX) and not any(step.startswith((".", "_")) for step in steps)
+    return steps[-1].endswith(PARQUET_SUFFIX) and not any(
+        step.startswith((".", "_")) for step in steps
+    )
 
 
 def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -17,14 +17,14 @@ from energon.limits import DECODED_BYTES
 from energon.sources.decoded_blocks import DecodedBlocks
 from energon.sources.reader import Submit
 from energon.sources.tables.columns import RowTable
-from energon.sources.tables.parquet_files import SUFFIX, ParquetFiles
+from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles
 from energon.sources.tables.row_groups import RowGroups
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
-OPEN_FILES = 64
+OPEN_PARQUET_FILES = 64
 
 
 _Place = tuple[int, tuple[str, ...]]
@@ -46,7 +46,7 @@ class ParquetGroups(RowGroups):
         footers: Those that are read, with what stands at their ends.
     """
 
-    suffix = SUFFIX
+    suffix = PARQUET_SUFFIX
 
     def __init__(self, files: ParquetFiles, footers: Sequence[ParquetFooter]) -> None:
         self.files = files
@@ -73,7 +73,7 @@ class ParquetGroups(RowGroups):
         if found is None:
             footer = self.footers[number].footer
             found = self._metadata[number] = parse_footer(footer, origin=self.origin(number))
-            if len(self._metadata) > OPEN_FILES:
+            if len(self._metadata) > OPEN_PARQUET_FILES:
                 self._metadata.popitem(last=False)
         return found
 
@@ -127,7 +127,7 @@ class ParquetGroups(RowGroups):
         found = self._range_files.get(number)
         if found is None:
             found = self._range_files[number] = self.files.open(self._listed[number])
-            if len(self._range_files) > OPEN_FILES:
+            if len(self._range_files) > OPEN_PARQUET_FILES:
                 self._range_files.popitem(last=False)
         return found
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
-from energon.formats.tokens import DATA, INDEX, TokenIndex, token_prefix
+from energon.formats.tokens import DATA, TOKEN_INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.backends.local import OpenFile, cut_off
 from energon.io.disk_cache import map_file
@@ -44,14 +44,14 @@ class TokenFile:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.name = address_name(prefix)
-        index = any_path(prefix + INDEX)
+        index = any_path(prefix + TOKEN_INDEX)
         size = None
-        for suffix in (INDEX, DATA):
+        for suffix in (TOKEN_INDEX, DATA):
             about = file_info(prefix + suffix)
             if about is None:
                 raise DatasetNotFoundError(
                     f"{redact(prefix + suffix)} does not exist; token files come in pairs, "
-                    f"{self.name}{INDEX} and {self.name}{DATA}"
+                    f"{self.name}{TOKEN_INDEX} and {self.name}{DATA}"
                 )
             size = about.size
         copy = local_copy(index)
@@ -149,17 +149,18 @@ def token_files(address: str) -> list[str]:
         DatasetNotFoundError: If there are none.
     """
     prefix = token_prefix(address)
-    if prefix != address or file_info(prefix + INDEX) is not None:
+    if prefix != address or file_info(prefix + TOKEN_INDEX) is not None:
         return [prefix]
     names = {found.key for found in list_files(address)}
     found = sorted(
-        name.removesuffix(INDEX)
+        name.removesuffix(TOKEN_INDEX)
         for name in names
-        if name.endswith(INDEX) and token_prefix(name) + DATA in names
+        if name.endswith(TOKEN_INDEX) and token_prefix(name) + DATA in names
     )
     if not found:
         raise DatasetNotFoundError(
-            f"{redact(address)}: has no token files, which are pairs of {INDEX} and {DATA} files"
+            f"{redact(address)}: has no token files, which are pairs of {TOKEN_INDEX} and {DATA} "
+            "files"
         )
     return [join_address(address, name) for name in found]
 

@@ -18,7 +18,7 @@ from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
 
-SHOWN_SAMPLES = 3
+LOGGED_SAMPLES = 3
 """How many samples are named for each reason for skipping some."""
 
 
@@ -39,7 +39,7 @@ def split_reasons(
         )
         if len(parts) == 3:
             about["count"] += number
-        elif len(about["samples"]) < SHOWN_SAMPLES:
+        elif len(about["samples"]) < LOGGED_SAMPLES:
             about["samples"].append({"source": parts[3], "message": parts[4]})
     failures, skips = (
         sorted(each.values(), key=lambda about: -int(about["count"])) for each in found.values()

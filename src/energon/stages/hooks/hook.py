@@ -24,7 +24,7 @@ from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
-    SHOWN_SAMPLES,
+    LOGGED_SAMPLES,
     cause_in_words,
     describe_exit,
     describe_sources,
@@ -381,7 +381,7 @@ class HookRunner:
             name = reason_name(what, hook.name, dataset, "other reasons")
         known[name] += 1
         counts[name] += 1
-        if known[name] <= SHOWN_SAMPLES:
+        if known[name] <= LOGGED_SAMPLES:
             counts[reason_name(name, describe_sources(self._sources(argument)), str(error))] = 1
 
     def _intolerable(self) -> str | None:

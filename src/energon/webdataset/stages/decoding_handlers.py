@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from energon.decode.images import EXTENSIONS, ImageSpec, decode_image, image_spec
+from energon.decode import images
+from energon.decode.images import ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 
 DecodingHandler = Callable[[str, Any], Any]
 
-IMAGE_EXTENSIONS: list[str] = sorted(EXTENSIONS)
+IMAGE_EXTENSIONS: list[str] = sorted(images.IMAGE_EXTENSIONS)
 """Extensions of images. Programs may change the list before they create handlers."""
 
 
