@@ -35,7 +35,7 @@ from typing import Any
 
 import data
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energon.loader.monitoring import batch_clock, monitor
+from energon.loader.monitoring import accounts, monitor
 from energon.loader.monitoring.profiler import PERIOD_SECONDS, profiler
 from energon.prepare.dataset import prepare_dataset
 
@@ -50,7 +50,7 @@ TRIMMED = 0.2
 """Of the blocks, this share is left out at either end: something else has disturbed them."""
 COUNTED = 50
 """Batches for which readings of the clock are counted, after as many others."""
-SHARE = batch_clock.SHARE
+SHARE = accounts.SHARE
 WORKERS = {"inline": 0, "thread": 2, "process": 1}
 TITLES = {"inline": "none (`num_workers=0`)", "thread": "2 threads", "process": "1 process"}
 
@@ -83,7 +83,7 @@ class Chunks:
     def watch(self, watched: bool) -> None:
         """Let the profiler of this process look and hosts measure batches, or neither."""
         looker: Any = profiler()
-        batch_clock.SHARE = TIMES * SHARE  # type: ignore[misc]
+        accounts.SHARE = TIMES * SHARE  # type: ignore[misc]
         looker._eager_until, looker.period_seconds = 0.0, PERIOD_SECONDS / TIMES
         looker._disarm()
         looker._begin()

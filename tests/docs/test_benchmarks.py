@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import runpy
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +36,13 @@ def test_the_other_pages_have_the_results_that_are_stored(monkeypatch):
             if stored.exists():
                 written = benchmark.written(page.read_text(), json.loads(stored.read_text()))
                 assert page.read_text() == written, f"run {script.name} --page"
+
+
+@pytest.mark.slow
+def test_what_watching_costs_is_measured_for_all_kinds_of_workers():
+    program = [sys.executable, str(ROOT / "benchmarks/monitoring.py"), "--blocks", "2"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert [line.count("%") for line in done.stdout.splitlines()] == [4, 4, 4], done.stdout
 
 
 def test_results_are_stored_merged_and_written_between_the_marks(monkeypatch, tmp_path):

@@ -25,7 +25,7 @@ KEPT = 0.1
 GAIN = 1.15
 """Settings that are faster by less than this are not worth a change."""
 UNSURE = 1.5
-"""A gain that is smaller than expected by more than this was not expected for good reasons."""
+"""If a gain falls short of what was expected by more than this, the measurements are doubtful."""
 SENT = 2.0
 """Sending batches takes a good part of the time if it is not this much faster than making them."""
 BUSY = 0.2
