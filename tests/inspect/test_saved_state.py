@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from itertools import islice
 
 import pytest
 
@@ -388,6 +389,41 @@ def test_positions_behind_a_change_of_lanes_are_refused(blend, tmp_path, changed
     assert "number of lanes was changed after" in done.output
     assert "cannot be set back before that point exactly" in done.output
     assert not (tmp_path / "edited").exists()
+
+
+@pytest.fixture
+def divided(blend, tmp_path):
+    """States of a run that continued with half of its batches for some steps."""
+    train(blend, tmp_path / "state", 12)
+    states = [json.loads(file.read_text()) for file in sorted((tmp_path / "state").iterdir())]
+    (tmp_path / "divided").mkdir()
+    for rank in range(RANKS):
+        with loader(blend, rank, batch_size=2) as batches:
+            batches.load_state_dict(states, strict=["batch_size"])
+            list(islice(batches, 7))
+            state = json.dumps(batches.save_state_rank())
+            (tmp_path / "divided" / f"rank_{rank}.json").write_text(state)
+    return tmp_path / "divided"
+
+
+def test_a_run_with_divided_batches_is_told_and_edited_like_any_other(blend, tmp_path, divided):
+    output = run("checkpoint", "info", divided).output
+    assert "48 of 48 lanes, 62 batches" in output
+    drawn = re.findall(r"; (\d+) in all", output)
+    assert sum(map(int, drawn)) == 2 * 12 * 4 + 2 * 7 * 2
+    whole = resume(blend, divided, 14, batch_size=2)
+    shown = run("plan", "--state", divided, "--step", 12 * 2 + 7 + 3, "--json")
+    expected = [key for of_rank in whole for key in of_rank[3]]
+    assert [row["key"] for row in json.loads(shown.stdout)] == expected
+    done = edit(divided, tmp_path / "later", "--skip-steps", 9)
+    assert done.exit_code == 0, done.output
+    after = resume(blend, tmp_path / "later", 5, batch_size=2)
+    assert after == [batches[9:] for batches in whole]
+    keys = [whole[0][4][0], whole[1][9][1]]
+    done = edit(divided, tmp_path / "without", *with_option("--leave-out", keys))
+    assert done.exit_code == 0, done.output
+    found = keys_of(together(resume(blend, tmp_path / "without", 14, batch_size=2)))
+    assert not found.keys() & set(keys)
 
 
 def test_schedules_are_told_in_words(blend, tmp_path):
