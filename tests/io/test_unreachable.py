@@ -89,12 +89,12 @@ def test_a_host_that_accepts_no_connection_is_given_up_early(
     silent, scheme, monkeypatch, caplog, quick_retries
 ):
     monkeypatch.setattr(object_backend, "CONNECT_SECONDS", 0.1)
-    monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.15")
+    monkeypatch.setenv("ENERGON_STORAGE_REFUSED_SECONDS", "0.4")
     monkeypatch.setenv("HF_ENDPOINT", f"http://{silent}")
     forget_stores()
     address = {"http": f"http://{silent}/x", "hf": "hf://datasets/me/x/y"}[scheme]
     store, key = open_store(address)
-    with pytest.raises(StorageTimeoutError, match=r"no connection in time.*REFUSED_SECONDS=0\.15"):
+    with pytest.raises(StorageTimeoutError, match=r"no connection in time.*REFUSED_SECONDS=0\.4"):
         list(store.list(key)) if scheme == "hf" else store.read(key)
     assert "accepted no connection in time; retrying" in caplog.text
     forget_stores()
