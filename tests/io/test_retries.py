@@ -74,11 +74,17 @@ def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, mon
 @pytest.mark.parametrize("ask", ["read_range", "info"])
 def test_a_store_that_keeps_silent_is_heard(ask, proxy, caplog, monkeypatch):
     monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.05)
+    others = watchers()  # of other tests, which still sleep
     store, _ = open_store(proxy.url)
     proxy.plan([Fault("delay", seconds=0.3)])
     getattr(store, ask)("x.bin", *([0, 10] if ask == "read_range" else []))
     assert any("x.bin: no answer yet; this request has waited" in line for line in lines(caplog))
-    wait_until(lambda: "energon storage" not in {each.name for each in threading.enumerate()})
+    wait_until(lambda: not watchers() - others)
+
+
+def watchers() -> set[threading.Thread]:
+    """Return the threads that look for requests without an answer."""
+    return {each for each in threading.enumerate() if each.name == "energon storage"}
 
 
 def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch):
