@@ -77,7 +77,7 @@ def test_arrays_in_use_keep_their_contents(steps):
 def test_large_batches_equal_small_ones(kind, monkeypatch):
     samples = [kind(np.random.default_rng(n).random((3, 70, 80))) for n in range(4)]
     small = batch_stack(samples)
-    monkeypatch.setattr(collate, "LARGE_BYTES", 1)
+    monkeypatch.setattr(collate, "LARGE_BATCH_BYTES", 1)
     for _ in range(3):
         large = batch_stack(samples)
         assert (type(large), large.dtype) == (type(small), small.dtype)
@@ -86,6 +86,6 @@ def test_large_batches_equal_small_ones(kind, monkeypatch):
 
 
 def test_arrays_of_several_types_are_stacked_as_numpy_does(monkeypatch):
-    monkeypatch.setattr(collate, "LARGE_BYTES", 1)
+    monkeypatch.setattr(collate, "LARGE_BATCH_BYTES", 1)
     assert batch_stack([np.ones(3), np.ones(3, np.uint8)]).dtype == np.float64
     assert batch_stack([np.array([None]), np.array([1], object)]).tolist() == [[None], [1]]

@@ -137,12 +137,12 @@ def chunks(name):
     return copy
 
 
-def lines(suffix, pack, *, max_gap=seek_points.MAX_GAP_BYTES):
+def lines(suffix, pack, *, max_gap=seek_points.POINT_GAP_BYTES):
     def write(folder):
         path = folder / f"lines.jsonl{suffix}"
         path.write_bytes(pack("\n".join(json.dumps({"n": n}) for n in range(N)).encode()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(seek_points, "MAX_GAP_BYTES", max_gap)
+            patch.setattr(seek_points, "POINT_GAP_BYTES", max_gap)
             prepare_jsonl(path)
         return {"path": str(path)}
 

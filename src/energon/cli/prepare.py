@@ -140,7 +140,7 @@ class _Preparation:
 
     @property
     def may_ask(self) -> bool:
-        """Whether somebody, or a pipe, may answer questions."""
+        """Whether someone, or a pipe, may answer questions."""
         return not (self.options.non_interactive or self.options.as_json)
 
     def refuse_again(self) -> None:

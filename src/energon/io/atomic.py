@@ -76,7 +76,7 @@ def publish(
 
     Args:
         finished: What was written, on the same file system.
-        target: Its final path; what is there is replaced.
+        target: Its final path; an existing file is replaced.
         flush: Whether to flush the file to disk first. Without, after a power failure it may be
             truncated: for files that are flushed already, or checked when they are read.
     """
