@@ -152,11 +152,16 @@ class SampleDecoder:
         decoded = type(sample)()
         for part, data in sample.items():
             # Names like __key__ are about the sample; what is not bytes is decoded already.
-            if part.startswith("__") or not isinstance(data, bytes):
-                decoded[part] = data  # type: ignore[index]
-            else:
+            if isinstance(data, bytes) and not part.startswith("__"):
                 name = f"{key}.{files.get(part, part) if files else part}"
                 decoded[part] = self.decode(name, data, seed=seed)  # type: ignore[index]
+            elif files and isinstance(data, list) and isinstance(files.get(part), list):
+                decoded[part] = [  # type: ignore[index]
+                    each and self.decode(f"{key}.{number}.{file or part}", each, seed=seed)
+                    for number, (each, file) in enumerate(zip(data, files[part], strict=True))
+                ]
+            else:
+                decoded[part] = data  # type: ignore[index]
         return decoded
 
     def of_part(self, part: str) -> Callable[[bytes], Any] | None:

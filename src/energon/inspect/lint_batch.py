@@ -186,11 +186,21 @@ class _Check:
         decoded = dict(sample)
         failed = False
         for part, data in sample.items():
-            if part.startswith("__") or not isinstance(data, bytes):
+            file = sample.get(PART_FILES, {}).get(part, part)
+            if isinstance(data, bytes) and not part.startswith("__"):
+                contents = [(file, data)]
+            elif isinstance(data, list) and isinstance(file, list):
+                contents = [
+                    (own or part, each) for own, each in zip(file, data, strict=True) if each
+                ]
+            else:
                 continue
-            name = f"{sample['__key__']}.{sample.get(PART_FILES, {}).get(part, part)}"
             try:
-                decoded[part] = decode_wholly(self.decoder, name, data)
+                found = [
+                    decode_wholly(self.decoder, f"{sample['__key__']}.{name}", content)
+                    for name, content in contents
+                ]
+                decoded[part] = found if isinstance(data, list) else found[0]
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
             except (EnergonError, ImportError, MemoryError) as error:

@@ -21,6 +21,7 @@ from energon import (
     DatasetNotFoundError,
     DefaultTaskEncoder,
     EmptyDatasetError,
+    SampleDecoder,
     TextSample,
     basic_sample_keys,
     get_savable_loader,
@@ -231,7 +232,8 @@ def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):
     for sample in dataset:
         number = int(sample["__key__"].rpartition("/")[2])
         assert sample["image"].shape == sample["raw"].shape == (3, 8, 12)
-        assert sample["several"] == [jpeg(number)] * 2
+        assert len(sample["several"]) == 2
+        assert all((image == sample["image"]).all() for image in sample["several"])
         assert sample["label_name"] == names[number % 2] == names[sample["label"]]
     source = ParquetSource(
         tmp_path / "train.parquet", options=ParquetOptions(columns=["label_name"])
@@ -425,6 +427,43 @@ def test_lint_names_rows_whose_images_are_damaged(tmp_path):
     result = run("lint", tmp_path / "x.parquet", "--num-workers", 1)
     assert result.exit_code == 1
     assert "x/3" in result.output
+
+
+def lists_of_images():
+    """Rows as of conversations with any number of images."""
+    one, other = ({"bytes": jpeg(n), "path": path} for n, path in enumerate(("1.jpg", None)))
+    return [[one, other], [], None, [other, None]]
+
+
+def test_lists_of_images_are_decoded_one_by_one(tmp_path):
+    pq.write_table(pa.table({"images": lists_of_images()}), tmp_path / "x.parquet")
+    samples = ParquetSource(tmp_path / "x.parquet").read(np.arange(4))
+    decoded = [SampleDecoder(image_decode="rgb8", guess_content=True)(each) for each in samples]
+    first, second = decoded[0]["images"]
+    assert first.shape == second.shape == decoded[3]["images"][0].shape
+    assert (first != second).any()
+    assert [each["images"] for each in decoded[1:3]] == [[], None]
+    assert decoded[3]["images"][1] is None
+
+
+def test_lint_names_rows_with_a_damaged_image_in_a_list(tmp_path):
+    rows = lists_of_images()
+    rows[3][0] = {"bytes": jpeg(0)[:60], "path": None}
+    pq.write_table(pa.table({"images": rows}), tmp_path / "x.parquet")
+    result = run("lint", tmp_path / "x.parquet", "--num-workers", 1)
+    assert result.exit_code == 1
+    assert "x/3" in result.output
+    assert "x/0" not in result.output
+
+
+def test_files_that_a_table_only_names_are_warned_of(tmp_path, caplog):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rows = [{"bytes": jpeg(0), "path": "0.jpg"}, {"bytes": None, "path": "a/1.jpg"}, None]
+    pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "named.parquet")
+    samples = ParquetSource(tmp_path / "named.parquet").read(np.arange(3))
+    assert [sample["image"] is None for sample in samples] == [False, True, True]
+    (record,) = caplog.records
+    assert "column 'image' has the path of a file, such as 'a/1.jpg'" in record.getMessage()
 
 
 def test_few_requests_come_before_the_first_batch_of_prepared_files_far_away(tmp_path, s3):

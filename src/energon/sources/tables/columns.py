@@ -55,6 +55,8 @@ _Values = tuple[list[Any], list[Any] | None]
 
 
 def _values_and_paths(column: pa.ChunkedArray, rows: Ints) -> _Values:
+    if _is_list_of_files(column.type):
+        return _lists_of_files(column, rows)
     return _files(column, rows) if is_file_column(column.type) else (_values(column, rows), None)
 
 
@@ -62,9 +64,6 @@ def _values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
     """Return the values of some rows of a column, in the order of `rows`."""
     import pyarrow as pa
 
-    if _is_list_of_files(column.type):
-        values = _python_values(column, rows)
-        return [each and [one and one["bytes"] for one in each] for each in values]
     if column.num_chunks == 1 and (
         pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
     ):
@@ -82,6 +81,16 @@ def _files(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[Any]]:
     [files] = column.chunks
     fields = [pa.chunked_array([files.field(name)]) for name in ("bytes", "path")]
     contents, paths = (_values(field, rows) for field in fields)
+    return contents, paths
+
+
+def _lists_of_files(column: pa.ChunkedArray, rows: Ints) -> tuple[list[Any], list[Any]]:
+    """Return the bytes of some rows of a column of lists of files, and their paths."""
+    values = _python_values(column, rows)
+    contents, paths = (
+        [each and [one and one[name] for one in each] for each in values]
+        for name in ("bytes", "path")
+    )
     return contents, paths
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -15,6 +16,7 @@ from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.split import ratio_range
 from energon.io.epath import AnyPath
+from energon.messages import warn_once
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
 from energon.sources.extents import Extents, PartFilter
 from energon.sources.kinds import Location, content_fingerprint
@@ -28,8 +30,7 @@ from energon.sources.tables.columns import (
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 
-if TYPE_CHECKING:
-    pass
+log = logging.getLogger("energon")
 
 MAX_HELD_BYTES = 256 << 20
 """Row groups kept in memory by samples that were read but not made yet."""
@@ -318,11 +319,31 @@ class _LateTableRows:
 
 def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
     """Return a sample with copied bytes, and record which files they are."""
-    if names := _copy_bytes(sample):
-        files = {name: _file_of(name, sample[name], paths.get(name)) for name in names}
-        if found := {name: file for name, file in files.items() if file is not None}:
-            sample[PART_FILES] = found
+    files: dict[str, Any] = {
+        name: _file_of(name, sample[name], paths.get(name)) for name in _copy_bytes(sample)
+    }
+    for name, path in paths.items():
+        content = sample.get(name)
+        if type(content) is list:
+            pairs = zip(content, path, strict=True)
+            files[name] = [one and _file_of(name, one, own) for one, own in pairs]
+        elif content is None and path and name in sample:
+            _warn_of_missing_bytes(sample, name, path)
+    if found := {name: file for name, file in files.items() if file is not None}:
+        sample[PART_FILES] = found
     return sample
+
+
+def _warn_of_missing_bytes(sample: CrudeSample, name: str, path: str) -> None:
+    shard = sample["__shard__"]
+    warn_once(
+        log,
+        f"{shard} {name}",
+        "%s: column %r has the path of a file, such as %r in sample %r, but not its bytes; the "
+        "part is None. Write the table again with the files embedded, as `datasets` does in "
+        "`push_to_hub`",
+        *(shard, name, path, sample["__key__"]),
+    )
 
 
 def _copy_bytes(sample: CrudeSample) -> list[str]:
