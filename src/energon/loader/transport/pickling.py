@@ -211,19 +211,21 @@ class BatchPickler(pickle.Pickler):
         self._tensors: TensorReducer | None = None
 
     def dump(self, value: Any) -> None:
-        """Write one pickle, which shares nothing with earlier ones."""
-        self.release()
-        super().dump(value)
+        """Write one pickle, which shares nothing with others."""
+        self.buffers.clear()
+        try:
+            super().dump(value)
+        finally:
+            self.clear_memo()
+            if self._tensors is not None:
+                self._tensors.clear()
 
     def release(self) -> None:
-        """Release what the last pickle was made of.
+        """Release the buffers of the last pickle, the only ones that keep what it was made of.
 
         The next batch then reuses its memory, which is still in the processor cache.
         """
         self.buffers.clear()
-        self.clear_memo()
-        if self._tensors is not None:
-            self._tensors.clear()
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to rebuild `value`, or leave it to pickle."""

@@ -11,6 +11,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import setitem
 from typing import NamedTuple
 
 
@@ -264,7 +265,8 @@ class Heartbeat:
     def __init__(self, descriptor: int) -> None:
         self._mapping = map_shared(descriptor)
         self._cells = memoryview(self._mapping)[: 4 * 8].cast("q")
-        self.next_row = partial(self._cells.__setitem__, _ROW)
+        # Half the time of the method `__setitem__`, whose arguments become a tuple.
+        self.next_row = partial(setitem, self._cells, _ROW)
 
     @staticmethod
     def create() -> int:
