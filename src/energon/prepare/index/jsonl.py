@@ -137,12 +137,7 @@ def _keep(beside: Path, address: str) -> None:
     for path in (jsonl_copy_path, jsonl_index_path, jsonl_points_path):
         made = Path(path(beside))
         if made.exists():
-            if made.stat().st_size > MAX_CACHED_BYTES:
-                raise ConfigError(
-                    f"{redact(address)}: is a single zstd frame, whose copy in short frames, of "
-                    f"{_gigabytes(made.stat().st_size)}, is too large for the user's cache; copy "
-                    "the file to a folder in which you may write, and prepare it there"
-                )
+            _check_cacheable(address, made.stat().st_size)
             disk_cache().keep_for(path(address), about, made.read_bytes)
 
 
@@ -202,6 +197,16 @@ def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) 
     return numbers
 
 
+def _check_cacheable(address: str, size: int) -> None:
+    """Raise ConfigError if a copy of this size is too large for the user's cache."""
+    if size > MAX_CACHED_BYTES:
+        raise ConfigError(
+            f"{redact(address)}: its zstd frames are so long that it needs a copy in short ones, "
+            f"of about {_gigabytes(size)}, which is too large for the user's cache; copy the file "
+            "to a folder in which you may write, and prepare it there"
+        )
+
+
 def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
     """Say that a copy is written, and how to do without.
 
@@ -209,15 +214,17 @@ def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
         ConfigError: If there is no room for it.
     """
     size, free = file.stat().st_size, shutil.disk_usage(beside.parent).free
+    if beside != file:
+        _check_cacheable(os.fspath(file), size)
     if size > free:
         raise ConfigError(
             f"{error}. A copy in such frames would take about {_gigabytes(size)} next to it, where "
             f"{_gigabytes(free)} are free"
         ) from error
-    log.info(
-        "%s: is a single zstd frame, which can only be read from its beginning; writing a copy in "
-        "short frames, %s, of about %s. To do without, write the file itself in short frames: "
-        "`zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`",
+    log.warning(
+        "%s: zstd frames can only be read from their beginning, and the `zstd` command writes a "
+        "single one; writing a copy in short frames, %s, of about %s. To do without, write the "
+        "file itself in short frames: `zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`",
         *(file, jsonl_copy_path(file.name), _gigabytes(size)),
     )
 
