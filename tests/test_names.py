@@ -207,3 +207,14 @@ def test_files_are_named_by_what_they_hold():
     verbs = {"looking", "surviving", "watching", "through", "end", "once", "keeping", "opening"}
     stems = {Path(path).stem for path, _ in modules() if not path.startswith("webdataset/")}
     assert not stems & verbs
+
+
+LARGE_ROOMS = {
+    "cli": "one command per file, named like the command",
+    "webdataset": "most modules have the names that programs import",
+}
+
+
+def test_rooms_of_more_than_fifteen_files_have_sub_rooms():
+    files = Counter(path.rpartition("/")[0] for path, _ in modules() if "__init__" not in path)
+    assert {room for room, count in files.items() if count > 15} == {*LARGE_ROOMS}
