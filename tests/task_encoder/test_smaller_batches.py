@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 
 import pytest
 
-from energon import StateError
+from energon import StateError, get_savable_loader, get_train_dataset, get_val_dataset
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
 from tests.effort import some
-from tests.task_encoder.test_lanes import Groups, Job, Keys, Packs, Skips, blend, folder
+from tests.task_encoder.test_lanes import Groups, Job, Keys, Packs, Skips, blend, config, folder
 
 __all__ = ["folder"]
 BEFORE, AFTER = [(1, 0), (2, 1), (1, 2)], [(1, 0), (4, 0), (1, 2)]
@@ -70,6 +71,21 @@ def test_the_samples_come_in_the_same_order_with_smaller_batches(folder, kind, f
         assert samples(smaller.take(8 * 8 // size // then[0])) == expected[:64]
         state, expected = smaller.save(), expected[64:]
         smaller.close()
+
+
+@pytest.mark.parametrize("before", [3, 30])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_mix_that_has_changed_is_kept(folder, before, together):
+    """Of 24 lanes, the first of which has begun and the last not yet."""
+    first, second = (blend(folder, "a", "b", a=weight) for weight in (4, 1))
+    run = job(first, batch_size=8)
+    run.take(before)
+    changed = job(second, batch_size=8).restored(run.save(), strict=["mix"])
+    if together:
+        smaller = job(second, batch_size=2).restored(run.save(), strict=["mix", *BY_BATCH])
+    else:
+        smaller = job(second, batch_size=2).restored(changed.save(), strict=BY_BATCH)
+    assert samples(smaller.take(40 * 4)) == samples(changed.take(40))
 
 
 def test_larger_batches_are_parts_joined_again(folder):
@@ -151,3 +167,28 @@ def test_the_state_of_one_rank_is_enough_where_that_of_the_others_follows(folder
     smaller = job(folder / "a", (2, 0), batch_size=4).restored(state[1], strict=BY_BATCH)
     assert samples(smaller.take(16)) == expected
     assert len(json.dumps(smaller.loaders[0].state_dict())) < 20_000
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_passes_over_data_that_ends_are_whole(folder, training):
+    """The last batch has 2 samples, which is not enough for all of its parts."""
+
+    def open_loader(size):
+        arguments = {"worker_config": config(), "batch_size": size, "task_encoder": Keys()}
+        if training:
+            return get_savable_loader(get_train_dataset(folder / "a", repeat=False, **arguments))
+        return get_savable_loader(get_val_dataset(folder / "a", split_part="train", **arguments))
+
+    run = open_loader(8)
+    list(run)
+    batches = iter(run)
+    list(islice(batches, 9))
+    state = run.save_state_rank()
+    expected = [samples(batches), sorted(samples(run))]
+    smaller = open_loader(2)
+    smaller.restore_state_rank(state, strict=BY_BATCH)
+    assert [samples(smaller), sorted(samples(smaller))] == expected
+    list(run)
+    smaller = open_loader(2)
+    smaller.restore_state_rank(run.save_state_rank(), strict=BY_BATCH)
+    assert sorted(samples(smaller)) == sorted(expected[1])

@@ -106,7 +106,7 @@ class _LaneRows(NamedTuple):
         return LanePosition(
             batches=self.batches,
             epoch_batches=self.epoch_batches,
-            state=state_at(self.row, self.changes) if self.row else None,
+            state=state_at(self.row, self.changes) if self.row or self.changes else None,
             skip_rows=self.skip_rows,
             ended=self.ended,
         )
