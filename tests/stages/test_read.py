@@ -79,13 +79,13 @@ class LateReader(NumberReader):
 LANES, BATCH = 6, 4
 
 
-def lanes_of_a_stream(total=None, reader=None):
+def lanes_of_a_stream(total=None, reader=None, *, streams=1, parts=1):
     """Lanes that share a stream of numbers, with what was asked for by their reader."""
     reader = reader or LateReader()
     object.__setattr__(reader, "asked", [])
-    plan = DealtPlan(NumberPlan(1, total), Deal(LANES, 1, BATCH))
+    plan = DealtPlan(NumberPlan(streams, total), Deal(LANES * streams, streams, BATCH, parts))
     host = Host()
-    lanes = [Lane(number, LANES, host=host) for number in range(LANES)]
+    lanes = [Lane(number, plan.lanes, host=host) for number in range(plan.lanes)]
     for lane in lanes:
         lane.reading.plan = plan
     stage = ReadDataset(lambda _: plan, reader)
@@ -101,6 +101,19 @@ def test_lanes_of_a_stream_that_take_turns_use_what_was_read_in_its_order():
         lane.current.count_batch()
     # One run of samples for each read: to cut it for each batch takes longer than to make it.
     assert [stop - start for start, stop in reader.asked] == reader.reads
+
+
+def test_parts_of_batches_that_take_turns_are_read_in_the_order_of_their_stream():
+    """Of two streams, each batch of 8 has two parts, and is read like a batch of 8."""
+    lanes, iterators, reader = lanes_of_a_stream(streams=2, parts=2)
+    for part in range(4000):
+        number, batch = part % len(lanes), part // 2
+        found = [sample["n"] // 2 for sample in iterators[number].take(BATCH)]
+        first = batch // 2 * 2 * BATCH + part % 2 * BATCH
+        assert found == [*range(first, first + BATCH)]
+        lanes[number].current.count_batch()
+    assert [stop - start for start, stop in reader.asked] == reader.reads
+    assert len(reader.reads) < 40
 
 
 @given(st.lists(st.integers(0, LANES - 1), min_size=300, max_size=300), st.integers(1, 2 * BATCH))

@@ -169,6 +169,17 @@ def test_the_state_of_one_rank_is_enough_where_that_of_the_others_follows(folder
     assert len(json.dumps(smaller.loaders[0].state_dict())) < 20_000
 
 
+def test_the_state_of_one_rank_is_refused_where_hooks_have_skipped_samples(folder):
+    """Another rank may have skipped none, and would divide its batches."""
+    run = job(folder / "a", (2, 0), encoder=Skips(), batch_size=8)
+    run.take(9)
+    of_rank = run.save()[1]
+    smaller = job(folder / "a", (2, 0), encoder=Skips(), batch_size=4)
+    with pytest.raises(StateError, match=r"lanes 0, 2.* are missing; pass a global state"):
+        smaller.loaders[1].restore_state_rank(of_rank, strict=BY_BATCH)
+    smaller.restored(run.save(), strict=BY_BATCH)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_passes_over_data_that_ends_are_whole(folder, training):
     """The last batch has 2 samples, which is not enough for all of its parts."""

@@ -25,6 +25,10 @@ StateAt = Callable[[int, Sequence[int]], State | None]
 """Returns the state of a lane before a row, given the rows at which its mix has changed."""
 
 
+class IndivisibleError(StateError):
+    """The batches of a saved run cannot be converted to another size."""
+
+
 def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
     """Return a merged state of all lanes, converted to another batch size.
 
@@ -35,16 +39,17 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
             number of rows in a batch differs.
 
     Raises:
-        StateError: If batches of this size are not parts of those of the run, or the samples of
-            its next batches do not follow from their number.
+        IndivisibleError: If batches of this size are not parts of those of the run, or the samples
+            of its next batches do not follow from their number. All ranks of a run find the same.
+        StateError: If lanes are missing.
     """
     about = state["fingerprint"]
     if state_at(0, ()) is None:
-        raise StateError("which samples a batch has is not known in advance")
+        raise IndivisibleError("which samples a batch has is not known in advance")
     recipe, before = PlanRecipe.from_json(about), about["batch_size"]
     whole = before * recipe.parts
     if whole % batch_size or recipe.stripe != whole:
-        raise StateError(f"batches of {batch_size} are not equal parts of those of {whole}")
+        raise IndivisibleError(f"batches of {batch_size} are not equal parts of those of {whole}")
     lanes = [
         _LaneRows.of(position) for position in read_positions(state, range(state["lanes"])).values()
     ]
@@ -91,7 +96,7 @@ class _LaneRows(NamedTuple):
         saved = position.saved_state()
         row, changes = rows_read(saved)
         if not is_at_row(saved, row):
-            raise StateError("samples wait for others, or a hook is half way through one")
+            raise IndivisibleError("samples wait for others, or a hook is half way through one")
         return cls(
             row,
             position.batches,
@@ -145,6 +150,8 @@ def _joined(lanes: Sequence[_LaneRows], deal: Deal, end: int | None) -> _LaneRow
     for part, lane in enumerate(lanes):
         is_behind = lane.batches != lanes[0].batches and row != end
         if is_behind or lane.row != deal.rows_before(part, row):
-            raise StateError("some of the batches that would be joined were delivered already")
+            raise IndivisibleError(
+                "some of the batches that would be joined were delivered already"
+            )
         skipped += deal.stream_rows(part, np.array(lane.skip_rows, np.int64)).tolist()
     return lanes[0]._replace(row=row, skip_rows=tuple(sorted(skipped)))

@@ -237,7 +237,8 @@ class SavableDataLoader(BasicDataLoader):
     def _in_own_batches(self, state: State, strict: bool | Collection[str]) -> State:
         """Return a state with the batch size of this run, if each global batch keeps its samples.
 
-        That is tried only where it may differ, and the program has not chosen the lanes.
+        That is tried only where it may differ, and the program has not chosen the lanes. Ranks must
+        not differ in whether it is done, so a state that lacks lanes is refused.
         """
         dataset, saved = self.dataset, state["fingerprint"].get("batch_size")
         if not isinstance(dataset, CountsRows) or not may_differ("batch_size", strict):
@@ -245,11 +246,11 @@ class SavableDataLoader(BasicDataLoader):
         size = dataset.batch_size
         if not (size and isinstance(saved, int)) or size == saved or self.worker_config.lanes:
             return state
-        from energon.loader.rebatch import rebatch
+        from energon.loader.rebatch import IndivisibleError, rebatch
 
         try:
             changed = rebatch(self._filled(state, range(state["lanes"])), size, dataset.state_at)
-        except StateError as error:
+        except IndivisibleError as error:
             log.warning(
                 "lanes continue from their rows with batches of %d instead of %d, so the samples "
                 "of a global batch do not stay together: %s",
