@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
-from energon.formats.tar import stream, window_parts
+from energon.formats.tar import sample_parser, stream, window_parts
 from energon.formats.tar.headers import split_name
+from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.scan import iter_members
-from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.formats.tar.stream import StreamReader
 from tests.webdataset.shards import members_of, numbered, tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -71,12 +72,12 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
         key, field = split_name(name) or (name, "")
         unique.setdefault((key, field.lower()), (name, content))
     data = tar_bytes(unique.values(), format=format)
-    before = stream.LARGE_MEMBER_BYTES
-    stream.LARGE_MEMBER_BYTES = large
+    before = sample_parser.LARGE_MEMBER_BYTES
+    sample_parser.LARGE_MEMBER_BYTES = large
     try:
         found = read(data, step=step)
     finally:
-        stream.LARGE_MEMBER_BYTES = before
+        sample_parser.LARGE_MEMBER_BYTES = before
     assert found == expected(data)
 
 
@@ -112,7 +113,7 @@ def test_headers_are_parsed_one_by_one_only_where_they_are_few(monkeypatch):
     data = tar_bytes(members_of(numbered(range(600))))
     whole = read(data)
     singles = []
-    pattern = stream._PLAIN
+    pattern = sample_parser._PLAIN
 
     class Counted:
         def match(self, window, at):
@@ -120,7 +121,7 @@ def test_headers_are_parsed_one_by_one_only_where_they_are_few(monkeypatch):
             singles.extend([] if found is None else [at])
             return found
 
-    monkeypatch.setattr(stream, "_PLAIN", Counted())
+    monkeypatch.setattr(sample_parser, "_PLAIN", Counted())
     assert read(data) == whole
     assert singles == []
     singles.clear()

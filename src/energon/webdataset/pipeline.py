@@ -96,8 +96,9 @@ class DataPipeline(TorchLookalike):
     @property
     def goes_on(self) -> bool:
         """Whether a loop starts where the one before stopped."""
-        continues = self._is_limited and self._continues
-        return self.is_random if continues is None else continues
+        if not self._is_limited:
+            return False
+        return self.is_random if self._continues is None else self._continues
 
     @property
     def _is_limited(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import ShardOpening

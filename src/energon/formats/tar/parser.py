@@ -9,7 +9,7 @@ the last.
     parser = TarParser("000.tar")
     member = parser.take(data[parser.position : parser.position + parser.needed_bytes])
 
-`energon.formats.tar.scan` and `energon.formats.tar.stream` drive it. Both take most plain
+`energon.formats.tar.scan` and `energon.formats.tar.sample_parser` drive it. Both take most plain
 headers past it, of which a whole window can be understood at once: in a run of blocks the headers
 are those that the chain of sizes leads to, as each says how far the next one is. Blocks that look
 like headers are looked for first, all at once; the chain then tells which of them are headers and

@@ -10,7 +10,8 @@ from typing import Any
 
 from energon.formats.meta.split import splits_by_name
 from energon.formats.tar.headers import split_name
-from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.stream import StreamReader
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
 from energon.prepare.importers.decompress import open_decompressed

@@ -18,7 +18,8 @@ from typing import Any
 from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError, TruncatedError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.headers import split_name
-from energon.formats.tar.stream import SampleParser, StreamReader, StreamSample
+from energon.formats.tar.sample_parser import SampleParser, StreamSample
+from energon.formats.tar.stream import StreamReader
 from energon.loader.memory import keep_heap
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception

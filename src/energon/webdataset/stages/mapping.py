@@ -96,7 +96,6 @@ class Applied(_Mapped):
     def __init__(self, stage: Apply, items: Iterator[Any], source: Iterator[Any]) -> None:
         super().__init__(items, source)
         self.stage = stage
-        self.source = source
 
 
 def read_columns(items: Iterator[Any], context: Context) -> ColumnReader | None:
@@ -106,7 +105,7 @@ def read_columns(items: Iterator[Any], context: Context) -> ColumnReader | None:
     while isinstance(items, Applied) and (function := items.stage.on_columns) is not None:
         stages.insert(0, items.stage)
         functions.insert(0, function)
-        items = items.source
+        items = items._source
     if not stages:
         return None
 

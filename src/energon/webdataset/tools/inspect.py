@@ -14,8 +14,9 @@ from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.headers import split_name
+from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.scan import encode_tar_index
-from energon.formats.tar.stream import SampleParser, StreamReader
+from energon.formats.tar.stream import StreamReader
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
