@@ -103,6 +103,11 @@ def test_small_parts_beside_each_other_take_one_read_a_sample(tmp_path):
     ]
 
 
+def test_no_samples_have_empty_columns(tmp_path):
+    none = np.empty((0, 3), np.int64)
+    assert list(map(len, read_columns(open_pattern(tmp_path), none, none))) == [0, 0, 0]
+
+
 PART_SIZES = st.sampled_from([0, 1, 500, SMALL_PART_BYTES, SMALL_PART_BYTES + 1, 40_000])
 
 

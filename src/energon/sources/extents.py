@@ -119,6 +119,8 @@ def read_columns(file: RangeFile, starts: Ints, sizes: Ints) -> list[Sequence[by
     Small parts that lie side by side, such as a caption and metadata, take one call a sample. Which
     ones do is decided by the first sample, since the others are like it.
     """
+    if not len(starts):
+        return [()] * starts.shape[1]
     columns: list[Sequence[bytes]] = []
     for part, stop in _runs_of_small_parts(starts[0].tolist(), sizes[0].tolist()):
         begins, lengths = starts[:, part:stop], sizes[:, part:stop]
