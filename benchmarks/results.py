@@ -200,7 +200,7 @@ def _measured(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str
     for failures in range(TRIES):
         try:
             found = measure(case)
-        except ProcessError as error:
+        except (ProcessError, subprocess.TimeoutExpired) as error:
             print(error, file=sys.stderr, flush=True)
         else:
             return {**found, "failures": failures} if failures else found
