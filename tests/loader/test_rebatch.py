@@ -133,6 +133,21 @@ def test_batches_that_are_no_parts_are_refused(size):
         rebatch(saved(recipe_of("blend", 1), 4, 3), size, lane_state)
 
 
+def test_more_lanes_than_a_run_can_have_are_refused():
+    state = saved(recipe_of("blend", None), 4, 0, batch_size=SIZE)
+    state["fingerprint"]["batch_size"] = 10**9 * SIZE
+    with pytest.raises(StateError, match="too many lanes"):
+        rebatch(state, SIZE, lane_state)
+
+
+@pytest.mark.parametrize("parts", ["2", 0, -1, 5, None, [2]])
+def test_parts_that_no_loader_writes_are_refused(parts):
+    state = rebatch(saved(recipe_of("blend", 2), 4, 9), 6, lane_state)
+    state["fingerprint"]["parts"] = parts
+    with pytest.raises(StateError, match="which no loader writes"):
+        recipe_of("blend", 2).continuing(state["fingerprint"])
+
+
 def test_samples_that_wait_keep_their_batches():
     state = saved(recipe_of("blend", 1), 4, 3)
     state["positions"]["0"]["state"]["inner"]["waiting"] = [3]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon.errors import StateError
-from energon.loader.relane import rows_read
-from energon.loader.state import COVERS, LanePosition, read_positions
+from energon.loader.relane import rows_read, with_lanes
+from energon.loader.state import MAX_LANES, LanePosition, read_positions
 from energon.plan.dealt import Deal
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
@@ -50,6 +50,8 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
     whole = before * recipe.parts
     if whole % batch_size or recipe.stripe != whole:
         raise IndivisibleError(f"batches of {batch_size} are not equal parts of those of {whole}")
+    if state["lanes"] * before > MAX_LANES * batch_size:
+        raise IndivisibleError(f"batches of {batch_size} would take too many lanes")
     lanes = [
         _LaneRows.of(position) for position in read_positions(state, range(state["lanes"])).values()
     ]
@@ -61,23 +63,10 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
         for lane in range(plan.lanes)
     ]
     divided = [part for lane in joined for part in _divided(lane, divide)]
-    parts = replace(recipe, parts=whole // batch_size)
-    kept = {name: value for name, value in about.items() if name not in recipe.to_json()}
-    order = {name: about[name] for name in ("mix",) if name in about}
-    return {
-        **{name: value for name, value in state.items() if name != COVERS},
-        "lanes": len(divided),
-        "fingerprint": {
-            **parts.to_json(),
-            **order,
-            **kept,
-            "lanes": len(divided),
-            "batch_size": batch_size,
-        },
-        "positions": {
-            str(lane): each.position(state_at).to_json() for lane, each in enumerate(divided)
-        },
-    }
+    positions = {str(v): each.position(state_at).to_json() for v, each in enumerate(divided)}
+    changed = with_lanes(state, recipe, replace(recipe, parts=whole // batch_size), positions)
+    changed["fingerprint"]["batch_size"] = batch_size
+    return changed
 
 
 class _LaneRows(NamedTuple):

@@ -78,19 +78,26 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
         changes=changes,
     )
     skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
-    order = {name: about[name] for name in ("mix",) if name in about}
-    kept = {name: value for name, value in about.items() if name not in recipe.to_json()}
-    relaned = {
-        **{name: value for name, value in state.items() if name != COVERS},
-        "lanes": lanes,
-        "fingerprint": {**ended.recipe.to_json(), **order, **kept, "lanes": lanes},
-        "positions": _positions(positions, lanes, skip_rows),
-    }
     return Relaned(
-        relaned,
+        with_lanes(state, recipe, ended.recipe, _positions(positions, lanes, skip_rows)),
         sum(ended.again.values()) + num_held,
         sum(ended.left_out.values()) + num_held,
     )
+
+
+def with_lanes(
+    state: State, before: PlanRecipe, after: PlanRecipe, positions: Mapping[str, Any]
+) -> State:
+    """Return a merged state with another order, and with the positions of all of its lanes."""
+    about, lanes = state["fingerprint"], len(positions)
+    mix = {name: about[name] for name in ("mix",) if name in about}
+    kept = {name: value for name, value in about.items() if name not in before.to_json()}
+    return {
+        **{name: value for name, value in state.items() if name != COVERS},
+        "lanes": lanes,
+        "fingerprint": {**after.to_json(), **mix, **kept, "lanes": lanes},
+        "positions": positions,
+    }
 
 
 def _moved(

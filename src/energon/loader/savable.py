@@ -244,7 +244,9 @@ class SavableDataLoader(BasicDataLoader):
         if not isinstance(dataset, CountsRows) or not may_differ("batch_size", strict):
             return state
         size = dataset.batch_size
-        if not (size and isinstance(saved, int)) or size == saved or self.worker_config.lanes:
+        if self.worker_config.lanes or size in (None, saved):
+            return state
+        if not isinstance(saved, int) or saved < 1:
             return state
         from energon.loader.rebatch import IndivisibleError, rebatch
 

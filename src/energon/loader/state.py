@@ -37,7 +37,7 @@ COVERS = "covers"
 _FLAT_LANE = "lane_"
 _MAX_ADDRESS = (1 << 53) - 1
 """Far beyond any row, and far below the limits of 64-bit arithmetic in the plan."""
-_MAX_LANES = 1 << 24
+MAX_LANES = 1 << 24
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ def _check_header(state: Any, number: int) -> None:
             )
     match state:
         case {"lanes": int(lanes), "fingerprint": dict(), "positions": dict(positions)} if (
-            1 <= lanes <= _MAX_LANES and all(_is_lane(name, lanes) for name in positions)
+            1 <= lanes <= MAX_LANES and all(_is_lane(name, lanes) for name in positions)
         ):
             return
     raise StateError(
@@ -352,7 +352,7 @@ def _check_header(state: Any, number: int) -> None:
 
 def _is_lane(name: Any, lanes: int) -> bool:
     # Lanes with other spellings of a number, such as 01, would not be found.
-    if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(_MAX_LANES)):
+    if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(MAX_LANES)):
         return False
     return int(name) < lanes and str(int(name)) == name
 

@@ -40,7 +40,8 @@ class _Continued(NamedTuple):
         streams, stripe, eras = (saved.get(name) for name in ("streams", "stripe", "eras"))
         pass_number, parts = saved.get("pass", 0), saved.get("parts", 1)
         numbers = [number for number in (streams, stripe, pass_number) if number is not None]
-        numbers.append(parts if parts == 1 or (parts and stripe and stripe % parts == 0) else -1)
+        divides = isinstance(parts, int) and isinstance(stripe, int) and parts > 0
+        numbers.append(parts if parts == 1 or (divides and stripe % parts == 0) else -1)
         for era in eras or ():
             match era:
                 case {"samples": samples, "draws": dict(draws), "streams": many}:
