@@ -104,7 +104,7 @@ def test_larger_batches_are_parts_joined_again(folder):
 def test_another_batch_size_is_refused_with_what_to_do(folder, strict):
     run = job(folder / "a", batch_size=8)
     run.take(1)
-    together = r"strict=\['batch_size'\], which keeps the samples of each global batch together"
+    together = r"strict=\['batch_size'\], which can keep the samples of each global batch together"
     with pytest.raises(StateError, match=rf"batch_size: saved 8, now 4(.|\n)*{together}"):
         job(folder / "a", batch_size=4).restored(run.save(), strict=strict)
 

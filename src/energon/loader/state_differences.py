@@ -52,7 +52,7 @@ def check_fingerprint(
             + "\n  ".join(refused)
             + "\nRestore it with the configuration and data it was saved with, or continue from "
             f"the same rows despite the differences: strict={sorted(set(names))}"
-            + (", which keeps the samples of each global batch together" if together else "")
+            + (", which can keep the samples of each global batch together" if together else "")
             + ", or strict=False for all"
         )
     return waived
