@@ -208,6 +208,39 @@ def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):
     assert documents(tmp_path / "x")[1] == [*DOCUMENTS[1], 5]
 
 
+def joined_and_killed(*about):
+    _JOIN(*about)
+    raise KeyboardInterrupt
+
+
+def removed_and_killed(folder):
+    next(folder.glob("0*.bin")).unlink()
+    raise KeyboardInterrupt
+
+
+_JOIN = writer._join
+
+
+@pytest.mark.parametrize(
+    ("name", "killed"), [("_join", joined_and_killed), ("shutil.rmtree", removed_and_killed)]
+)
+def test_a_run_that_was_killed_at_its_end_can_be_repeated(
+    lines, tmp_path, monkeypatch, name, killed
+):
+    options, partial = TokenizeOptions(WORDS), tmp_path / "x.tokens-partial"
+    with monkeypatch.context() as patched:
+        patched.setattr(f"energon.prepare.writers.tokens.{name}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pack_tokens([str(lines)], tmp_path / "x", options)
+    assert list(partial.glob("0*.lengths"))
+    assert documents(tmp_path / "x") == DOCUMENTS
+    with pytest.raises(ConfigError, match="already exists"):
+        pack_tokens([str(lines)], tmp_path / "x", options)
+    pack_tokens([str(lines)], tmp_path / "x", options, overwrite=True)
+    assert documents(tmp_path / "x") == DOCUMENTS
+    assert not partial.exists()
+
+
 def test_another_run_over_what_was_begun_is_refused(lines, tmp_path):
     partial = tmp_path / "x.tokens-partial"
 

@@ -41,6 +41,7 @@ from energon.prepare.importers.table import LINES, Table, read_rows, table_suffi
 
 RANGE_BYTES = 32 << 20
 PARTIAL = ".tokens-partial"
+SETTINGS = "settings.json"
 COPIED_BYTES = 8 << 20
 
 
@@ -147,6 +148,8 @@ def pack_tokens(
                 done += documents
                 progress(done)
             written = _join(prefix, partial, len(ranges), options)
+            # First: without settings, nobody continues from what is left of the parts.
+            (partial / SETTINGS).unlink()
             shutil.rmtree(partial)
     return written
 
@@ -183,18 +186,19 @@ def tokenize_range(
 
 def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
     """Make sure that nothing is overwritten unintentionally."""
-    settings = partial / "settings.json"
-    files = [prefix.with_name(prefix.name + suffix) for suffix in (DATA, TOKEN_INDEX)]
-    if overwrite and not settings.exists():
-        for file in files:
+    settings = partial / SETTINGS
+    index, data = (prefix.with_name(prefix.name + suffix) for suffix in (TOKEN_INDEX, DATA))
+    if overwrite:
+        for file in (index, data):  # no index may be left without its tokens
             file.unlink(missing_ok=True)
-    if files[1].exists():
+    if index.exists():
         if not settings.exists():
             shutil.rmtree(partial)
-        raise ConfigError(f"{files[1]} already exists; choose another name, or pass --overwrite")
-    if settings.exists() and settings.read_text() != about:
+        raise ConfigError(f"{index} already exists; choose another name, or pass --overwrite")
+    begun = settings.read_text() if settings.exists() else None
+    if begun != about:
         done = any(part.stat().st_size for part in partial.glob("*.lengths"))
-        if done and not overwrite:
+        if begun is not None and done and not overwrite:
             raise ConfigError(
                 f"{partial} was begun with other files or options; pass the same again, or pass "
                 "--overwrite to start over"
