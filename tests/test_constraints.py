@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -55,3 +56,9 @@ def test_the_demo_installs_few_packages():
                 open_requirements.append(needed)
     assert {"torch", "numpy", "simplejpeg"} <= found
     assert len(found - {"energon-loader"}) < 25, sorted(found)
+
+
+def test_what_is_tried_with_the_oldest_packages_exists():
+    named = re.findall(r"tests/[\w/]+(?:\.py)?", (ROOT / ".ci/lowest").read_text())
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
