@@ -132,7 +132,7 @@ def counted(number: int, one: str, many: str | None = None, *, grouped: bool = F
 
 MAX_CHARACTERS = 100
 """Of a name that are compared: documents of strangers may have names of megabytes."""
-MAX_COMPARED_LETTERS = 10_000
+MAX_CHECKED_NAMES = 10_000
 """Names that are checked."""
 MAX_CANDIDATES = 10
 """Names that are compared letter by letter, which takes the cube of their length."""
@@ -168,7 +168,7 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str |
     requested = str(name)[:MAX_CHARACTERS]
     matcher: SequenceMatcher[str] = SequenceMatcher(None, "", requested)
     scored = []
-    for each in islice(known, MAX_COMPARED_LETTERS):
+    for each in islice(known, MAX_CHECKED_NAMES):
         candidate = str(each)
         matcher.set_seq1(candidate[:MAX_CHARACTERS])
         # These two look at lengths and at how often each letter is there.

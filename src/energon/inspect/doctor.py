@@ -43,7 +43,7 @@ SEEN = 0.01
 SINGLE_READS = 20
 FEWEST_BATCHES, MOST_PERIODS = 10, 4
 """Fewer batches than this tell little about a rate; their measurement is extended this much."""
-DISK_READ_BYTES, MAX_READ_ROWS = 8 << 20, 1024
+ALONE_BYTES, MAX_READ_ROWS = 8 << 20, 1024
 """Reading alone takes this many bytes of samples at a time, and at most this many samples."""
 
 MakeDataset = Callable[[WorkerConfig], SavableDataset]
@@ -123,7 +123,7 @@ def _config(num_workers: int) -> WorkerConfig:
 
 def _read_alone(dataset: SavableDataset, recipe: PlanRecipe, seconds: float) -> float:
     """Return how many samples a second are read in an order, doing nothing with them."""
-    step = max(1, min(MAX_READ_ROWS, int(DISK_READ_BYTES / max(1, _mean_bytes(dataset)))))
+    step = max(1, min(MAX_READ_ROWS, int(ALONE_BYTES / max(1, _mean_bytes(dataset)))))
     plan, rows = recipe(1), 0
     begun = time.perf_counter()
     while time.perf_counter() - begun < seconds:

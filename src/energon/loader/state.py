@@ -51,8 +51,8 @@ class LanePosition:
             None at the beginning.
         skip_rows: Rows to skip because they killed workers.
         ended: Whether the pass over the data is over in this lane.
-        counts: Statistics of the lane,
-        times: and what it has spent time on, see `monitoring/accounts.py`.
+        counts: Statistics of the lane.
+        times: What it has spent time on, see `monitoring/accounts.py`.
     """
 
     batches: int = 0

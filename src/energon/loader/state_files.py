@@ -120,16 +120,14 @@ def redistribute(state: State, world_size: int) -> list[State]:
 
 def _follows(state: State, of_rank: State, rank: int) -> bool:
     """Return whether a state of all lanes follows from that of one rank."""
-    world_size, size = (
-        state["lanes"] // len(of_rank["positions"]),
-        state["fingerprint"]["batch_size"],
-    )
+    world_size = state["lanes"] // len(of_rank["positions"])
     batches = batches_of_lanes(of_rank, rank, world_size)
+    size = state["fingerprint"]["batch_size"] or 1
     return all(
         position["batches"] == batches[int(lane)]
         and not position.get("ended")
         and not position.get("skip_rows")
-        and is_at_row(position["state"], batches[int(lane)] * (size or 1))
+        and is_at_row(position["state"], batches[int(lane)] * size)
         and not (position["state"] or {}).get("changes")
         for lane, position in state["positions"].items()
     )

@@ -42,7 +42,7 @@ from energon.utf8 import decode_utf8
 ASSUMED_RATIO = 4
 """Bytes of records to those of the packed chunk, where slices are planned."""
 OPEN_CHUNK_FILES = 64
-OPEN_TABLES = 256
+KNOWN_CHUNKS = 256
 """Chunks whose offsets are kept."""
 
 
@@ -269,7 +269,7 @@ class ChunkSource(ItemSource):
 
     def _fetch_heads(self, files: Sequence[int]) -> None:
         """Fetch the offsets of several chunks in a store at once."""
-        missing = [file for file in files if file not in self._edges][:OPEN_TABLES]
+        missing = [file for file in files if file not in self._edges][:KNOWN_CHUNKS]
         if self.is_packed or not self.is_remote or len(missing) < 2:
             return
         asked = [(self._range_file(file), self._head_bytes(file)) for file in missing]
@@ -284,7 +284,7 @@ class ChunkSource(ItemSource):
         self._check_count(file, count_of(head))
         count, origin = self.files[file].num_records, self._origin(file)
         self._edges[file] = record_edges(head[COUNT_BYTES:], count, self._size(file), origin)
-        if len(self._edges) > OPEN_TABLES:
+        if len(self._edges) > KNOWN_CHUNKS:
             self._edges.popitem(last=False)
 
     def _check_count(self, file: int, count: int) -> None:

@@ -78,22 +78,21 @@ class JsonlFile:
         file = RemoteFile(address, info=self._about) if remote else OpenFile(address)
         if self.points is None:
             return file
-        return UnpackedFile(self._copy() if self.points.is_copy else file, self.points)
+        return UnpackedFile(self._copy(self.points) if self.points.is_copy else file, self.points)
 
-    def _copy(self) -> RangeFile:
+    def _copy(self, points: SeekPoints) -> RangeFile:
         """Return the copy of a zstd file in short frames, open.
 
         Raises:
             DatasetNotFoundError: If it is missing.
             ShardChangedError: If it is not the one that was indexed.
         """
-        assert self.points is not None
         address = os.fspath(_beside(jsonl_copy_path(self.path), self._about, self.path))
         about = file_info(address)
-        if about is None or about.size != self.points.packed_size:
+        if about is None or about.size != points.packed_size:
             found = "is missing" if about is None else f"has {about.size} bytes"
             raise ShardChangedError(
-                f"{redact(address)}: {found}, had {self.points.packed_size} bytes when it was "
+                f"{redact(address)}: {found}, had {points.packed_size} bytes when it was "
                 f"written; run `energon prepare {shell_word(self.path)}` again"
             )
         return RemoteFile(address, info=about) if is_remote(address) else OpenFile(address)
