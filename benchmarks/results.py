@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 DATA = ROOT / "benchmarks" / "data-made"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-TRIES = 10
+TRIES = 3
 
 Case = dict[str, Any]
 """What tells a measurement from others, such as the data, the workers and the library."""
@@ -190,13 +190,21 @@ def _take_turns(
         # Whoever comes second may find caches warm, or the machine hot.
         turns = list(zip(cases, rows, strict=True))
         for case, row in turns[:: -1 if number % 2 else 1]:
-            row["rounds"].append({**surroundings(), **_measured(measure, case)})
-            print(number, *case.values(), row["rounds"][-1], file=sys.stderr, flush=True)
+            before = surroundings()
+            found = _measured(measure, case)
+            print(number, *case.values(), found, file=sys.stderr, flush=True)
+            if found is not None:
+                row["rounds"].append({**before, **found})
+    if failed := [_named(row) for row in rows if not row["rounds"]]:
+        raise SystemExit(f"failed in every round: {', '.join(failed)}")
     return rows
 
 
-def _measured(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
-    """Return what a case takes; one that fails is tried again, because peers do now and then."""
+def _measured(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any] | None:
+    """Return what a case takes; one that fails is tried again, because peers do now and then.
+
+    None if it fails again and again: the case lacks this round, which others must not lose.
+    """
     for failures in range(TRIES):
         try:
             found = measure(case)
@@ -204,7 +212,7 @@ def _measured(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str
             print(error, file=sys.stderr, flush=True)
         else:
             return {**found, "failures": failures} if failures else found
-    raise SystemExit(f"{case} failed {TRIES} times")
+    return None
 
 
 def _earlier(path: Path, measured_on: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -76,6 +76,33 @@ def test_results_are_stored_merged_and_written_between_the_marks(monkeypatch, tm
     assert "medians of 2 or 3 rounds" in page
 
 
+def test_a_case_that_fails_loses_its_own_round_only(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from results import TRIES, Benchmark, ProcessError, rounds_of, shown
+
+    def tables(results):
+        return " ".join(shown(rounds_of(results, case=each), "value") for each in "ab")
+
+    benchmark = Benchmark("benchmarks/some.py", tables)
+    (tmp_path / "benchmarks_some.md").write_text("<!-- made by benchmarks/some.py -->")
+    arguments = benchmark.parser("about").parse_args(["--docs", str(tmp_path), "--rounds", "2"])
+    cases, fails = [{"case": "a"}, {"case": "b"}], [True] * TRIES
+
+    def measure(case):
+        if case == {"case": "b"} and fails:
+            fails.pop()
+            raise ProcessError("a peer has died")
+        return {"value": 7}
+
+    benchmark.run(arguments, cases, measure, {"energon": "1"})
+    page = (tmp_path / "benchmarks_some.md").read_text()
+    assert "medians of 1 or 2 rounds" in page
+    assert page.endswith("7 (±0%) 7 (±0%)\n")
+    fails += [True] * 2 * TRIES
+    with pytest.raises(SystemExit, match="failed in every round: .*b"):
+        benchmark.run(arguments, cases, measure, {"energon": "1"})
+
+
 def test_the_benchmark_of_packing_still_runs(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     script = runpy.run_path(str(ROOT / "benchmarks/packing.py"))
