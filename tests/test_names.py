@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import energon
+from energon.metadataset.kind import KINDS
 
 ROOT = Path(energon.__file__).parent
 
@@ -25,13 +26,9 @@ JSONL_AT_HOME = {
     "prepare/verify/jsonl.py": "verifying and repairing it",
     "sources/tables/jsonl.py": "the kind",
     "sources/tables/jsonl_lines.py": "its lines",
-    "metadataset/kind.py": "the registry",
-    "metadataset/advice.py": "messages list the files that can be read",
+    "metadataset/kind.py": "the registry of kinds and of tables",
 }
 JSONL_TABLES = {
-    "prepare/importers/folder.py": "metadata.jsonl is a table of image folders",
-    "prepare/importers/table.py": "tables of JSON lines are a source of `energon pack`",
-    "sources/media/media_files.py": "metadata.jsonl is a table of media folders",
     "stages/hooks/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
     "webdataset/__init__.py": "jsonl_to_samples, a name of the fluid interface",
@@ -51,6 +48,22 @@ def test_jsonl_is_known_by_name_in_its_own_files_and_in_the_registry_only():
                 if isinstance(node, ast.Name | ast.ImportFrom)
             ]
             assert not [name for name in code if re.search("jsonl", name, re.I)], path
+
+
+MIXES = {"metadataset"}
+"""What is no kind of dataset, but refers to datasets of any kind: it is resolved, not opened."""
+
+
+def test_only_the_rooms_of_kinds_compare_the_name_of_a_kind():
+    kinds = {entry.name for entry in KINDS} - MIXES
+    for path, text in modules():
+        if path.startswith(("sources/", "formats/", "prepare/importers/")):
+            continue  # importers have names of their own for what `energon pack` reads
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Compare) or "kind" not in ast.unparse(node):
+                continue
+            named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+            assert not named & kinds, f"{path}:{node.lineno}: ask what the kind can do"
 
 
 FORCED = {

@@ -15,6 +15,7 @@ from energon.cli.options import allow_option, open_indexing, option, options_obj
 from energon.errors import ConfigError, EnergonError
 from energon.io.epath import any_path
 from energon.messages import counted
+from energon.metadataset.kind import kind_entry
 
 if TYPE_CHECKING:
     from energon.inspect.lint import LintReport
@@ -113,7 +114,7 @@ def command(path: str, options: LintOptions, allow: tuple[str, ...], **indexing:
 
 
 def _show(report: LintReport) -> None:
-    noun = "file" if report.kind == "filesystem" else "sample"
+    noun = "sample" if kind_entry(report.kind).has_samples else "file"
     groups = report.groups()
     for group in groups[:MAX_FINDINGS]:
         echo(group.line(noun))

@@ -135,7 +135,7 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
 
     Args:
         context: The running command.
-        what: The input, for the message: "x.jsonl is a JSONL file".
+        what: The input, for the message: "x.parquet is a Parquet file".
         honoured: Names of the parameters that apply, or never matter.
 
     Raises:
@@ -162,6 +162,7 @@ def explaining(path: AnyPath) -> Iterator[None]:
         DatasetNotFoundError: As raised by the block, with advice.
         ConfigError: If it is a dataset without an index of shards.
     """
+    from energon.metadataset.kind import kind_entry
     from energon.metadataset.recognition import dataset_kind
 
     try:
@@ -169,7 +170,7 @@ def explaining(path: AnyPath) -> Iterator[None]:
     except DatasetNotFoundError as error:
         address = os.fspath(path)
         kind = dataset_kind(address)
-        if kind == "webdataset":
+        if kind_entry(kind).in_shards:
             raise
         raise ConfigError(
             f"{redact(address)} is a dataset without shards ({kind}), so it has no index of shards "

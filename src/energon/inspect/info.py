@@ -10,6 +10,7 @@ from energon.errors import EmptyDatasetError
 from energon.inspect.leaves import find_leaves
 from energon.io.address import address_name, is_remote, local_path, redact
 from energon.messages import counted
+from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.metadataset.recognition import dataset_kind
 from energon.sources.files.open import describe_folder, folder_of
@@ -83,7 +84,7 @@ def _samples(count: int | None) -> str:
 
 
 def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
-    yield from _files(about) if about["kind"] == "filesystem" else _contents(about)
+    yield from (_contents if kind_entry(about["kind"]).has_samples else _files)(about)
     for name, found in about.get("media", {}).items():
         yield f"- {name}: {_medium(name, found)}"
 

@@ -32,6 +32,7 @@ from energon.inspect.lint_batch import (
     spread,
 )
 from energon.io.address import is_remote, local_path, redact
+from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
@@ -240,7 +241,7 @@ def _folder_of(path: str | os.PathLike[str]) -> str | None:
     """Return the folder of files at a path; None for a dataset or metadataset."""
     address = os.fspath(path)
     folder = folder_of(address)
-    if folder is None and dataset_kind(address) == "filesystem":
+    if folder is None and not kind_entry(dataset_kind(address)).has_samples:
         folder = address
     return folder if folder is None or is_remote(folder) else os.path.abspath(folder)
 

@@ -20,24 +20,11 @@ from energon.io.address import (
 )
 from energon.io.files import describe_missing, is_file, open_store
 from energon.messages import nearest, shell_word
-from energon.metadataset.kind import KINDS
+from energon.metadataset.kind import KINDS, table_suffix
 
-TABLE_FILES = (
-    ".csv",
-    ".tsv",
-    ".json",
-    ".jsonl",
-    ".ndjson",
-    ".parquet",
-    ".jsonl.gz",
-    ".csv.gz",
-)
-"""Suffixes of tables, whose rows may be samples."""
-
-_READABLE = (
-    "expected the folder of a prepared dataset of tar shards, a metadataset (.yaml, .yml), a "
-    ".jsonl, .jsonl.gz or .jsonl.zst file, token files (.idx, .bin) or .parquet files"
-)
+_EXPECTED = [entry.expected for entry in KINDS if entry.expected]
+_READABLE = f"expected {', '.join(_EXPECTED[:-1])} or {_EXPECTED[-1]}"
+_BESIDE = tuple(suffix for entry in KINDS for suffix in entry.beside)
 
 CONVERTED = "@refs/convert/parquet"
 """The revision of a dataset in which the hub keeps Parquet copies of other files."""
@@ -168,7 +155,7 @@ def advice(path: str) -> str:
     shown = redact(path)
     pack = f"`energon pack {shell_word(shown)} {_target(path)}`"
     if is_file(path) and not _is_bucket(path):
-        if path.lower().endswith(TABLE_FILES):
+        if table_suffix(path):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".arrow"):
             return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
@@ -185,7 +172,7 @@ def advice(path: str) -> str:
     of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)
     if inside and all(name.startswith(of_datasets) for name in names):
         return f"contains prepared datasets; name one of them: {', '.join(inside[:MAX_ADVISED])}"
-    names = [name.lower() for name in names if not name.endswith(".jsonl.idx")]
+    names = [name.lower() for name in names if not name.endswith(_BESIDE)]
     if not names:
         return (
             f"holds no files; put tar shards into it and run `energon prepare {shell_word(shown)}`"
@@ -196,7 +183,7 @@ def advice(path: str) -> str:
         return f"has compressed archives; {pack} makes shards of them"
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
     kinds = ", ".join(suffix for suffix, _ in suffixes.most_common(3) if suffix)
-    tables = sum(name.endswith(TABLE_FILES) for name in names)
+    tables = sum(map(bool, map(table_suffix, names)))
     if path.startswith("hf://datasets/") and "@" not in path:
         root = split_address(path).root
         return f"has files ({kinds}); the hub may have Parquet copies of them: {root}{CONVERTED}"

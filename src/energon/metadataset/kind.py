@@ -1,7 +1,11 @@
-"""The table of kinds of datasets: how each is recognized, and where it is implemented."""
+"""The table of kinds of datasets: how each is recognized, and where it is implemented.
+
+Names of tables, whose rows can become samples, are listed here as well.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -30,6 +34,9 @@ class KindEntry(NamedTuple):
             such as `data/*.parquet`.
         media: A folder of no other kind is of this kind if most groups of files below it that
             share a base name include one with such a suffix.
+        expected: What messages say can be read: "a metadataset (.yaml, .yml)".
+        beside: Suffixes of files beside datasets of this kind that belong to them.
+        in_shards: Whether it is a folder of tar shards, which commands maintain without `upkeep`.
     """
 
     name: str
@@ -43,6 +50,9 @@ class KindEntry(NamedTuple):
     holds: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
     says: str | tuple[str, ...] = ""
+    expected: str = ""
+    beside: tuple[str, ...] = ()
+    in_shards: bool = False
 
 
 _INDEXES = ("index.json", "train/index.json")
@@ -58,17 +68,21 @@ ARROW_KEYS = ("_data_files", "splits")
 """Keys in the files of a saved Hugging Face dataset; other programs write files of these names."""
 
 KINDS = (
-    KindEntry("metadataset", suffixes=(".yaml", ".yml")),
+    KindEntry("metadataset", suffixes=(".yaml", ".yml"), expected="a metadataset (.yaml, .yml)"),
     KindEntry(
         "jsonl",
         "energon.sources.tables.jsonl:KIND",
         suffixes=(".jsonl", ".jsonl.gz", ".jsonl.zst"),
         upkeep="energon.prepare.verify.jsonl:UPKEEP",
+        expected="a .jsonl, .jsonl.gz or .jsonl.zst file",
+        beside=(".jsonl.idx",),
     ),
     KindEntry(
         "webdataset",
         "energon.sources.webdataset_kind:KIND",
         markers=(".info.json", ".info.yaml"),
+        expected="the folder of a prepared dataset of tar shards",
+        in_shards=True,
     ),
     KindEntry(
         "filesystem",
@@ -81,6 +95,7 @@ KINDS = (
         "energon.sources.tokens.kind:KIND",
         suffixes=(".idx", ".bin"),
         pair=(".idx", ".bin"),
+        expected="token files (.idx, .bin)",
     ),
     KindEntry(
         "arrow",
@@ -89,13 +104,40 @@ KINDS = (
         says=ARROW_KEYS,
     ),
     KindEntry(
-        "parquet", "energon.sources.tables.parquet:KIND", suffixes=(".parquet",), below=".parquet"
+        "parquet",
+        "energon.sources.tables.parquet:KIND",
+        suffixes=(".parquet",),
+        below=".parquet",
+        expected=".parquet files",
     ),
     KindEntry("mds", "energon.sources.chunks:MDS", holds=_INDEXES, says="shards"),
     KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
     KindEntry("folder", "energon.sources.media.media_folder:KIND", media=MEDIA),
 )
 """The built-in kinds. The first that applies is taken."""
+
+LINES = (".jsonl", ".ndjson")
+"""Suffixes of tables with a JSON object in each line."""
+TABLES = (".csv", ".tsv", ".json", *LINES, ".parquet")
+"""Suffixes of tables, whose rows may be samples."""
+METADATA_TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Names of tables that describe the files in a folder of media."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+"""Suffixes of compressed files."""
+
+
+def table_suffix(name: str) -> str | None:
+    """Return the suffix that tells what kind of table a file is; None if it is not a table.
+
+    Example:
+        >>> table_suffix("a/B.JSONL.gz"), table_suffix("a.tar.gz")
+        ('.jsonl', None)
+    """
+    stem, suffix = os.path.splitext(name.lower())
+    if suffix in COMPRESSIONS:
+        suffix = os.path.splitext(stem)[1]
+    return suffix if suffix in TABLES else None
+
 
 ENTRY_POINTS = "energon.dataset_kinds"
 """The group of entry points by which packages add a `KindEntry`."""

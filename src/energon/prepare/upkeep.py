@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
 from energon.io.address import address_name
-from energon.metadataset.kind import KINDS
+from energon.metadataset.kind import COMPRESSIONS, KINDS
 from energon.prepare.verify.shard import DEPTHS, Depth, Problem
 
 LOST = ("shard-missing", "shard-truncated", "shard-damaged")
@@ -83,9 +83,6 @@ def check_verify_depth(depth: str) -> None:
         raise ConfigError(f"depth {depth!r}: expected one of {', '.join(DEPTHS)}")
 
 
-COMPRESSED_LINES = (".gz", ".zst", ".bz2", ".xz")
-
-
 class Upkeep(Protocol):
     """Maintains datasets of one kind. Addresses are local paths or those of an object store."""
 
@@ -126,7 +123,7 @@ def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> U
     """
     names = [address_name(os.fspath(address))]
     stem, suffix = os.path.splitext(names[0])
-    if compressed and suffix in COMPRESSED_LINES:
+    if compressed and suffix in COMPRESSIONS:
         names.append(stem)
     for entry in KINDS:
         if entry.upkeep and any(name.endswith(entry.suffixes) for name in names):

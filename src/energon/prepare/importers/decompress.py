@@ -15,7 +15,6 @@ from energon.errors import EnergonError, FormatError, needs_extra
 from energon.io.epath import AnyPath
 from energon.prepare.importers.selection import open_ascending
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _MAGICS = {
     b"\x1f\x8b": ".gz",

@@ -12,7 +12,7 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
-from energon.metadataset.kind import ARROW_KEYS
+from energon.metadataset.kind import ARROW_KEYS, TABLES, table_suffix
 from energon.metadataset.recognition import has_key
 from energon.prepare.importers import table
 from energon.prepare.importers.archive import ArchiveSource, is_archive
@@ -170,7 +170,7 @@ def _find_files(files: FileSelection) -> DetectedSource:
         return DetectedSource("imagefolder", files=files)
     tables = [name for name in names if _is_table(files, name, alone=len(names) == 1)]
     if tables and len(tables) == len(names):
-        suffixes = sorted({str(table.table_suffix(name)) for name in tables})
+        suffixes = sorted({str(table_suffix(name)) for name in tables})
         if len(suffixes) > 1:
             raise ConfigError(
                 f"{files.folder}: has tables of several kinds, {', '.join(suffixes)}; choose some "
@@ -180,7 +180,7 @@ def _find_files(files: FileSelection) -> DetectedSource:
     if len(names) == 1 and not files.is_folder:
         raise ConfigError(
             f"{files.folder / names[0]}: expected a folder, a tar archive or a table: "
-            f"{', '.join(table.TABLE_SUFFIXES)}"
+            f"{', '.join(TABLES)}"
         )
     if len(tables) == 1 and "/" not in tables[0] and any(map(is_media, names)):
         path = files.folder / tables[0]
@@ -193,7 +193,7 @@ def _find_files(files: FileSelection) -> DetectedSource:
 
 def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
     """Return whether a file is a table; a JSON file is one if it has an array."""
-    suffix = table.table_suffix(name)
+    suffix = table_suffix(name)
     if suffix != ".json" or (alone and not files.is_folder):
         return suffix is not None
     if sum(each.lower().endswith(".json") for each in files.names) > table.MAX_TABLE_ARRAYS:

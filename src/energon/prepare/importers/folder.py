@@ -1,9 +1,8 @@
 """Import folders of files: as they are, or images with a table that describes them.
 
 Files whose paths are equal up to the first dot of their names form a sample. The table of an
-image folder, as Hugging Face `datasets` loads it, is `metadata.csv`, `metadata.jsonl` or
-`metadata.parquet`. Its column `file_name`, and columns like `mask_file_name`, have paths below
-the folder that the table is in.
+image folder, as Hugging Face `datasets` loads it, has one of the names in `METADATA_TABLES`. Its
+column `file_name`, and columns like `mask_file_name`, have paths below the folder of the table.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from energon.formats.tar.headers import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
 from energon.messages import counted, shell_word
+from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, is_about_data
@@ -172,7 +172,7 @@ class FolderSource(PackSource):
         if table is None:
             return (
                 f"{start}Expected files that share a name, such as 0001.jpg and 0001.txt, images, "
-                "audio, video or texts, tables (.csv, .jsonl, .parquet) or tar archives; unpack or "
+                f"audio, video or texts, tables ({', '.join(TABLES)}) or tar archives; unpack or "
                 "convert the files, or pass --as-files to make each file a sample"
             )
         return (
@@ -248,12 +248,11 @@ def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FILE_NAME_COLUMN = "file_name"
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def is_metadata(name: str) -> bool:
     """Return whether a file is the table of a folder of media files, judging by its name."""
-    return name.rpartition("/")[2] in METADATA
+    return name.rpartition("/")[2] in METADATA_TABLES
 
 
 class ImageFolderSource(TableSource):

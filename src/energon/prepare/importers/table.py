@@ -19,13 +19,12 @@ from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
+from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
-from energon.prepare.importers.decompress import COMPRESSIONS, open_decompressed
+from energon.prepare.importers.decompress import open_decompressed
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection
 
-LINES = (".jsonl", ".ndjson")
-TABLE_SUFFIXES = (".csv", ".tsv", ".json", *LINES, ".parquet")
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
@@ -40,20 +39,6 @@ PROBED_ROWS = 16
 
 _BETWEEN = re.compile(r"[\s,]*")
 _FILE_NAME = re.compile(r"[^\n]{1,1024}\.\w{1,8}")
-
-
-def table_suffix(name: str) -> str | None:
-    """Return the suffix that tells what kind of table a file is; None if it is not a table.
-
-    Example:
-        >>> table_suffix("a/B.JSONL.gz"), table_suffix("a.tar.gz")
-        ('.jsonl', None)
-    """
-    path = PurePosixPath(name.lower())
-    if path.suffix in COMPRESSIONS:
-        path = path.with_suffix("")
-    suffix = path.suffix
-    return suffix if suffix in TABLE_SUFFIXES else None
 
 
 def is_table(name: str) -> bool:
@@ -321,7 +306,7 @@ def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
         if not text.startswith("["):
             raise FormatError(
                 f"{path}: begins with {text[:20]!r}; expected an array with an object for each "
-                "sample. Write the samples as JSON lines, into a .jsonl file"
+                f"sample. Write the samples as JSON lines, into a {LINES[0]} file"
             )
         number, position = 0, 1
         while True:

@@ -33,11 +33,12 @@ from energon.formats.tokens import (
 )
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.file_lock import hold_lock
+from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import select
-from energon.prepare.importers.table import LINES, Table, read_rows, table_suffix
+from energon.prepare.importers.table import Table, read_rows
 
 RANGE_BYTES = 32 << 20
 PARTIAL = ".tokens-partial"

@@ -30,14 +30,15 @@ from energon.formats.tar.headers import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
 from energon.messages import warn_once
+from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.utf8 import decode_utf8
 
 log = logging.getLogger("energon")
 
 FILE_NAME = "file_name"
 """The column that names the file of a row; other columns with this suffix name further files."""
-METADATA_TABLES = ("metadata.csv", "metadata.jsonl")
-_OTHER_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+_READ_TABLES = tuple(name for name in METADATA_TABLES if not name.endswith(".parquet"))
+_OTHER_TABLES = tuple(suffix for suffix in TABLES if suffix != ".json")
 _FRESH_NS = 2_000_000_000
 """A folder modified this recently may change again without a new modification time."""
 
@@ -146,7 +147,7 @@ class MediaFiles:
         for folder, found in list_folder(address).items():
             self.sizes |= {f"{folder}/{file.name}".lstrip("/"): file for file in found.files}
         groups = self._groups()
-        tables = [name for name in self.sizes if name.rpartition("/")[2] in METADATA_TABLES]
+        tables = [name for name in self.sizes if name.rpartition("/")[2] in _READ_TABLES]
         self.rows: dict[str, dict[str, Any]] = {}
         if tables:
             groups = self._joined(groups, sorted(tables))
@@ -182,7 +183,7 @@ class MediaFiles:
             name
             for key, own in groups.items()
             for name in own.values()
-            if key not in samples and "/" in name and name.rpartition("/")[2] not in METADATA_TABLES
+            if key not in samples and "/" in name and name.rpartition("/")[2] not in _READ_TABLES
         ]
         if lone:
             warn_once(
@@ -206,7 +207,7 @@ class MediaFiles:
             name
             for name in self.sizes
             if name.lower().endswith(_OTHER_TABLES)
-            and name.rpartition("/")[2] not in METADATA_TABLES
+            and name.rpartition("/")[2] not in _READ_TABLES
             and name not in parts
         ]
         if others:

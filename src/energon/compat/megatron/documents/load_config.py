@@ -27,6 +27,7 @@ from energon.errors import ConfigError, UnknownArgumentError
 from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
 from energon.io.files import read_document
+from energon.metadataset.kind import kind_entry
 from energon.samples.registry import resolve_class
 from energon.samples.sample import Sample
 from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetOpening
@@ -120,7 +121,7 @@ class GetterCall(DatasetCall):
         replaced, leaf = _replaced(), opening.leaf
         if replaced is None and not self.arguments and not self.as_factories:
             return super().open(opening)
-        if leaf.kind != "webdataset":
+        if not kind_entry(leaf.kind).in_shards:
             if self.arguments:
                 name = next(iter(self.arguments))
                 raise UnknownArgumentError(f"{leaf.path} is not a dataset of shards: no {name!r}")
