@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, JoinIndex
+from energon.formats.tables.join_index import MISSING, JoinIndex, key_hashes, table_hashes
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.index import join_index
-from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
+from energon.prepare.index.join_index import KeyColumn, build_join_index
 from tests.datasets import write_shard
 
 KEYS = st.lists(
@@ -33,7 +33,9 @@ def column(folder, name, shards, nonmatch="error"):
         write_shard(path, [(key, {"txt": b"x"}) for key in shard])
         table = PartTable.from_scan(scan_tar(path))
         indices = np.arange(len(shard))
-        blocks.append(partial(KeyBlock, table, indices, indices + start))
+        hashes = table_hashes(table, indices)
+        assert (key_hashes(shard) == hashes).all()
+        blocks.append(partial(tuple, (hashes, indices + start)))
         keys += shard
         start += len(shard)
     return KeyColumn(name, len(keys), blocks, keys.__getitem__, nonmatch)

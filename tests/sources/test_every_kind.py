@@ -29,6 +29,7 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | `restore_sample` | `test_single_samples_are_restored_by_their_keys` |
 | origin of cooked samples | `test_cooked_samples_say_where_they_come_from` |
 | blend with tar shards | `test_it_is_blended_with_tar_shards` |
+| join with tar shards, on all topologies | `test_it_is_joined_with_tar_shards_...` |
 | info, lint, preview, plan, mount | `test_the_commands_take_it`; mount of lines, others refuse it |
 | stores, requests | `test_requests.py`; not Arrow, which is mapped into memory |
 | cut off, of another kind, empty | `test_damaged_files_are_errors_that_name_the_file` |
@@ -51,6 +52,7 @@ import shutil
 import struct
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +62,8 @@ from energon import (
     ConfigError,
     Cooker,
     DefaultTaskEncoder,
+    Sample,
+    edataclass,
     get_savable_loader,
     get_train_dataset,
 )
@@ -67,13 +71,14 @@ from energon.errors import EnergonError, FormatError
 from energon.formats import seek_points
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
+from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
 from energon.sources.kinds import kind_named
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
-from tests.datasets import jpeg, make_crude
+from tests.datasets import jpeg, make_crude, write_shard
 from tests.kind_checks import check_kind, plain
 from tests.task_encoder.runs import config, one_lane, train
 from tests.token_files import numbered, write_tokens
@@ -285,6 +290,56 @@ def test_it_is_blended_with_tar_shards(entry, tmp_path):
     shards = [text for batch in expected for text in batch["content"]]
     share = sum("b'text " in text and "'txt'" in text for text in shards) / len(shards)
     assert share == pytest.approx(1 / 3, abs=0.05)
+
+
+@edataclass
+class Pair(Sample):
+    """Samples with one key."""
+
+    first: Any
+    second: Any
+
+    @classmethod
+    def from_joined(cls, first, second):
+        return cls(__key__=plain(first)["__key__"], __restore_key__=(), first=first, second=second)
+
+
+def joined_with_shards(entry, folder):
+    """Write shards with a sample for all but one key of a dataset; return it joined with them."""
+    keys = [key for batch in epoch(document(folder, entry)) for key in batch["__key__"]]
+    write_shard(folder / "tars/0.tar", [(key, {"txt": key.encode()}) for key in sorted(keys)[1:]])
+    prepare_dataset(folder / "tars", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    members = [entry, {"path": str(folder / "tars"), "nonmatch": "skip"}]
+    joiner = {"__module__": Pair.__module__, "__class__": Pair.__name__}
+    return {"join": members, "joiner": joiner}, len(keys) - 1
+
+
+def test_it_is_joined_with_tar_shards_by_key(entry, tmp_path):
+    del entry["kind"]
+    content, count = joined_with_shards(entry, tmp_path)
+    del content["join"][1]["nonmatch"]
+    with pytest.raises(ConfigError, match=rf"lacks 1 of the {count + 1} keys of "):
+        train(document(tmp_path, content))
+    content["join"][1]["nonmatch"] = "skip"
+    for members in (content["join"], [{"path": str(tmp_path / "tars")}, entry]):
+        path = document(tmp_path, {**content, "join": members})
+        pairs = list(get_train_dataset(path, worker_config=config(), batch_size=None, repeat=False))
+        assert len({pair.__key__ for pair in pairs}) == len(pairs) == count
+        for pair in pairs:
+            assert plain(pair.first)["__key__"] == plain(pair.second)["__key__"] == pair.__key__
+            shard = pair.second if members is content["join"] else pair.first
+            assert shard["txt"] == pair.__key__
+
+
+@pytest.mark.slow  # many processes
+def test_a_join_with_tar_shards_is_equal_on_all_topologies(entry, tmp_path):
+    del entry["kind"]
+    content, _ = joined_with_shards(entry, tmp_path)
+    path = document(tmp_path, content)
+    check_kind(path, encoder=Contents, num_batches=24, resumed=4)
+    for command in (["info"], ["preview", "--count", "1"], ["plan"], ["lint", "--num-workers", 1]):
+        result = run(command[0], path, *command[1:])
+        assert result.exit_code == 0, result.output
 
 
 @pytest.mark.slow  # many processes

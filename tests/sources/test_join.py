@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from energon.errors import EmptyDatasetError
-from energon.formats.tables.join_index import JoinIndex
+from energon.formats.tables.join_index import JoinIndex, key_hashes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.join import JOINED, JoinedSource, shard_keys
+from energon.sources.join import JOINED, JoinedSource, hashed_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.read import ReadDataset
@@ -103,10 +103,12 @@ def test_keys_are_those_of_the_samples_that_are_left(tmp_path):
     for subsets in ([], [(1, 4)]):
         source = WebdatasetSource(root, subsets=subsets)
         found = {}
-        for read in shard_keys(source):
-            table, indices, ordinals = read()
-            found |= dict(zip(ordinals.tolist(), table.keys(indices), strict=True))
-        assert found == {n: source.locate(n).key for n in range(len(source))}
+        for read in hashed_keys(source):
+            hashes, ordinals = read()
+            found |= dict(zip(ordinals.tolist(), hashes.tolist(), strict=True))
+        keys = source.keys(np.arange(len(source)))
+        assert keys == [source.locate(n).key for n in range(len(source))]
+        assert found == dict(enumerate(key_hashes(keys).tolist()))
 
 
 def test_reading_a_join_resumes_at_any_row(sources):

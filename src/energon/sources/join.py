@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, JoinIndex
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.join_index import (
+    MISSING,
+    Hashes,
+    JoinIndex,
+    key_hashes,
+    table_hashes,
+)
 from energon.io.epath import AnyPath
 from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
@@ -20,23 +25,23 @@ from energon.sources.extents import Extents
 from energon.sources.kinds import Location, Source, content_fingerprint
 from energon.sources.webdataset import WebdatasetSource
 
-
-class ShardKeys(NamedTuple):
-    """The samples of one shard that a source has."""
-
-    table: PartTable
-    indices: Ints
-    """Their numbers in the shard."""
-    ordinals: Ints
-    """Their numbers in the source."""
+HASHED_KEYS = 1 << 16
+"""Keys of a source without shards that are hashed at once."""
 
 
-def shard_keys(source: WebdatasetSource) -> list[Callable[[], ShardKeys]]:
-    """Return for each shard of a source what opens it and returns its samples."""
-    return [partial(_read, source, shard) for shard in range(len(source.shards))]
+def hashed_keys(source: Source) -> list[Callable[[], tuple[Hashes, Ints]]]:
+    """Return functions that hash the keys of some samples of a source, and return their numbers."""
+    if isinstance(source, WebdatasetSource):  # keys are in its tables, and need not become strings
+        return [partial(_hash_shard, source, shard) for shard in range(len(source.shards))]
+    return [partial(_hash_range, source, start) for start in range(0, len(source), HASHED_KEYS)]
 
 
-def _read(source: WebdatasetSource, shard: int) -> ShardKeys:
+def _hash_range(source: Source, start: int) -> tuple[Hashes, Ints]:
+    ordinals = np.arange(start, min(start + HASHED_KEYS, len(source)))
+    return key_hashes(source.keys(ordinals)), ordinals
+
+
+def _hash_shard(source: WebdatasetSource, shard: int) -> tuple[Hashes, Ints]:
     low, high = source.bounds[shard : shard + 2].tolist()
     raw = np.arange(low, high)
     if len(source.excluded):
@@ -44,7 +49,7 @@ def _read(source: WebdatasetSource, shard: int) -> ShardKeys:
     ordinals = exclude_indices(raw, source.excluded) - source.start
     chosen = (ordinals >= 0) & (ordinals < len(source))
     indices = raw[chosen] - low + int(source.firsts[shard])
-    return ShardKeys(source.open_shard(shard).table, indices, ordinals[chosen])
+    return table_hashes(source.open_shard(shard).table, indices), ordinals[chosen]
 
 
 JOINED = "__joined__"
@@ -70,7 +75,7 @@ class JoinedSource:
 
     def __init__(
         self,
-        members: Sequence[WebdatasetSource],
+        members: Sequence[Source],
         index: JoinIndex,
         *,
         digest: str,
@@ -93,12 +98,12 @@ class JoinedSource:
 
     @property
     def path(self) -> AnyPath:
-        """Folder of the first dataset, which identifies the join."""
+        """Path of the first dataset, which identifies the join."""
         return self.members[0].path
 
     @property
     def paths(self) -> list[AnyPath]:
-        """Folders of all datasets."""
+        """Paths of all datasets."""
         return [member.path for member in self.members]
 
     @property
@@ -108,7 +113,7 @@ class JoinedSource:
 
     @cached_property
     def mean_sample_bytes(self) -> float:
-        """Bytes of tar per joined sample, estimated from a few shards."""
+        """Average size of a joined sample in bytes."""
         return sum(member.mean_sample_bytes for member in self.members)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -127,7 +132,7 @@ class JoinedSource:
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
     ) -> list[CrudeSample]:
-        """Return joined samples, in the order of `ordinals`; see `WebdatasetSource.read`."""
+        """Return joined samples, in the order of `ordinals`; see `Source.read`."""
         rows = self._rows(ordinals)
         keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
         columns = [
@@ -147,7 +152,7 @@ class JoinedSource:
         ]
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie, for each dataset and shard."""
+        """Yield where the samples lie, for each dataset and file."""
         rows = self._rows(ordinals)
         for number, member in enumerate(self.members):
             found = self.index.ordinals(number, rows)
@@ -162,6 +167,9 @@ class JoinedSource:
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
         found = zip(self.members, self.ordinals(ordinal), strict=True)
         return [(member, number) for member, number in found if number != MISSING]
+
+    def keys(self, ordinals: Ints) -> list[str]:
+        return self.members[0].keys(self.index.ordinals(0, self._rows(ordinals)))
 
     def find(self, key: str) -> list[int]:
         numbers = self.index.ordinals(0, np.arange(self.start, self.stop))

@@ -94,6 +94,9 @@ class Source(Protocol):
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
         """Return the sources that a sample consists of, with its number in each."""
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        """Return the keys of samples, in the order of `ordinals`, for joins."""
+
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key. Slow: for tools."""
 
@@ -132,6 +135,10 @@ class SingleSource:
         """Whether it is in an object store."""
         return isinstance(self.path, EPath)
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        """Return the keys of samples. Slow: override it if keys can be told without places."""
+        return [cast("Source", self).locate(ordinal).key for ordinal in ordinals.tolist()]
+
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
         """Return the source itself: a sample consists of nothing else."""
         return [(cast("Source", self), ordinal)]
@@ -143,7 +150,6 @@ class DatasetKind:
     Attributes:
         name: Its name in documents and reports.
         noun: What a dataset of the kind is, for messages: "a folder of files".
-        joinable: Whether its samples have keys by which they can be joined.
         has_files: Whether it serves files by name, for cookers and as auxiliary data.
         options: What a document may set under `read` for a dataset: names, which are then in
             `Leaf.read`, with values that `open` checks.
@@ -153,7 +159,6 @@ class DatasetKind:
 
     name: str
     noun: str
-    joinable = False
     has_files = False
     options: tuple[str, ...] = ()
     prepares = False

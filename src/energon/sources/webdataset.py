@@ -254,6 +254,9 @@ class WebdatasetSource:
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
         return [(self, ordinal)]
 
+    def keys(self, ordinals: NDArray[np.int64]) -> list[str]:
+        return [self.locate(ordinal).key for ordinal in ordinals.tolist()]
+
     def find(self, key: str) -> list[int]:
         found = []
         for shard in range(len(self.shards)):

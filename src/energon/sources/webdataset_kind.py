@@ -30,7 +30,6 @@ class WebdatasetKind(DatasetKind):
 
     name = "webdataset"
     noun = "a prepared dataset of shards"
-    joinable = True
     has_files = True
 
     def split_names(

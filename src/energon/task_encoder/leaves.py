@@ -22,7 +22,6 @@ from energon.sources.extents import PartFilter
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Source, kind_named
 from energon.sources.shards import ShardPool
-from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset_class import (
     DatasetCall,
     DatasetClass,
@@ -127,7 +126,7 @@ def _open_leaf(
         members = _open_members(leaf, pool, allow, call)
         from energon.task_encoder.open_join import open_join
 
-        source = open_join(leaf, [_shards(member) for member in members])
+        source = open_join(leaf, [member.source for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
@@ -152,11 +151,9 @@ def _open_leaf(
     )
 
 
-def open_members(
-    leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()
-) -> list[WebdatasetSource]:
+def open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()) -> list[Source]:
     """Open the datasets of a join, for reading their keys."""
-    return [_shards(member) for member in _open_members(leaf, pool, allow, DatasetCall())]
+    return [member.source for member in _open_members(leaf, pool, allow, DatasetCall())]
 
 
 def _open_members(
@@ -167,7 +164,6 @@ def _open_members(
     for member in leaf.join:
         with problems.kept(member.leaf.origin):
             members.append(_open_dataset(DatasetOpening(member.leaf, (), pool, allow, call)))
-            _shards(members[-1])
     problems.raise_all()
     return members
 
@@ -176,7 +172,6 @@ def _open_members(
 class _Dataset:
     """An open dataset, and the type of its samples."""
 
-    kind: DatasetKind
     source: Source
     config: DatasetConfig
     loading: SampleLoading
@@ -244,15 +239,6 @@ def _joined(
     )
 
 
-def _shards(dataset: _Dataset) -> WebdatasetSource:
-    if not isinstance(dataset.source, WebdatasetSource):
-        raise ConfigError(
-            f"{dataset.source.path}: {dataset.kind.noun} cannot be joined, since its samples have "
-            "no keys but their numbers; write it as shards with `energon pack`"
-        )
-    return dataset.source
-
-
 def _open_dataset(opening: DatasetOpening) -> _Dataset:
     leaf, pool = opening.leaf, opening.pool
     kind = kind_named(leaf.kind)
@@ -269,7 +255,6 @@ def _open_dataset(opening: DatasetOpening) -> _Dataset:
             "describes samples that need none; make it a CrudeWebdataset, or drop aux"
         )
     return _Dataset(
-        kind,
         source,
         config,
         loading,

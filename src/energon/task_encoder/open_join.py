@@ -22,12 +22,12 @@ from energon.metadataset.document import read_mapping, read_metadataset
 from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
 from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import DatasetPath, resolve
-from energon.prepare.index.join_index import KeyBlock, KeyColumn, build_join_index
+from energon.prepare.index.join_index import KeyColumn, build_join_index
 from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
-from energon.sources.join import JoinedSource, shard_keys
+from energon.sources.join import JoinedSource, hashed_keys
+from energon.sources.kinds import Source
 from energon.sources.shards import ShardPool
-from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_members
 
 log = logging.getLogger("energon")
@@ -35,7 +35,7 @@ log = logging.getLogger("energon")
 INDEX_VERSION = 1
 
 
-def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
+def open_join(leaf: Leaf, sources: Sequence[Source]) -> JoinedSource:
     """Return the samples of a join; build its index first if necessary.
 
     Args:
@@ -57,7 +57,7 @@ def open_join(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> JoinedSource:
     )
 
 
-def join_digest(leaf: Leaf, sources: Sequence[WebdatasetSource]) -> str:
+def join_digest(leaf: Leaf, sources: Sequence[Source]) -> str:
     """Return the name of the index: a hash of everything that determines its content."""
     content = [
         [source.fingerprint(), _identity(source), member.nonmatch]
@@ -88,7 +88,7 @@ def _clear_lock(path: Path) -> None:
             pass
 
 
-def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) -> JoinIndex:
+def build_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex:
     """Build the index of a join in the first folder that can be written, and return it."""
     columns = [_column(member, source) for member, source in zip(leaf.join, sources, strict=True)]
     problems = []
@@ -110,7 +110,7 @@ def build_index(leaf: Leaf, sources: Sequence[WebdatasetSource], digest: str) ->
     )
 
 
-def check_join(leaf: Leaf, sources: Sequence[WebdatasetSource], folder: Path) -> None:
+def check_join(leaf: Leaf, sources: Sequence[Source], folder: Path) -> None:
     """Check that a join has matches, as building its index does, unless that is done.
 
     Args:
@@ -179,23 +179,20 @@ def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[.
     return found.from_joined  # type: ignore[no-any-return]
 
 
-def _identity(source: WebdatasetSource) -> str:
+def _identity(source: Source) -> str:
     """Return data that change whenever the dataset is prepared again."""
     try:
         return read_text(join_address(source.path, f"{META}/index.uuid")).strip()
-    except FileNotFoundError:
-        # Written by each preparation, but copies of datasets may lack it.
+    except (FileNotFoundError, NotADirectoryError):
+        # Written by each preparation of shards, but copies of them and other kinds may lack it.
         return redact(source.path)
 
 
-def _column(member: JoinMember, source: WebdatasetSource) -> KeyColumn:
-    def block(read: Callable[[], Any]) -> Callable[[], KeyBlock]:
-        return lambda: KeyBlock(*read())
-
+def _column(member: JoinMember, source: Source) -> KeyColumn:
     return KeyColumn(
-        name=f"{redact(source.path)} (split {source.split_part})",
+        name=f"{redact(source.path)} (split {member.leaf.split_part})",
         num_samples=len(source),
-        blocks=[block(read) for read in shard_keys(source)],
+        blocks=hashed_keys(source),
         key_of=lambda ordinal: source.locate(ordinal).key,
         nonmatch=member.nonmatch,
     )

@@ -311,14 +311,3 @@ def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_pat
     result = run("prepare", path)
     assert result.exit_code == 2
     assert f"{advice} {path}" in result.output
-
-
-def test_a_jsonl_file_cannot_be_joined(path, tmp_path):
-    write_shard(tmp_path / "ds" / "0.tar", [(str(n), {"txt": b""}) for n in range(3)])
-    prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
-    (tmp_path / "meta.yaml").write_text(
-        "splits: {val: {join: [{path: ds}, {path: lines.jsonl}], "
-        "joiner: {__module__: energon, __class__: TextSample}}}"
-    )
-    with pytest.raises(ConfigError, match=r"lines\.jsonl: a JSONL file cannot be joined"):
-        get_val_dataset(tmp_path / "meta.yaml", worker_config=config(), batch_size=1)

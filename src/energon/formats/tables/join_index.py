@@ -172,15 +172,26 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-def key_hashes(table: PartTable, indices: NDArray[np.int64]) -> Hashes:
+def table_hashes(table: PartTable, indices: Ints) -> Hashes:
     """Return the hashes of the keys of some samples, with shape (samples, 2)."""
     data = np.frombuffer(table.key_bytes, np.uint8)
     if table.key_length is not None:
         return _hash_equal(data, indices * table.key_length, table.key_length)
     edges = table.columns["key_start"]
     starts = edges[indices].astype(np.int64)
-    lengths = edges[indices + 1].astype(np.int64) - starts
-    hashes = np.empty((len(indices), 2), np.uint64)
+    return _hash_all(data, starts, edges[indices + 1].astype(np.int64) - starts)
+
+
+def key_hashes(keys: Sequence[str]) -> Hashes:
+    """Return the hashes of some keys, with shape (keys, 2)."""
+    encoded = [key.encode() for key in keys]
+    lengths = np.array([len(key) for key in encoded], np.int64)
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    return _hash_all(data, np.cumsum(lengths) - lengths, lengths)
+
+
+def _hash_all(data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
+    hashes = np.empty((len(starts), 2), np.uint64)
     for length in np.unique(lengths).tolist():
         chosen = np.flatnonzero(lengths == length)
         hashes[chosen] = _hash_equal(data, starts[chosen], length)

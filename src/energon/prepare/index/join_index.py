@@ -1,6 +1,6 @@
 """Find the samples of several datasets that have the same key.
 
-The keys of all datasets are hashed, shard by shard on several threads, and distributed by hash to
+The keys of all datasets are hashed, block by block on several threads, and distributed by hash to
 as many partitions as needed for one to fit into memory. A large join keeps the partitions in
 unnamed temporary files, so a killed process leaves none behind. Within a partition, the hashes of
 a dataset are sorted, and those of the first dataset are looked up in them (a Grace hash join). So
@@ -17,15 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, key_hashes, write_join_index
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.join_index import MISSING, Hashes, write_join_index
 from energon.io.atomic import atomic_path
 
 PARTITION_KEYS = 1 << 20
@@ -38,16 +37,6 @@ Entries = NDArray[np.uint64]
 """Rows of two halves of a hash and the number of a sample."""
 
 
-class KeyBlock(NamedTuple):
-    """Samples of one shard."""
-
-    table: PartTable
-    indices: Ints
-    """Their numbers in the shard."""
-    ordinals: Ints
-    """Their numbers in the dataset."""
-
-
 @dataclass(frozen=True)
 class KeyColumn:
     """The keys of a dataset of a join.
@@ -55,14 +44,15 @@ class KeyColumn:
     Args:
         name: Its name in messages.
         num_samples: How many samples it has.
-        blocks: Each opens a shard and returns its samples.
+        blocks: Each returns the hashes of the keys of some samples, such as those of a shard, and
+            their numbers in the dataset.
         key_of: Returns the key of a sample, for messages.
         nonmatch: What to do if it has no sample with a key.
     """
 
     name: str
     num_samples: int
-    blocks: Sequence[Callable[[], KeyBlock]]
+    blocks: Sequence[Callable[[], tuple[Hashes, Ints]]]
     key_of: Callable[[int], str]
     nonmatch: Literal["error", "skip", "none"] = "error"
 
@@ -80,7 +70,7 @@ def build_join_index(
         path: The index file. It appears as a whole or not at all.
         columns: The datasets, the first of which determines the rows.
         partition_keys: How many keys are matched in memory at a time.
-        num_threads: How many shards are read at a time; None for one per core.
+        num_threads: How many blocks are read at a time; None for one per core.
 
     Returns:
         The number of rows.
@@ -115,17 +105,16 @@ def build_join_index(
 
 
 def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
-    """Yield the hashed keys of a dataset, a shard at a time, with few shards in memory."""
+    """Yield the hashed keys of a dataset, a block at a time, with few blocks in memory."""
 
-    def read(open_block: Callable[[], KeyBlock]) -> Entries:
-        block = open_block()
-        hashes = key_hashes(block.table, block.indices)
-        return np.column_stack((hashes, block.ordinals.astype(np.uint64)))
+    def read(block: Callable[[], tuple[Hashes, Ints]]) -> Entries:
+        hashes, ordinals = block()
+        return np.column_stack((hashes, ordinals.astype(np.uint64)))
 
     with ThreadPoolExecutor(num_threads, "energon-join") as threads:
         waiting: deque[Future[Entries]] = deque()
-        for open_block in column.blocks:
-            waiting.append(threads.submit(read, open_block))
+        for block in column.blocks:
+            waiting.append(threads.submit(read, block))
             if len(waiting) > 2 * num_threads:
                 yield waiting.popleft().result()
         while waiting:

@@ -150,6 +150,9 @@ class JsonlSource(NumberedSource):
             parts=(PART,),
         )
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        return list(map(str, self.numbers(ordinals).tolist()))
+
     def numbers_of(self, key: str) -> Sequence[int]:
         number = key.removeprefix(f"{address_name(self.path)}/")
         return [int(number)] if number.isascii() and number.isdecimal() else []

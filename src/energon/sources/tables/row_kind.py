@@ -268,6 +268,9 @@ class ItemSource(NumberedSource):
         shard, sample, offset = self.position(number)
         return Location(self.key_of(number), shard, sample, offset, tuple(self.part_names))
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        return [self.key_of(number) for number in self.numbers(ordinals).tolist()]
+
     def position(self, number: int) -> tuple[str, int, int]:
         """Return the file of an item, its number there, and its offset."""
         return self.shard_of(number), number, 0

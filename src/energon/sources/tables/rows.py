@@ -185,6 +185,13 @@ class RowSource(LazySource):
             parts=tuple(self.part_names),
         )
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        rows = self.numbers(ordinals)
+        files = self.groups.file[self._groups_of(rows)]
+        numbers = (rows - self.groups.file_ends[files]).tolist()
+        stems = [name.removesuffix(self.groups.suffix) for name in self.names]
+        return [f"{stems[file]}/{n}" for file, n in zip(files.tolist(), numbers, strict=True)]
+
     def numbers_of(self, key: str) -> Sequence[int]:
         if key in self.names:
             return range(*self.groups.file_ends[self.names.index(key) :][:2].tolist())

@@ -222,6 +222,9 @@ class TokenSource(LazySource):
             parts=("tokens",),
         )
 
+    def keys(self, ordinals: Ints) -> list[str]:
+        return list(map(str, self.numbers(ordinals).tolist()))
+
     def numbers_of(self, key: str) -> Sequence[int]:
         number = key.rpartition("/")[2]
         return [int(number)] if number.isascii() and number.isdecimal() else []
