@@ -1,4 +1,4 @@
-"""The catalog of a cache on disk: its entries, their sizes and users, shared by all processes.
+"""The catalog of a disk cache: its entries, their sizes and users, shared by all processes.
 
 It is an SQLite database in the folder of the cache. It lives no longer than the cache, so nothing
 is synced to disk; each step is one transaction, so a process that dies leaves whole steps behind.
@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
+from energon.io.disk_cache import CachePolicy, DiskCache, make_room
 from energon.io.file_lock import FileLock
 
 BUSY_SECONDS = 30.0
@@ -46,6 +47,15 @@ ORDER BY used LIMIT 64
 """
 
 
+CONTENTS = CachePolicy(
+    entries=lambda folder: folder.glob("??/*"),
+    beside=lambda path: (),
+    warning="cache %s: %s; files are read from their stores instead. Lower max_cache_size_gbytes, "
+    "or name another parent_cache_dir",
+)
+"""The policy of contents that live no longer than their users."""
+
+
 class CacheLimits(NamedTuple):
     """Limits on the contents of a cache."""
 
@@ -66,6 +76,7 @@ class Catalog:
         self.folder = folder
         self.limits = limits
         self.user = user
+        self._cache = DiskCache(folder, max_bytes=limits.max_bytes, policy=CONTENTS)
         self._mutex = Lock()
         users = folder / "users"
         users.mkdir(exist_ok=True)
@@ -192,22 +203,22 @@ class Catalog:
             self._connection.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (key, self.user))
 
     def _make_room(self, size: int) -> bool:
-        limits = self.limits
         used, count = self._usage()
-        while used + size > limits.max_bytes or count + 1 > limits.max_count:
-            oldest = self._connection.execute(_OLDEST).fetchall()
-            if not oldest:
-                return False
-            for key, freed in oldest:
-                self._drop(key)
-                used, count = used - freed, count - 1
-                if used + size <= limits.max_bytes and count + 1 <= limits.max_count:
-                    break
-        return True
+        return make_room(
+            self._oldest(),
+            self._drop,
+            used + size - self.limits.max_bytes,
+            count + 1 - self.limits.max_count,
+        )
+
+    def _oldest(self) -> Iterator[tuple[str, int]]:
+        """Yield entries that nobody uses, each of which is dropped before the next."""
+        while found := self._connection.execute(_OLDEST).fetchall():
+            yield from found
 
     def _drop(self, key: str) -> None:
         # The file first: a row without a file is noticed, a file without a row is not.
-        self.path(key).unlink(missing_ok=True)
+        self._cache.discard(self.path(key))
         self._connection.execute("DELETE FROM pins WHERE key = ?", (key,))
         self._connection.execute("DELETE FROM entries WHERE key = ?", (key,))
 

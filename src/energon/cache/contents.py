@@ -12,7 +12,6 @@ at once; and if the janitor is killed with them, the next user of the same paren
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sqlite3
@@ -27,12 +26,11 @@ from threading import Lock
 from typing import Literal
 from uuid import uuid4
 
-from energon.cache.catalog import CacheLimits, Catalog
+from energon.cache.catalog import CONTENTS, CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
 from energon.io.atomic import publish
 from energon.io.disk_cache import FULL
 from energon.io.file_lock import FileLock
-from energon.messages import warn_once
 
 FOLDER_PREFIX = "energon-cache-"
 _LOCK = "lock"
@@ -127,8 +125,6 @@ def _start_janitor(lock: Path) -> None:
     # It outlives this process on purpose, so suppress the ResourceWarning.
     process.returncode = 0
 
-
-logger = logging.getLogger("energon")
 
 CACHE_RETRY_SECONDS = 30.0
 """How long not to write to a disk that was full."""
@@ -330,11 +326,4 @@ class SharedContents:
 
     def _warn(self, error: OSError | sqlite3.Error) -> None:
         self._retry_at = time.monotonic() + CACHE_RETRY_SECONDS
-        warn_once(
-            logger,
-            f"cache pool {self._parent} {self._name}",
-            "cache %s: %s; files are read from their stores instead. Lower max_cache_size_gbytes, "
-            "or name another parent_cache_dir",
-            self.path or self._parent or tempfile.gettempdir(),
-            error,
-        )
+        CONTENTS.warn(self.path or self._parent or tempfile.gettempdir(), error)

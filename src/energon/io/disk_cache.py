@@ -1,9 +1,15 @@
-"""Copies of remote objects on local disk, shared by all processes of a machine.
+"""Files on local disk that can be had again, shared by all processes of a machine.
 
-An entry belongs to one version of one object: its name is a digest of address and version, so a
-replaced object never meets an old copy. The least recently used entries make room for new ones.
-The folder may be deleted at any time: programs that use it fetch again and continue, as they do
-when an entry is damaged or the disk is full. Only speed depends on the cache.
+`DiskCache` is the one class of caches on disk: it keeps the limit, deletes the least recently used
+entries with all files that belong to them, notices damage, and says once if the disk takes nothing.
+A `CachePolicy` says how the files of a cache are arranged: `COPIES` is that of this module, the
+cache of remote objects; others are those of shards that are streamed (`webdataset/reading`), and of
+the contents of a cache pool (`cache`), whose order of use is in a database.
+
+An entry of `COPIES` belongs to one version of one object: its name is a digest of address and
+version, so a replaced object never meets an old copy. The folder of a cache may be deleted at any
+time: programs that use it fetch again and continue, as they do when an entry is damaged or the disk
+is full. Only speed depends on the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -42,24 +49,70 @@ CHECK_SHARE = 64
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk that is full."""
 _CHECKSUM_BYTES = 1 << 20
-_BESIDE = (".map", ".lock", ".sum")
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """How the files of a cache are arranged, and what it says when it cannot write them.
+
+    Args:
+        entries: Yields the files of a folder that may be deleted to make room.
+        beside: Returns the files that belong to one of these.
+        has_holes: Whether files may have holes: their size is then what they take on disk.
+        keeps_last: Whether the most recently used entry stays, even if it is beyond the limit.
+        lock: Name of the file in the folder that is locked while room is made.
+        warning: What to say once about a disk that takes nothing, and what to do about it. Its two
+            arguments are the folder and the reason.
+    """
+
+    entries: Callable[[Path], Iterable[Path]]
+    beside: Callable[[Path], Iterable[Path]]
+    warning: str
+    has_holes: bool = False
+    keeps_last: bool = False
+    lock: str = "trim.lock"
+
+    def warn(self, folder: object, error: Exception) -> None:
+        """Say once that nothing can be written to a folder."""
+        reason = getattr(error, "strerror", None) or error
+        warn_once(logger, f"{self.warning} {folder}", self.warning, folder, reason)
+
+
+_SUFFIXES = (".map", ".lock", ".sum")
 """Suffixes of the files beside the content of an entry."""
+COPIES = CachePolicy(
+    entries=lambda folder: (each for each in folder.glob("??/*") if each.suffix not in _SUFFIXES),
+    beside=lambda path: (Path(f"{path}{suffix}") for suffix in _SUFFIXES),
+    has_holes=True,
+    warning="disk cache %s takes no copies of remote files (%s), which are read from their stores "
+    "instead. Free some space there, set ENERGON_STORAGE_CACHE_BYTES to less than the disk has, or "
+    "ENERGON_STORAGE_CACHE_DIR to another folder",
+)
+"""The policy of copies of remote objects, named by digests."""
 
 
 class DiskCache:
-    """A folder of copies. May be used by many threads and processes.
+    """A folder of files that can be had again. May be used by many threads and processes.
 
     Args:
         folder: Where to store them; created if missing.
-        max_bytes: Maximum disk space of all copies together.
+        max_bytes: Maximum disk space of all entries together; None for no limit.
+        policy: How its files are arranged.
 
     Raises:
         ConfigError: If the folder cannot be created.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        max_bytes: int | None,
+        policy: CachePolicy = COPIES,
+    ) -> None:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
+        self.policy = policy
         self._open: WeakValueDictionary[Path, BlockFile] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._written = 0
@@ -68,7 +121,7 @@ class DiskCache:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             if error.errno in FULL:
-                self._warn(error)
+                self.warn(error)
                 return
             raise ConfigError(
                 f"{folder}: cannot store copies of remote files here ({error.strerror}); set "
@@ -101,13 +154,13 @@ class DiskCache:
                         read=read,
                         stream=stream,
                         written=self._note,
-                        failed=self._warn,
+                        failed=self.warn,
                         count=count,
                     )
             except OSError as error:
-                self._warn(error)
+                self.warn(error)
                 return UncachedFile(size=size, read=read, stream=stream, count=count)
-        _touch(path)
+        touch(path)
         return found
 
     def keep(self, name: str, version: str, make: Callable[[], bytes]) -> Path | bytes:
@@ -134,12 +187,12 @@ class DiskCache:
                         write_atomic(path, content)
                         _note_checksum(path, zlib.crc32(content))
                         self._note(len(content))
-            _touch(path)
+            touch(path)
             return path
         except OSError as error:
             if isinstance(error, EnergonError):
                 raise
-            self._warn(error)
+            self.warn(error)
         return make() if content is None else content
 
     def keep_for(self, address: str, about: ObjectInfo, make: Callable[[], bytes]) -> Path | bytes:
@@ -176,20 +229,23 @@ class DiskCache:
         return parse(map_file(kept) if isinstance(kept, Path) else kept)
 
     def discard(self, path: Path) -> None:
-        """Delete an entry."""
-        for each in (path, *(Path(f"{path}{ending}") for ending in _BESIDE)):
+        """Delete an entry. Programs that have it open continue to read it."""
+        for each in (path, *self.policy.beside(path)):
             each.unlink(missing_ok=True)
 
     def trim(self) -> None:
         """Delete the least recently used entries until the rest is within the limit."""
-        with locked(self.folder / "trim.lock"):
+        if self.max_bytes is None:
+            return
+        with locked(self.folder / self.policy.lock, deletes=True):
             entries = sorted(self._entries(), key=lambda entry: entry.used_at)
+            oldest = entries[:-1] if self.policy.keeps_last else entries
             excess = sum(entry.size for entry in entries) - self.max_bytes
-            for entry in entries:
-                if excess <= 0:
-                    return
-                self.discard(entry.path)
-                excess -= entry.size
+            make_room(((each.path, each.size) for each in oldest), self.discard, excess)
+
+    def warn(self, error: Exception) -> None:
+        """Say once that the disk takes nothing."""
+        self.policy.warn(self.folder, error)
 
     def _path(self, name: str, version: str) -> Path:
         digest = blake2b(f"{name}\0{version}".encode(), digest_size=16).hexdigest()
@@ -199,31 +255,19 @@ class DiskCache:
         """Count what was written, and make room from time to time."""
         with self._lock:
             self._written += count
-            if 0 <= self._checked_at > self._written - self.max_bytes // CHECK_SHARE:
+            share = (self.max_bytes or 0) // CHECK_SHARE
+            if 0 <= self._checked_at > self._written - share:
                 return
             self._checked_at = self._written
         with contextlib.suppress(OSError):
             self.trim()
 
     def _entries(self) -> Iterator[_Entry]:
-        for folder in self.folder.glob("??"):
-            for path in folder.iterdir():
-                if path.suffix in _BESIDE:
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    about = path.stat()
-                    yield _Entry(path, about.st_blocks * 512, about.st_atime_ns)
-
-    def _warn(self, error: OSError) -> None:
-        warn_once(
-            logger,
-            f"disk cache {self.folder}",
-            "%s takes no copies of remote files (%s), which are read from their stores instead. "
-            "Free some space there, set ENERGON_STORAGE_CACHE_BYTES to less than the disk has, or "
-            "ENERGON_STORAGE_CACHE_DIR to another folder",
-            self.folder,
-            error.strerror or error,
-        )
+        for path in self.policy.entries(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                size = about.st_blocks * 512 if self.policy.has_holes else about.st_size
+                yield _Entry(path, size, about.st_atime_ns)
 
 
 class _Entry(NamedTuple):
@@ -232,7 +276,32 @@ class _Entry(NamedTuple):
     used_at: int
 
 
-def _touch(path: Path) -> None:
+def make_room(
+    oldest: Iterable[tuple[T, int]],
+    drop: Callable[[T], None],
+    excess_bytes: int,
+    excess_count: int = 0,
+) -> bool:
+    """Drop entries until enough is dropped; return False if there were too few.
+
+    Args:
+        oldest: Entries and their sizes, the least recently used first.
+        drop: Deletes one.
+        excess_bytes: How many bytes to drop at least.
+        excess_count: How many entries to drop at least.
+    """
+    entries = iter(oldest)
+    while excess_bytes > 0 or excess_count > 0:
+        found = next(entries, None)
+        if found is None:
+            return False
+        drop(found[0])
+        excess_bytes -= found[1]
+        excess_count -= 1
+    return True
+
+
+def touch(path: Path) -> None:
     """Record that an entry was used, whether or not the file system tracks access times."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
@@ -258,17 +327,31 @@ def _is_whole(path: Path) -> bool:
         size, mtime_ns, checksum = map(int, Path(f"{path}.sum").read_text().split())
     except (OSError, ValueError):
         return False
+    is_whole = is_intact(path, size=size, mtime_ns=mtime_ns, checksum=checksum)
+    if is_whole and about.st_mtime_ns != mtime_ns:
+        _note_checksum(path, checksum)
+    return is_whole
+
+
+def is_intact(path: Path, *, size: Any, mtime_ns: Any, checksum: int | None) -> bool:
+    """Return whether a file is as it was noted; if it was modified since, by its checksum.
+
+    Args:
+        path: The file.
+        size: Its size as noted.
+        mtime_ns: When it was written.
+        checksum: The CRC-32 of its content; None if unknown.
+    """
+    about = path.stat()
     if about.st_size != size:
         return False
-    if about.st_mtime_ns == mtime_ns:
+    if about.st_mtime_ns == mtime_ns or checksum is None:
         return True
     # Someone has written to it, or only copied it.
     found = 0
     with open(path, "rb") as file:
         while data := file.read(_CHECKSUM_BYTES):
             found = zlib.crc32(data, found)
-    if found == checksum:
-        _note_checksum(path, checksum)
     return found == checksum
 
 

@@ -23,7 +23,6 @@ import re
 import stat
 import tempfile
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,9 +34,9 @@ from energon.formats.json_text import parse_json
 from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import publish, write_atomic
+from energon.io.disk_cache import CachePolicy, DiskCache, is_intact, touch
 from energon.io.file_lock import FileLock
 from energon.limits import read_local_document
-from energon.messages import warn_once
 from energon.webdataset.gopen import tell
 
 
@@ -68,8 +67,30 @@ logger = logging.getLogger("energon")
 
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
 _ABOUT = ".about.json"
-_CHECKSUM_BYTES = 1 << 20
 _CLAIM_BYTES = 1 << 16
+
+
+def _about(path: Path) -> Path:
+    """Return the path of the record of a file."""
+    return path.with_name(f".{path.name}{_ABOUT}")
+
+
+def _kept_shards(folder: Path) -> Iterator[Path]:
+    """Yield the files that the cache has stored, not those placed by users."""
+    for path in folder.rglob("*"):
+        if not path.name.startswith(".") and _about(path).exists() and path.is_file():
+            yield path
+
+
+_SHARDS = CachePolicy(
+    entries=_kept_shards,
+    beside=lambda path: (_about(path),),
+    keeps_last=True,
+    lock=".trim.lock",
+    warning="shard cache %s takes no shards (%s), which are read from their addresses without a "
+    "cache. Free some space there, set cache_size or WDS_CACHE_SIZE to less than the disk has, or "
+    "name another cache_dir",
+)
 
 
 def cache_of(
@@ -148,7 +169,7 @@ class ShardCache:
             path = self._path(url)
             caching = CachingStream(stream, path)
         except OSError as error:
-            _warn(self.folder, error)
+            _SHARDS.warn(self.folder, error)
             return ShardStream(url, stream)
 
         def completed() -> None:
@@ -156,7 +177,7 @@ class ShardCache:
                 self._note(url, caching)
                 self.shrink()
             except OSError as error:
-                _warn(self.folder, error)
+                _SHARDS.warn(self.folder, error)
 
         return ShardStream(url, caching, local_path=str(path), completed=completed)
 
@@ -170,8 +191,7 @@ class ShardCache:
         if _has_content(path) and self._is_current(url, path):
             if self._is_override(path):
                 _claim(path, url)
-            with contextlib.suppress(OSError):
-                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            touch(path)
             return path
         override = next(filter(self._is_override, self._overrides(url)), None)
         if override is not None:
@@ -195,22 +215,7 @@ class ShardCache:
 
     def shrink(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""
-        if self.max_bytes is None:
-            return
-        found = []
-        for path in Path(self.folder).rglob("*"):
-            with contextlib.suppress(OSError):
-                if path.is_file() and not path.name.startswith(".") and self._about(path).exists():
-                    about = path.stat()
-                    found.append((about.st_atime_ns, about.st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found)[:-1]:
-            if total <= self.max_bytes:
-                return
-            # Processes that are reading it have it open and lose nothing.
-            path.unlink(missing_ok=True)
-            self._about(path).unlink(missing_ok=True)
-            total -= size
+        DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS).trim()
 
     def _path(self, url: str) -> Path:
         name = path_in_cache(url)
@@ -225,9 +230,6 @@ class ShardCache:
             )
         return path
 
-    def _about(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}{_ABOUT}")
-
     def _overrides(self, url: str) -> Iterator[Path]:
         """Yield the paths at which a file overrides a shard, the most specific first."""
         if scheme_of(url) not in ("", "pipe"):
@@ -236,7 +238,7 @@ class ShardCache:
 
     def _is_override(self, path: Path) -> bool:
         """Return whether a file in the cache was placed there by a user."""
-        is_ours = path.name.startswith(".") or self._about(path).exists()
+        is_ours = path.name.startswith(".") or _about(path).exists()
         return not is_ours and _has_content(path)
 
     def _names_of_overrides(self) -> set[str]:
@@ -256,13 +258,13 @@ class ShardCache:
         path = self._path(url)
         # The record comes first: a file without one counts as placed by a user.
         text = json.dumps({"url": url, "version": _version(url), **about})
-        write_atomic(self._about(path), text)
+        write_atomic(_about(path), text)
         stream.keep()
 
     def _read_note(self, path: Path) -> dict[str, Any] | None:
         """Return the record of a file; empty for one placed by a user."""
         try:
-            note = parse_json(read_local_document(self._about(path)), origin="the note")
+            note = parse_json(read_local_document(_about(path)), origin="the note")
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -271,18 +273,16 @@ class ShardCache:
 
     def _is_current(self, url: str, path: Path) -> bool:
         about = self._read_note(path)
-        try:
-            found = path.stat()
-        except OSError:
-            return False
         if about is None:
             # Placed by a user, and therefore taken as it is.
-            return True
+            return path.exists()
         if about.get("url") != url:
             return False
-        if about.get("size") != found.st_size:
-            return False
-        if found.st_mtime_ns != about.get("mtime_ns") and not _is_undamaged(path, about):
+        size, mtime_ns, checksum = (about.get(name) for name in ("size", "mtime_ns", "crc"))
+        try:
+            if not is_intact(path, size=size, mtime_ns=mtime_ns, checksum=checksum):
+                return False
+        except OSError:
             return False
         version = _version(url)
         return version is None or about.get("version") in (None, version)
@@ -322,7 +322,7 @@ class CachingStream:
                 while rest:
                     rest = rest[self._file.write(rest) :]
             except OSError as error:
-                _warn(os.path.dirname(self._path), error)
+                _SHARDS.warn(os.path.dirname(self._path), error)
                 self._drop()
             self._checksum = zlib.crc32(data, self._checksum)
             self._size += len(data)
@@ -424,29 +424,6 @@ def _has_content(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(about.st_mode) and about.st_size > 0
-
-
-def _is_undamaged(path: Path, about: dict[str, Any]) -> bool:
-    expected: int | None = about.get("crc")
-    if expected is None:
-        return True
-    checksum = 0
-    with open(path, "rb") as file:
-        while data := file.read(_CHECKSUM_BYTES):
-            checksum = zlib.crc32(data, checksum)
-    return checksum == expected
-
-
-def _warn(folder: str, error: OSError) -> None:
-    warn_once(
-        logger,
-        "shard cache",
-        "%s takes no shards (%s), which are read from their addresses without a cache. Free some "
-        "space there, set cache_size or WDS_CACHE_SIZE to less than the disk has, or name another "
-        "cache_dir",
-        folder,
-        error.strerror or error,
-    )
 
 
 def _version(url: str) -> str | None:
