@@ -329,6 +329,9 @@ class LaneWorker(Protocol):
     def take(self) -> Event:
         """Return the next event of the hosted lanes; raise only if there can be none."""
 
+    def arrived(self) -> Event | None:
+        """Return the event that `take` returns next if it is here already; never wait."""
+
     @property
     def status(self) -> WorkerStatus:
         """Return its current status."""
@@ -408,6 +411,12 @@ class RankStream:
             position.ended = True
             self._order.drop()
         raise StopIteration
+
+    def arrived(self) -> Any:
+        """Return the batch that is expected next if it is here already, else None."""
+        lane = self._order.lane
+        event = None if lane is None else self._hosts[lane].arrived()
+        return None if event is None else event.batch
 
 
 def close_all(workers: list[LaneWorker], trace: TrainerTrace | None) -> None:

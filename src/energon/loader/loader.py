@@ -272,6 +272,8 @@ class BasicDataLoader:
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
         self._stream = None
+        if self._pin is not None:
+            self._pin.clear()
         close_all(self._workers, self._trace)
         self._trace = None
 
@@ -404,7 +406,8 @@ class _Loop(Iterator[Any]):
         asked_at = loader._monitor.waiting_since = perf_counter()
         self._over = True  # unless a batch comes, and is not the last
         try:
-            batch = (loader._stream or loader._open_stream()).next_batch()
+            stream = loader._stream or loader._open_stream()
+            batch = stream.next_batch()
         except BaseException as error:
             loader._end_loop(error)
             raise
@@ -417,6 +420,8 @@ class _Loop(Iterator[Any]):
             loader._pins_later, loader._pin = False, pin_batches(None)
         if loader._pin is not None:
             batch = loader._pin(batch)
+            if not ends and (following := stream.arrived()) is not None:
+                loader._pin.begin(following)
         self._over = ends
         return batch
 

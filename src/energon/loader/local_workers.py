@@ -212,6 +212,9 @@ class InlineWorker:
         self._watchdog.seconds = self._options.watchdog_timeout_seconds
         return event
 
+    def arrived(self) -> None:
+        """Return None: events are made when they are taken."""
+
     def _fail(self) -> None:
         raise WorkerTimeoutError(
             f"a batch takes longer than {self._watchdog.seconds:g} s in the training "
@@ -280,6 +283,10 @@ class ThreadWorker:
         self._timeout = self._options.watchdog_timeout_seconds
         return event
 
+    def arrived(self) -> Event | None:
+        """Return the next event if there is one."""
+        return self._channel.peek()
+
     @property
     def status(self) -> WorkerStatus:
         """Return its status."""
@@ -329,6 +336,11 @@ class _Channel:
                 return None
             self._changed.notify_all()
             return self._events.popleft()
+
+    def peek(self) -> Event | None:
+        """Return the next event without taking it, or None if there is none yet."""
+        with self._changed:
+            return self._events[0] if self._events else None
 
     def close(self) -> None:
         with self._changed:

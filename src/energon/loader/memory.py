@@ -11,15 +11,19 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from energon.errors import ConfigError, needs_extra
-from energon.samples.collate import map_tensors
+from energon.samples.collate import PARALLEL_NUMBERS, is_plain, map_tensors
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 
-def pin_batches(pin: bool | None) -> Callable[[Any], Any] | None:
-    """Return a function that pins a batch, or None if nothing is to be pinned.
+def pin_batches(pin: bool | None) -> Pinning | None:
+    """Return what pins batches, or None if nothing is to be pinned.
 
     Args:
         pin: None pins if torch is imported and sees a CUDA device.
@@ -28,15 +32,63 @@ def pin_batches(pin: bool | None) -> Callable[[Any], Any] | None:
     if pin is False or (pin is None and torch is None):
         return None
     if (torch or _import_torch()).cuda.is_available():
-        return pin_memory
+        return Pinning()
     if pin:
         raise ConfigError("pin_memory=True, but torch sees no CUDA device; leave pin_memory out")
     return None
 
 
+class Pinning:
+    """Pins the batches of a loader; the next one while the trainer uses the current one.
+
+    Measured on a training step of 30 ms with 4 workers: MEASURED
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: tuple[Any, Future[Any]] | None = None
+
+    def begin(self, batch: Any) -> None:
+        """Begin to pin the batch that is expected to be asked for next."""
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor  # takes 9 ms
+
+            self._thread = ThreadPoolExecutor(1, "energon pins batches")
+        # A thread has a device of its own; on another than the trainer's, it would take memory.
+        device = sys.modules["torch"].cuda.current_device()
+        self._ahead = batch, self._thread.submit(_pin_memory_for, device, batch)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return `batch` with every CPU tensor copied into page-locked memory."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is batch:
+            return ahead[1].result()
+        return pin_memory(batch)
+
+    def clear(self) -> None:
+        """Drop the batch that was begun."""
+        self._ahead = None
+
+
 def pin_memory(batch: Any) -> Any:
     """Return `batch` with every CPU tensor copied into page-locked memory."""
-    return map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+    return map_tensors(batch, _pinned)
+
+
+def _pin_memory_for(device: int, batch: Any) -> Any:
+    with sys.modules["torch"].cuda.device(device):
+        return pin_memory(batch)
+
+
+def _pinned(tensor: Any) -> Any:
+    if not tensor.is_cpu or tensor.numel() < PARALLEL_NUMBERS or not is_plain(tensor):
+        return tensor if tensor.is_cuda else tensor.pin_memory()
+    # Torch would copy in as many threads as there are cores, and wait for the last of them, which
+    # takes milliseconds where workers use the cores. Numpy copies in this thread, without the GIL.
+    torch = sys.modules["torch"]
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    np.copyto(*(each.reshape(-1).view(torch.uint8).numpy() for each in (pinned, tensor)))
+    return pinned
 
 
 def to_device(batch: Any, device: Any, *, non_blocking: bool = True) -> Any:

@@ -183,13 +183,19 @@ def _can_stack_in_numpy(tensors: Sequence[Any]) -> bool:
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
         *(torch.float16, torch.float32, torch.float64),
     ) and all(
+        tensor.dtype is first.dtype and tensor.is_cpu and is_plain(tensor) for tensor in tensors
+    )
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is nothing but the numbers in its memory, in order."""
+    torch = sys.modules["torch"]
+    return (
         type(tensor) is torch.Tensor
-        and tensor.dtype is first.dtype
-        and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_neg())
-        for tensor in tensors
+        and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
+        and not tensor.is_quantized
     )
 
 

@@ -222,6 +222,15 @@ class ProcessWorker:
             self._ended.add(event.lane)
         return event
 
+    def arrived(self) -> Event | None:
+        """Return the next event if it has arrived and has arrays."""
+        link = self._link
+        if not self._events and link is not None and link.has_events and (found := link.receive(0)):
+            self._deaths.delivered()
+            self._events.extend(found)
+        event = self._events[0] if self._events else None
+        return None if isinstance(event, UnreadEvent) else event
+
     @property
     def status(self) -> WorkerStatus:
         """Return its status."""
