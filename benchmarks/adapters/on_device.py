@@ -8,16 +8,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 SIDE, BATCH = 224, 64
-WARM_SECONDS, SECONDS = 2.0, 3.0
+WARM_SECONDS, SECONDS = 1.0, 2.0
 
 
 def image_of(content: bytes, kind: str) -> torch.Tensor:
@@ -27,7 +27,7 @@ def image_of(content: bytes, kind: str) -> torch.Tensor:
 
 
 def batches_with_task_encoder(
-    energon: Any, path: str, workers: int, kind: str, **options: Any
+    energon: Any, path: str, workers: int, kind: str
 ) -> Iterator[torch.Tensor]:
     """Yield the batches of the two loaders that have task encoders."""
 
@@ -52,7 +52,7 @@ def batches_with_task_encoder(
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
     )
-    for batch in energon.get_savable_loader(dataset, **options):
+    for batch in energon.get_savable_loader(dataset):
         yield batch.image
 
 
@@ -73,7 +73,7 @@ def batches_of_stream(path: str, workers: int, kind: str) -> Iterator[torch.Tens
 
 def batches_of(loader: str, path: str, workers: int, kind: str) -> Iterator[torch.Tensor]:
     """Yield the batches of a loader."""
-    if loader == "limit":
+    if loader == "none":
         dtype = getattr(torch, kind)
         yield from repeat(torch.ones((BATCH, 3, SIDE, SIDE), dtype=dtype).pin_memory())
     elif loader == "web_dataset":
@@ -83,11 +83,10 @@ def batches_of(loader: str, path: str, workers: int, kind: str) -> Iterator[torc
         yield from batches_with_task_encoder(energon, path, workers, kind)
     else:
         energon = import_module("energon")
-        pins = {"pin_memory": False} if loader == "ours-unpinned" else {}
-        yield from batches_with_task_encoder(energon, path, workers, kind, **pins)
+        yield from batches_with_task_encoder(energon, path, workers, kind)
 
 
-def make_step(milliseconds: float) -> Any:
+def make_step(milliseconds: float) -> Callable[[], None]:
     """Return a function that queues work for about this long on the device."""
     weights = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 
@@ -96,60 +95,68 @@ def make_step(milliseconds: float) -> Any:
             torch.matmul(weights, weights)
 
     run(20)
+    alone = seconds_of(lambda: run(30)) / 30
+    number = max(1, round(milliseconds / 1000 / alone))
+    return lambda: run(number)
+
+
+def seconds_of(queue: Callable[[], object]) -> float:
+    """Return how long the device takes for what a function queues."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
-    run(50)
+    queue()
     torch.cuda.synchronize()
-    number = round(milliseconds / ((time.perf_counter() - begun) / 50 * 1000))
-    return lambda: run(number)
+    return time.perf_counter() - begun
+
+
+class Trained(NamedTuple):
+    """What was done in some seconds."""
+
+    seconds: float
+    steps: int
+    moved_bytes: int
+    blocked_seconds: float
+
+
+def train(batches: Iterator[torch.Tensor], step: Callable[[], None], seconds: float) -> Trained:
+    """Copy batches to the device and train on them there for some seconds."""
+    steps = moved = 0
+    blocked = 0.0
+    torch.cuda.synchronize()
+    queued: Any = torch.cuda.Event()
+    begun = time.perf_counter()
+    while (asked := time.perf_counter()) - begun < seconds:
+        images = next(batches).to("cuda", non_blocking=True)
+        blocked += time.perf_counter() - asked
+        # As in programs that log the loss of the previous step, one step is queued at most.
+        queued.synchronize()
+        step()
+        queued.record()
+        steps += 1
+        moved += images.nbytes
+    torch.cuda.synchronize()
+    return Trained(time.perf_counter() - begun, steps, moved, blocked)
 
 
 def main() -> None:
     """Measure one loader."""
-    path, milliseconds, _, kind, workers, loader = sys.argv[1:]
+    path, milliseconds, kind, workers, loader = sys.argv[1:]
     step = make_step(float(milliseconds))
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(50):
-        step()
-        torch.cuda.synchronize()
-    alone = (time.perf_counter() - begun) / 50
+    alone = min(seconds_of(lambda: [step() for _ in range(10)]) / 10 for _ in range(3))
     batches = batches_of(loader, path, int(workers), kind)
     next(batches)
-    load, priority = os.getloadavg()[0], -os.getpriority(os.PRIO_PROCESS, 0)
-
-    def train(seconds: float) -> tuple[int, int, float, float]:
-        steps = moved = 0
-        blocked = 0.0
-        done = torch.cuda.Event()
-        done.record()
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            asked = time.perf_counter()
-            images = next(batches).to("cuda", non_blocking=True)
-            blocked += time.perf_counter() - asked
-            # As trainers that read the loss of the step before: at most one step is queued.
-            done.synchronize()
-            step()
-            done = torch.cuda.Event()
-            done.record()
-            steps += 1
-            moved += images.nbytes
-        torch.cuda.synchronize()
-        return steps, moved, blocked, time.perf_counter() - begun
-
-    train(WARM_SECONDS)
-    steps, moved, blocked, seconds = train(SECONDS)
+    train(batches, step, WARM_SECONDS)
+    training = train(batches, step, SECONDS)
+    train(batches, lambda: None, WARM_SECONDS)
+    copies = train(batches, lambda: None, SECONDS)
     found = {
-        "gigabytes_per_second": moved / seconds / 1e9,
-        "blocked_ms": blocked / steps * 1000,
-        "of_the_steps": alone * steps / seconds,
-        "load_before": load,
-        "priority": priority,
+        "gigabytes_per_second": copies.moved_bytes / copies.seconds / 1e9,
+        "blocked_ms": training.blocked_seconds / training.steps * 1000,
+        "of_the_speed": alone * training.steps / training.seconds,
     }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # workers of some libraries do not end by themselves
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from energon.errors import ConfigError, FieldAccessError
 from energon.samples.batch_arrays import LARGE_BATCH_BYTES, large_array, stacked_rows
-from energon.samples.crude import PART_FILES
+from energon.samples.crude import PART_FILES, SampleSource
 
 if TYPE_CHECKING:
     import torch
@@ -326,9 +326,14 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
     def mapped(item: Any) -> Any:
         if isinstance(item, Tensor):
             return function(item)
+        if type(item) in _WITHOUT_TENSORS:
+            return item
         if isinstance(item, dict):
             return _with_items(item, {key: mapped(each) for key, each in item.items()})
         if isinstance(item, (list, tuple)):
+            # The keys and sources of a batch are longer than anything else.
+            if _WITHOUT_TENSORS.issuperset(map(type, item)):
+                return item
             return _with_elements(item, [mapped(each) for each in item])
         if is_dataclass(item) and not isinstance(item, type):
             values = {each.name: _get(item, each.name) for each in fields(item)}
@@ -337,6 +342,9 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
         return item
 
     return mapped(value)  # type: ignore[no-any-return]
+
+
+_WITHOUT_TENSORS = frozenset((str, int, float, bool, bytes, type(None), np.ndarray, SampleSource))
 
 
 def _with_items(item: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
