@@ -29,7 +29,9 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | `restore_sample` | `test_single_samples_are_restored_by_their_keys` |
 | origin of cooked samples | `test_cooked_samples_say_where_they_come_from` |
 | blend with tar shards | `test_it_is_blended_with_tar_shards` |
-| join with tar shards, on all topologies | `test_it_is_joined_with_tar_shards_...` |
+| join with tar shards | `test_it_is_joined_with_tar_shards_by_key` |
+| order of a join on all topologies | `test_a_join_with_tar_shards_is_equal_on_all_topologies` |
+| auxiliary data, files of the same dataset | `test_its_parts_are_files_by_name` |
 | info, lint, preview, plan, mount | `test_the_commands_take_it`; mount of lines, others refuse it |
 | stores, requests | `test_requests.py`; not Arrow, which is mapped into memory |
 | cut off, of another kind, empty | `test_damaged_files_are_errors_that_name_the_file` |
@@ -61,13 +63,16 @@ import zstandard
 from energon import (
     ConfigError,
     Cooker,
+    DecodeFileStore,
     DefaultTaskEncoder,
     Sample,
+    SampleDecoder,
+    cooker,
     edataclass,
     get_savable_loader,
     get_train_dataset,
 )
-from energon.errors import EnergonError, FormatError
+from energon.errors import EnergonError, FormatError, NoSuchFileError
 from energon.formats import seek_points
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
@@ -75,6 +80,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
 from energon.sources.browse.open import TreeOpener
+from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
@@ -340,6 +346,41 @@ def test_a_join_with_tar_shards_is_equal_on_all_topologies(entry, tmp_path):
     for command in (["info"], ["preview", "--count", "1"], ["plan"], ["lint", "--num-workers", 1]):
         result = run(command[0], path, *command[1:])
         assert result.exit_code == 0, result.output
+
+
+@cooker(need_primary=True)
+def compared(sample, own, primary):
+    """Compare the parts of a sample with the files that stores have by their names."""
+    key = sample["__key__"]
+    facts = ("__", "label")  # of a folder, `label` is no file
+    parts = [name for name, value in sample.items() if value is not None]
+    parts = [name for name in parts if not name.startswith(facts)]
+    for store in (own, primary):
+        found = store.get_many([f"{key}.{part}" for part in parts], sample)
+        assert plain(found) == plain([sample[part] for part in parts])
+        assert store.get_size(f"{key}.{parts[0]}") == len(store.get_raw(f"{key}.{parts[0]}")[0])
+        for name in ("nothing.jpg", f"{key}.nothing"):
+            with pytest.raises(NoSuchFileError, match=re.escape(name)):
+                store.get(name)
+    files = [source.file_names[0] for source in get_source_info(sample)[1:]]
+    assert files == 2 * [f"{key}.{part}" for part in parts]
+    return {"__key__": key, "__restore_key__": key_of(sample), "count": len(parts)}
+
+
+class Compared(DefaultTaskEncoder):
+    cookers = (Cooker(compared),)
+
+
+def test_its_parts_are_files_by_name(entry, tmp_path):
+    if entry.pop("kind").startswith("token"):  # typed samples have no cookers
+        store = DecodeFileStore(open_file_store(entry["path"]), decoder=SampleDecoder())
+        (sample,) = TokenSource(entry["path"]).read(np.array([4]))
+        for name in ("4.tokens", "4.tokens.npy"):
+            assert store.get(name).tolist() == sample["tokens"].tolist()
+        return
+    content = {**entry, "aux": {"own": entry["path"]}}
+    batches = train(document(tmp_path, content), Compared(), repeat=False, batch_size=7)
+    assert all(count for batch in batches for count in batch["count"])
 
 
 @pytest.mark.slow  # many processes

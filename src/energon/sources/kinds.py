@@ -150,7 +150,7 @@ class DatasetKind:
     Attributes:
         name: Its name in documents and reports.
         noun: What a dataset of the kind is, for messages: "a folder of files".
-        has_files: Whether it serves files by name, for cookers and as auxiliary data.
+        has_files: Whether it has files of its own, whose media `prepare` can record.
         options: What a document may set under `read` for a dataset: names, which are then in
             `Leaf.read`, with values that `open` checks.
         prepares: Whether `prepare` does anything.
@@ -234,8 +234,10 @@ class DatasetKind:
         """
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
-        """Return its files by name, for auxiliary data."""
-        raise self.refusal(address, "read by file name")
+        """Return its files by name, for cookers and as auxiliary data: here, parts of samples."""
+        from energon.sources.files.samples import SampleFileStore
+
+        return SampleFileStore(self, address, pool=pool)
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False

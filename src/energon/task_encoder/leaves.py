@@ -259,9 +259,7 @@ def _open_dataset(opening: DatasetOpening) -> _Dataset:
         config,
         loading,
         aux=_open_aux(leaf, pool),
-        primary=partial(kind.file_store, leaf.path, pool=pool)
-        if config.crude and kind.has_files
-        else None,
+        primary=partial(kind.file_store, leaf.path, pool=pool) if config.crude else None,
         dataset=dataset,
     )
 

@@ -110,6 +110,10 @@ class FileStore(Generic[T_co]):
         """Return the decoded value of `data`, the bytes of file `name`."""
         return data  # type: ignore[return-value]
 
+    def decoded_name(self, name: str, data: bytes) -> str:
+        """Return the name whose extension tells decoders what the bytes of file `name` are."""
+        return name
+
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
         """Return a file and its origin."""
         data, source = self.get_raw(key)
@@ -240,7 +244,7 @@ class DecodeFileStore(_Wrapper[Any]):
         self._decoder_identity: Hashable = None
 
     def decode(self, name: str, data: bytes) -> Any:
-        return self.decoder.decode(name, data)
+        return self.decoder.decode(self.inner.decoded_name(name, data), data)
 
     @property
     def decoded_identity(self) -> Hashable:
