@@ -104,6 +104,15 @@ def test_sources_of_another_form_arrive_as_they_were(sources, count):
     assert type(found[-1]["__sources__"]) is type(sources)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_sources_arrive_beside_notes_that_cannot_be_compared(count):
+    batch = cooked(count)
+    batch[-1]["__restore_key__"] = np.arange(3)
+    found = send(batch)
+    assert [sample["__sources__"] for sample in found] == [s["__sources__"] for s in batch]
+    assert found[-1]["__restore_key__"].tolist() == [0, 1, 2]
+
+
 def test_sources_that_follow_from_the_sample_take_no_room():
     batch = cooked(100)
     with_sources = len(pickled(batch)[0])
@@ -116,6 +125,13 @@ def test_large_parts_are_not_in_the_pickle():
     batch = [CrudeSample({"__key__": str(n), "jpg": bytes(100_000)}) for n in range(8)]
     assert len(pickled(batch)[0]) < 2000
     assert all(type(sample["jpg"]) is bytes for sample in send(batch))
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_a_large_part_among_small_ones_arrives(place):
+    batch = [CrudeSample({"jpg": b"small"}) for _ in range(7)]
+    batch[place]["jpg"] = bytes(100_000)
+    assert send(batch) == batch
 
 
 class Note:

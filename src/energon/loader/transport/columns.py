@@ -25,6 +25,8 @@ from energon.samples.crude import CrudeSample, SampleSource, known_sources
 
 SHARED_COLUMN_BYTES = 4096
 """Parts of at least this size are copied once, into shared memory."""
+_TRIED_VALUES = 4
+"""Whether a column has such parts is seen from this many of them, or a few more."""
 
 
 _NOTES = ("__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__")
@@ -54,7 +56,7 @@ class Columns(NamedTuple):
             sources = _shared_sources(names, columns, columns[at])
             if sources is not None:
                 columns[at] = ()
-        lifted = tuple(at for at, column in enumerate(columns) if _has_large(column))
+        lifted = [at for at, column in enumerate(columns) if _has_large(column)]
         for at in lifted:
             columns[at] = [_lift(value) for value in columns[at]]
         # No class of ours and no function is part of it: pickle would look each of them up.
@@ -69,7 +71,7 @@ def by_column(batch: Any) -> Columns | None:
     if type(batch) is not list or not batch:
         return None
     kind = type(batch[0])
-    if set(map(type, batch)) != {kind}:
+    if not _all_are(kind, batch):
         return None
     if kind is not CrudeSample:
         return _objects_by_column(kind, batch)
@@ -158,22 +160,25 @@ def _shared_sources(
     names: tuple[str, ...], columns: list[Any], column: Sequence[Any]
 ) -> SharedSources | None:
     """Return what the sources of samples tell that the samples do not."""
+    if not _all_are(tuple, column):
+        return None
     try:
-        (sources,) = zip(*column, strict=True)
-        known: list[Any] = list(zip(*map(_known_of, sources), strict=True))
-    except (TypeError, ValueError):  # several of a sample, none, or of another class
+        sources = [source for (source,) in column]
+        if not _all_are(SampleSource, sources):
+            return None
+        known: list[Any] = list(zip(*[source._known for source in sources], strict=True))
+        for at, name in enumerate(_SOURCE_NAMES):
+            if name in names and known[at] == columns[names.index(name)]:
+                known[at] = name
+            elif known[at].count(known[at][0]) == len(column):
+                known[at] = known[at][:1]
+    except ValueError:  # several of a sample, none, or notes that cannot be compared
         return None
-    if set(map(type, column)) != {tuple}:
-        return None
-    for at, name in enumerate(_SOURCE_NAMES):
-        if name in names and known[at] == columns[names.index(name)]:
-            known[at] = name
-        elif known[at].count(known[at][0]) == len(column):
-            known[at] = known[at][:1]
     return len(column), known
 
 
-_known_of = SampleSource._known.__get__  # type: ignore[attr-defined]
+def _all_are(kind: type, values: Sequence[Any]) -> bool:
+    return [*map(type, values)].count(kind) == len(values)
 
 
 def rebuild(
@@ -210,15 +215,14 @@ def rebuild(
 
 
 def _has_large(column: Sequence[Any]) -> bool:
-    """Return whether a column of bytes has a value that is worth leaving out of the pickle."""
+    """Return whether some values of a column are large parts, which stay out of the pickle.
+
+    One that is overlooked among small ones is only copied once more.
+    """
     if not column or type(column[0]) is not bytes:
         return False
-    try:
-        if max(map(len, column)) < SHARED_COLUMN_BYTES:
-            return False
-    except TypeError:  # some samples have something else there
-        pass
-    return any(type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES for value in column)
+    some = column[:: max(1, len(column) // _TRIED_VALUES)]
+    return any(type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES for value in some)
 
 
 def _lift(value: Any) -> Any:
