@@ -87,7 +87,7 @@ finally:
     assert taken < 300 << 20, taken
 """,
     "what the index of tables says": """
-from energon.prepare.importers.chunks import ChunkFolderSource
+from energon.prepare.importers.libraries import ChunkFolderSource
 from energon.prepare.importers.row import RowRules
 sparse(root / "index.json")
 ChunkFolderSource("mds", root, RowRules())

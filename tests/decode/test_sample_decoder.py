@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon.decode.arrays import decode_tenbin, encode_tenbin
 from energon.decode.sample_decoder import SampleDecoder
-from energon.decode.tenbin import decode_tenbin, encode_tenbin
 from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
 from tests.datasets import jpeg

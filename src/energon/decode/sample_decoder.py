@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
-from energon.decode.tenbin import decode_tenbin
 from energon.errors import (
     SYSTEM_EXCEPTIONS,
     ConfigError,
@@ -346,6 +345,12 @@ def _npz(data: bytes) -> Any:
     return decode_npz(data)
 
 
+def _tenbin(data: bytes) -> Any:
+    from energon.decode.arrays import decode_tenbin
+
+    return decode_tenbin(data)
+
+
 def _gunzip(data: bytes) -> bytes:
     import gzip
 
@@ -365,7 +370,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), decode_json),
     "npy": _npy,
     "npz": _npz,
-    **dict.fromkeys(("ten", "tb"), decode_tenbin),
+    **dict.fromkeys(("ten", "tb"), _tenbin),
     **dict.fromkeys(("mp", "msg"), decode_msgpack),
     "cbor": decode_cbor,
 }

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.tenbin import (
+from energon.decode.arrays import (
     DTYPES,
     TENBIN_MAGIC,
     array_header,

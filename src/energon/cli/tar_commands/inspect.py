@@ -9,19 +9,19 @@ from itertools import islice
 
 import click
 
+from energon.cli import tar
 from energon.cli.command_group import echo
 from energon.cli.options import option, options_object, progress_bar
-from energon.cli.tar_commands import options
 from energon.formats.json_text import parse_json
 from energon.messages import counted
 
 
 @click.command("ls")
-@options.inputs
-@click.option("-n", "--number", type=options.COUNT, help="Maximum number of samples.")
+@tar.inputs
+@click.option("-n", "--number", type=tar.COUNT, help="Maximum number of samples.")
 @click.option("--members", is_flag=True, help="One file per line, including files of no sample.")
 @click.option("--json", "as_json", is_flag=True, help="One sample per line, as JSON.")
-@options.allow
+@tar.allow
 def ls_command(
     inputs: tuple[str, ...],
     number: int | None,
@@ -61,10 +61,10 @@ def ls_command(
 
 
 @click.command("stat")
-@options.inputs
+@tar.inputs
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@options.allow
-@options.progress
+@tar.allow
+@tar.progress
 def stat_command(
     inputs: tuple[str, ...], as_json: bool, allow: tuple[str, ...], progress: bool
 ) -> None:
@@ -100,11 +100,11 @@ def stat_command(
 
 
 @click.command("verify")
-@options.inputs
+@tar.inputs
 @click.option("--decode", is_flag=True, help="Also decode images, arrays, JSON, ...")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@options.allow
-@options.progress
+@tar.allow
+@tar.progress
 def verify_command(
     inputs: tuple[str, ...],
     decode: bool,
@@ -142,7 +142,7 @@ def verify_command(
         click.echo(json.dumps(about, indent=2))
     read = counted(verifier.samples, "sample")
     shards = counted(len(urls), "shard")
-    options.report(f"{read} in {shards}, {counted(len(problems), 'problem')}")
+    tar.report(f"{read} in {shards}, {counted(len(problems), 'problem')}")
     if problems:
         sys.exit(2 if verifier.not_there == len(urls) else 1)
 
@@ -161,10 +161,10 @@ class ListingOptions:
 
 
 @click.command("index")
-@options.inputs
+@tar.inputs
 @options_object(ListingOptions, name="how")
-@options.allow
-@options.progress
+@tar.allow
+@tar.progress
 def index_command(
     inputs: tuple[str, ...], how: ListingOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
@@ -215,4 +215,4 @@ def index_command(
             )
         save_descriptor(found, how.wids)
         samples = sum(shard.nsamples for shard in found.shards)
-    options.report(f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}")
+    tar.report(f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from energon.cli import tar
 from energon.cli.options import option, options_object, progress_bar
-from energon.cli.tar_commands import options
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 )
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
-@options.output
-@options.allow
-@options.progress
+@tar.output
+@tar.allow
+@tar.progress
 def create_command(
     folders: tuple[str, ...],
     recipe: str | None,
@@ -72,8 +72,8 @@ def create_command(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
     with progress_bar(progress, "packing", "samples") as advance:
-        count = write_all(options.reporting_progress(samples, advance), target)
-    options.report(counted(count, "sample"))
+        count = write_all(tar.reporting_progress(samples, advance), target)
+    tar.report(counted(count, "sample"))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ProcOptions:
         "-j",
         "--jobs",
         default=1,
-        type=options.POSITIVE,
+        type=tar.POSITIVE,
         show_default=True,
         help="Number of commands to run in parallel.",
     )
@@ -125,7 +125,7 @@ class ProcOptions:
         "--workers",
         "--num-workers",
         default=1,
-        type=options.POSITIVE,
+        type=tar.POSITIVE,
         show_default=True,
         help="Number of shards to process in parallel.",
     )
@@ -143,10 +143,10 @@ class ProcOptions:
 
 
 @click.command("proc")
-@options.inputs
+@tar.inputs
 @options_object(ProcOptions, name="how")
-@options.allow
-@options.progress
+@tar.allow
+@tar.progress
 def proc_command(
     inputs: tuple[str, ...], how: ProcOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
@@ -196,6 +196,4 @@ def proc_command(
             overwrite=how.overwrite,
             progress=advance,
         )
-    options.report(
-        f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
-    )
+    tar.report(f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from energon.cli import tar
 from energon.cli.options import option, options_object, progress_bar
-from energon.cli.tar_commands import options
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CatOptions(RenamingOptions):
         "-s",
         "--shuffle",
         default=0,
-        type=options.COUNT,
+        type=tar.COUNT,
         metavar="N",
         help="Shuffle through a buffer of N.",
     )
@@ -50,7 +50,7 @@ class CatOptions(RenamingOptions):
         "-m",
         "--mix",
         default=1,
-        type=options.POSITIVE,
+        type=tar.POSITIVE,
         metavar="N",
         help="Take samples of N shards in turn.",
     )
@@ -59,16 +59,16 @@ class CatOptions(RenamingOptions):
     )
     shard_slice: str | None = option(metavar="A:B:C", help="Samples of each shard to keep.")
     max_errors: int = option(
-        default=0, type=options.COUNT, metavar="N", help="Continue after up to N damaged shards."
+        default=0, type=tar.COUNT, metavar="N", help="Continue after up to N damaged shards."
     )
 
 
 @click.command("cat")
-@options.inputs
+@tar.inputs
 @options_object(CatOptions, name="how")
-@options.output
-@options.allow
-@options.progress
+@tar.output
+@tar.allow
+@tar.progress
 def cat_command(
     inputs: tuple[str, ...],
     how: CatOptions,
@@ -111,10 +111,10 @@ def cat_command(
     if how.rekey is not None:
         samples = streams.with_keys(samples, how.rekey)
     with progress_bar(progress, "joining", "samples") as advance:
-        count = write_all(options.reporting_progress(samples, advance), target)
+        count = write_all(tar.reporting_progress(samples, advance), target)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
-    options.report(f"{counted(count, 'sample')} of {total}{damaged}")
+    tar.report(f"{counted(count, 'sample')} of {total}{damaged}")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SplitOptions:
         "-c",
         "--count",
         default=1_000_000,
-        type=options.POSITIVE,
+        type=tar.POSITIVE,
         show_default=True,
         help="Maximum number of samples in a shard.",
     )
@@ -133,7 +133,7 @@ class SplitOptions:
         "-s",
         "--size",
         default=1e9,
-        type=options.SIZE,
+        type=tar.SIZE,
         show_default=True,
         help="Maximum size of a shard in bytes.",
     )
@@ -146,7 +146,7 @@ class SplitOptions:
         help="Names of shards.",
     )
     start: int = option(
-        default=0, type=options.COUNT, show_default=True, help="Number of the first shard."
+        default=0, type=tar.COUNT, show_default=True, help="Number of the first shard."
     )
     sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to keep.")
     post: str | None = option(
@@ -162,10 +162,10 @@ class SplitOptions:
 
 
 @click.command("split")
-@options.inputs
+@tar.inputs
 @options_object(SplitOptions, name="how")
-@options.allow
-@options.progress
+@tar.allow
+@tar.progress
 def split_command(
     inputs: tuple[str, ...], how: SplitOptions, allow: tuple[str, ...], progress: bool
 ) -> None:
@@ -191,8 +191,8 @@ def split_command(
         _run_post(how.post, name, how.delete)
 
     with progress_bar(progress, "splitting", "samples") as advance:
-        written = write_all(options.reporting_progress(samples, advance), target, complete)
-    options.report(f"{counted(written, 'sample')} in {counted(len(made), 'shard')}")
+        written = write_all(tar.reporting_progress(samples, advance), target, complete)
+    tar.report(f"{counted(written, 'sample')} in {counted(len(made), 'shard')}")
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:
@@ -235,7 +235,7 @@ class SortOptions(RenamingOptions):
     sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to read.")
     memory: float = option(
         default=1e9,
-        type=options.SIZE,
+        type=tar.SIZE,
         show_default=True,
         help="Bytes to keep in memory; the rest goes to disk.",
     )
@@ -243,11 +243,11 @@ class SortOptions(RenamingOptions):
 
 
 @click.command("sort")
-@options.inputs
+@tar.inputs
 @options_object(SortOptions, name="how")
-@options.output
-@options.allow
-@options.progress
+@tar.output
+@tar.allow
+@tar.progress
 def sort_command(
     inputs: tuple[str, ...],
     how: SortOptions,
@@ -278,7 +278,7 @@ def sort_command(
         value = sort.sort_value(how.by, how.kind)
     with progress_bar(progress, "sorting", "samples") as advance:
         ordered = sort.sorted_samples(
-            options.reporting_progress(samples, advance),
+            tar.reporting_progress(samples, advance),
             value,
             reverse=how.reverse,
             memory_bytes=int(how.memory),
@@ -289,4 +289,4 @@ def sort_command(
         if how.rekey is not None:
             ordered = streams.with_keys(ordered, how.rekey)
         count = write_all(ordered, target)
-    options.report(counted(count, "sample"))
+    tar.report(counted(count, "sample"))

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
-from energon.compat.megatron.epath import EPath
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
+from energon.io import epath as core
 from energon.io.files import read_text
 from energon.samples.crude import carries_key, get_source_info, stamp
 from energon.stages.hooks.failures import describe_sources, log_exception
@@ -25,6 +25,29 @@ from energon.task_encoder.user_dataset import DatasetCode
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
+
+
+class _AnyEPath(type):
+    """Makes all paths of the core count as instances."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, core.EPath)
+
+
+class EPath(core.EPath, metaclass=_AnyEPath):
+    """The path of a file or folder on any store, see `energon.EPath`."""
+
+    __slots__ = ()
+
+    @property
+    def display_name(self) -> str:
+        """The last part of the path."""
+        return self.name
+
+
+NVDATASET_CACHE_DIR: EPath | Path | None = None
+"""May be set by programs, and has no effect: docs/storage.md says where energon keeps files."""
+
 
 T = TypeVar("T")
 

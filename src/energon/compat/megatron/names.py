@@ -48,10 +48,10 @@ HOMES: dict[str, str] = {
     "compat.megatron.getters": """
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
-    "compat.megatron.epath": "EPath NVDATASET_CACHE_DIR",
     "compat.megatron.helpers": """
-        AVDecoderType AVWebdatasetDecoder ErrorContext INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
-        INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME ModuleLoader
+        AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
+        INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType
+        MAIN_FOLDER_NAME ModuleLoader NVDATASET_CACHE_DIR
         SPLIT_YAML_FILENAME add_sample_restore_key collapse
         format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
         get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml

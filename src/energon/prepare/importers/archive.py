@@ -14,11 +14,11 @@ from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.stream import StreamReader
 from energon.io.epath import AnyPath
 from energon.prepare.files import reporting
-from energon.prepare.importers.decompress import open_decompressed
 from energon.prepare.importers.row import PackSource, Selects, every
 from energon.prepare.importers.selection import (
     FileSelection,
     is_about_data,
+    open_decompressed,
 )
 from energon.prepare.index.index import COMPRESSED_SHARDS
 

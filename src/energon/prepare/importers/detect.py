@@ -99,11 +99,11 @@ def open_source(
             f"--label-from folder is for folders of files, and this is of kind {found.kind!r}"
         )
     if found.kind == "huggingface":
-        from energon.prepare.importers.hugging_face import HuggingFaceSource
+        from energon.prepare.importers.libraries import HuggingFaceSource
 
         return HuggingFaceSource(found.address, rules)
     if found.kind in ("mds", "litdata"):
-        from energon.prepare.importers.chunks import ChunkFolderSource
+        from energon.prepare.importers.libraries import ChunkFolderSource
 
         return ChunkFolderSource(found.kind, any_path(found.address), rules)
     if found.files is None:

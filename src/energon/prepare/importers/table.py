@@ -21,9 +21,8 @@ from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
-from energon.prepare.importers.decompress import open_decompressed
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
-from energon.prepare.importers.selection import FileSelection
+from energon.prepare.importers.selection import FileSelection, open_decompressed
 
 BATCH_ROWS = 256
 MAX_FIELD_BYTES = 1 << 30

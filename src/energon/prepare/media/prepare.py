@@ -29,10 +29,12 @@ from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import dataset_lock, file_state, reporting
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.media.files import FolderFiles, LocalFiles, RemoteFiles
 from energon.prepare.media.probe import (
+    FolderFiles,
+    LocalFiles,
     MediaFilter,
     Probed,
+    RemoteFiles,
     media_parts,
     probe_files,
     probe_parts,

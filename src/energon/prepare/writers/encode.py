@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from energon.decode.tenbin import encode_tenbin
+from energon.decode.arrays import encode_tenbin
 from energon.errors import ConfigError, needs_extra
 
 Content = bytes | Path

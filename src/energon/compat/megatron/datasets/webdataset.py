@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from typing import Any, Self
 
-from energon.compat.megatron.datasets.arguments import call_with, read_arguments
-from energon.compat.megatron.datasets.document import (
+from energon.compat.megatron.datasets.arguments import (
+    call_with,
     check_written,
     current_opening,
     defaults_of,
     opening_for,
+    read_arguments,
     subset_ranges,
 )
 from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of

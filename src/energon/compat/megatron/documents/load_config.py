@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from energon.compat.megatron.datasets import others
 from energon.compat.megatron.datasets import webdataset as factories
-from energon.compat.megatron.datasets.arguments import call_with, read_arguments
-from energon.compat.megatron.datasets.document import (
+from energon.compat.megatron.datasets.arguments import (
+    call_with,
     check_written,
     current_opening,
     defaults_of,
     opening_for,
+    read_arguments,
 )
 from energon.compat.megatron.datasets.webdataset import (
     DecoderWebdatasetFactory,

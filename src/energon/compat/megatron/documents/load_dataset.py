@@ -10,7 +10,7 @@ from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.documents.load_config import GetterCall
-from energon.compat.megatron.epath import EPath
+from energon.compat.megatron.helpers import EPath
 from energon.compat.megatron.pipeline import LoadedDataset
 from energon.errors import ConfigError
 from energon.metadataset import resolve as core
