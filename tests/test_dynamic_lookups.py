@@ -186,7 +186,7 @@ REASONS = {
     "energon/prepare/assistant/show.py": {
         "getattr(about, name)": FIELDS,
     },
-    "energon/prepare/importers/draw.py": {
+    "energon/prepare/writers/draw.py": {
         "pickle.load(file)": PROCESSES,
     },
     "energon/prepare/processes.py": {

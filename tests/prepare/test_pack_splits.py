@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
-from energon.prepare.importers import draw
-from energon.prepare.importers.draw import SplitDraw, open_draw
 from energon.prepare.importers.row import PackSource
+from energon.prepare.writers import draw
+from energon.prepare.writers.draw import SplitDraw, open_draw
 from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run

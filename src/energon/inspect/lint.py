@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,36 +50,25 @@ NOT_TRAINED = ("val", "test")
 """Splits whose weights do not matter, since nobody trains on them."""
 
 
-def mix_problems(
+def _mix_problems(
     path: str | os.PathLike[str],
     found: FoundLeaves,
-    *,
-    dataset_config: str | None = None,
-    split_config: str | None = None,
-    allow: Sequence[str] = (),
+    find: Callable[..., FoundLeaves],
+    allow: Sequence[str],
 ) -> Iterator[tuple[str, str, str]]:
     """Yield split, dataset and problem for the weights and joins of a metadataset.
 
     Args:
         path: The metadataset, not one of its datasets.
         found: Its datasets.
-        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
-        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        find: Finds them again, as they are trained with.
         allow: What the user allows.
     """
     if found.kind != "metadataset":
         return
     trained = [split for split in found.splits if split not in NOT_TRAINED]
     if trained:
-        weighted = find_leaves(
-            path,
-            splits=trained,
-            dataset_config=dataset_config,
-            split_config=split_config,
-            training=True,
-            allow=allow,
-        )
-        for split, problem in weighted.problems:
+        for split, problem in find(splits=trained, training=True).problems:
             yield split, os.fspath(path), problem
     for split, mix in found.mixes.items():
         for leaf in mix.leaves:
@@ -185,25 +175,21 @@ def lint_dataset(
         EmptyDatasetError: If there are no samples and no other problems.
         ConfigError: If an argument is invalid.
     """
+    engine = engine or Engine()
     folder = _folder_of(path)
     if folder is not None:
         report = LintReport(os.fspath(path), kind="filesystem", num_samples={LINTED_SPLIT: 0})
         files = folder_jobs(folder, max_samples, tuple(allow))
-        runs = _run(engine or Engine(), lint_files, report_file_death, files)
+        runs = _run(engine, lint_files, report_file_death, files)
         _collect(report, [(LINTED_SPLIT, job) for job in files], runs, progress)
         return report
-    found = find_leaves(
-        path,
-        splits=splits,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        allow=allow,
+    find = partial(
+        find_leaves, path, dataset_config=dataset_config, split_config=split_config, allow=allow
     )
+    found = find(splits=splits)
     report = LintReport(os.fspath(path), kind=found.kind)
     report.findings += [Finding(report.path, split, line) for split, line in found.problems]
-    mix = mix_problems(
-        path, found, dataset_config=dataset_config, split_config=split_config, allow=allow
-    )
+    mix = _mix_problems(path, found, find, allow)
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     report.findings += _exclude_problems(found)
     if exclude_from is not None:
@@ -216,7 +202,7 @@ def lint_dataset(
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
         raise EmptyDatasetError("\n".join(each.reason for each in empty) or nothing)
     report.findings += empty
-    runs = _run(engine or Engine(), lint_batch, report_death, [job for _, job in work])
+    runs = _run(engine, lint_batch, report_death, [job for _, job in work])
     _collect(report, work, runs, progress)
     return report
 

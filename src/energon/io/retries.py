@@ -1,4 +1,4 @@
-"""Decide whether a request to a store is retried, and log the trouble.
+"""Decide whether a request to a store is retried, count requests, and log the trouble.
 
 A store usually fails for all of its requests at once, in every process. So the log is about the
 store: its first retry at once, then one line every `SAY_SECONDS` until it answers again.
@@ -10,11 +10,13 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from energon.errors import (
+    ObjectChangedError,
     StorageAccessError,
     StorageError,
     StorageTimeoutError,
@@ -31,10 +33,65 @@ STEP_SECONDS = 1.0
 """How often a waiting request checks whether another line is due."""
 CALM_SECONDS = 30.0
 """After this long without a failure, the next one starts a new episode."""
+STALL_SECONDS = 10.0
+"""A request that takes longer is counted as stalled."""
 RENEW_SECONDS = 60.0
 """Least time between two look-ups of refused credentials."""
 
 _random = random.SystemRandom()
+
+
+class StoreStatistics:
+    """Counters of one store in this process. May be used by many threads.
+
+    Names: requests, bytes_read, bytes_written, seconds (total time of requests), retries, stalls
+    (requests that took more than 10 s), hedged (requests made twice because the first was slow),
+    changed (objects that were replaced), failed (requests given up), cache_hits, cache_misses and
+    cache_failed (ranges found on local disk, not found, and impossible to store there), and
+    `error: …` for every kind of failure.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        """Add to counters by name."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    @contextmanager
+    def failure(self, error: BaseException) -> Iterator[None]:
+        """Count a failure, and whether the block gives up by raising an error or waits to retry."""
+        self.add(**{f"error: {type(error).__name__}": 1})
+        if isinstance(error, ObjectChangedError):
+            self.add(changed=1)
+        try:
+            yield
+        except StorageError:
+            self.add(failed=1)
+            raise
+        self.add(retries=1)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request, and how long it takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            taken = time.perf_counter() - start
+            with self._lock:
+                self._counts["requests"] += 1
+                self._counts["stalls"] += taken > STALL_SECONDS
+                self._seconds += taken
+
+    def snapshot(self) -> dict[str, float]:
+        """Return all counters."""
+        with self._lock:
+            return {**self._counts, "seconds": round(self._seconds, 6)}
 
 
 class _PendingRequest(NamedTuple):
@@ -65,6 +122,7 @@ class Retries:
     ) -> None:
         self.is_denied = False
         """Whether the store refuses even freshly looked-up credentials."""
+        self.statistics = StoreStatistics()
         self._origin = origin
         self._settings = settings
         self._renew_credentials = renew
@@ -115,6 +173,12 @@ class Retries:
             StorageError: If it is not retried.
             NotNeededError: If nobody needs its result any more.
         """
+        with self.statistics.failure(error):
+            self._wait(error, asked_at, begun, attempts, seconds)
+
+    def _wait(
+        self, error: StorageError, asked_at: float, begun: float, attempts: int, seconds: float
+    ) -> None:
         is_needed = request_is_needed()
         if is_needed is not None and not is_needed():
             raise NotNeededError from error

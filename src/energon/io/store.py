@@ -10,18 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from threading import Lock
-from time import perf_counter
 from typing import Any, TypeVar
 
 from energon.errors import (
-    ObjectChangedError,
     RangesNotSupportedError,
     StorageError,
     StorageTimeoutError,
@@ -32,52 +27,6 @@ from energon.io.retries import Retries
 from energon.io.settings import StorageSettings
 from energon.io.threads import WaitingThreads
 
-
-class StoreStatistics:
-    """Counters of one store in this process. May be used by many threads.
-
-    Names: requests, bytes_read, bytes_written, seconds (total time of requests), retries, stalls
-    (requests that took more than 10 s), hedged (requests made twice because the first was slow),
-    changed (objects that were replaced), failed (requests given up), cache_hits, cache_misses and
-    cache_failed (ranges found on local disk, not found, and impossible to store there), and
-    `error: …` for every kind of failure.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
-        self._lock = Lock()
-
-    def add(self, **counts: int) -> None:
-        """Add to counters by name."""
-        with self._lock:
-            for name, count in counts.items():
-                self._counts[name] += count
-
-    def add_error(self, error: BaseException) -> None:
-        """Count a failure under the name of its kind."""
-        with self._lock:
-            self._counts[f"error: {type(error).__name__}"] += 1
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request, and how long it takes."""
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            taken = perf_counter() - start
-            with self._lock:
-                self._counts["requests"] += 1
-                self._counts["stalls"] += taken > STALL_SECONDS
-                self._seconds += taken
-
-    def snapshot(self) -> dict[str, float]:
-        """Return all counters."""
-        with self._lock:
-            return {**self._counts, "seconds": round(self._seconds, 6)}
-
-
 T = TypeVar("T")
 
 MAX_PARALLEL_REQUESTS = 32
@@ -86,8 +35,6 @@ SLOW_BYTES_PER_SECOND = 100_000
 """Average speed below which a streamed object is requested again."""
 PROGRESS_BYTES = 1 << 20
 """Progress that renews the deadline: a server may send a byte at a time."""
-STALL_SECONDS = 10.0
-"""A request that takes longer is counted as stalled."""
 
 
 class Store:
@@ -101,11 +48,11 @@ class Store:
     def __init__(self, backend: Backend, settings: StorageSettings | None = None) -> None:
         self.backend = backend
         self.settings = StorageSettings() if settings is None else settings
-        self.statistics = StoreStatistics()
         self.gives_ranges = backend.can_range
         self._pools: dict[str, WaitingThreads] = {}
         self._lock = threading.Lock()
         self._retries = Retries(self.origin, self.settings, getattr(backend, "renew", None))
+        self.statistics = self._retries.statistics
 
     @property
     def origin(self) -> str:
@@ -266,7 +213,8 @@ class Store:
                 if not self.gives_ranges and position:
                     raise
                 failures += 1
-                self._failed(
+                self._learn(error)
+                self._retries.failed(
                     error,
                     asked_at=begun,
                     begun=begun - waited,
@@ -309,20 +257,13 @@ class Store:
         return self._try(lambda: [*islice(self.backend.list(prefix), most)], prefix)
 
     def has_any(self, prefix: str = "") -> bool:
-        """Return whether there is an object below the folder `prefix`.
-
-        Raises:
-            StorageError: If the place does not support listing, as web servers do not.
-        """
+        """Return whether there is an object below the folder `prefix`; see `first`."""
         return bool(self.first(prefix, 1))
 
     def names_in(self, prefix: str = "") -> Sequence[str]:
         """Return the names of files and folders directly in the folder `prefix`, sorted.
 
-        Only the first objects below it are looked at, since there may be millions.
-
-        Raises:
-            StorageError: If the place does not support listing, as web servers do not.
+        Only the first objects below it are looked at, see `first`.
         """
         cut = len(prefix) + 1 if prefix else 0
         return sorted({each.key[cut:].partition("/")[0] for each in self.first(prefix)})
@@ -401,7 +342,8 @@ class Store:
                             found = self._in_time(request, key, left)
             except StorageError as error:
                 failures += 1
-                self._failed(
+                self._learn(error)
+                self._retries.failed(
                     error, asked_at=asked_at, begun=begun, attempts=failures, seconds=seconds
                 )
             else:
@@ -417,29 +359,9 @@ class Store:
             raise StorageError(f"{self.place(key)}: no answer in time", transient=True)
         return future.result()
 
-    def _failed(
-        self,
-        error: StorageError,
-        *,
-        asked_at: float,
-        begun: float,
-        attempts: int,
-        seconds: float,
-    ) -> None:
-        """Wait until a request may be retried, or raise its error."""
-        self.statistics.add_error(error)
-        if isinstance(error, ObjectChangedError):
-            self.statistics.add(changed=1)
+    def _learn(self, error: StorageError) -> None:
         if isinstance(error, RangesNotSupportedError):
             self.gives_ranges = False
-        try:
-            self._retries.failed(
-                error, asked_at=asked_at, begun=begun, attempts=attempts, seconds=seconds
-            )
-        except StorageError:
-            self.statistics.add(failed=1)
-            raise
-        self.statistics.add(retries=1)
 
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""

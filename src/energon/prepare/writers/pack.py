@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -16,18 +15,15 @@ from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.meta.info import META, DatasetInfo
 from energon.prepare.dataset import Indexing, dataset_locked, describe_samples, prepare_dataset
 from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
-from energon.prepare.importers.draw import PEEKED_SAMPLES, open_draw, shuffled
 from energon.prepare.importers.row import PackSource, Row
-from energon.prepare.importers.selection import fetched
 from energon.prepare.index.index import index_files
+from energon.prepare.writers.draw import PEEKED_SAMPLES, SplitRouter, open_draw
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
 from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
 RECORD = "pack.json"
 """Records what is packed: an interrupted run continues only if that is the same."""
-SPLIT_COLUMN = "__split__"
-"""Holds the split of a sample on its way into a shard."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,7 @@ def pack_dataset(
 
     Raises:
         ConfigError: If there is another dataset already, a sample cannot be written, or the field
-        map
-            does not fit.
+            map does not fit.
         EmptyDatasetError: If the source has no samples.
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
@@ -246,19 +241,20 @@ def _write(
         before = 0
         for part in parts:
             with _writer(place, part, options) as writer:
-                deal = _SplitRouter({part: writer}, _always(part), options, before)
+                deal = SplitRouter({part: writer}, _always(part), options.shuffle_seed, before)
                 deal.write(source, [part], place.folder, progress)
                 before += writer.num_samples
         return parts != [""]
     if not options.is_drawn:
         with _writer(place, "", options) as writer:
-            deal = _SplitRouter({"": writer}, _always(""), options)
+            deal = SplitRouter({"": writer}, _always(""), options.shuffle_seed)
             deal.write(source, parts, place.folder, progress)
         return False
     draw = open_draw(source, options.split_ratio, options.stratify)
     with ExitStack() as stack:
         writers = {name: stack.enter_context(_writer(place, name, options)) for name in draw.names}
-        _SplitRouter(writers, draw, options).write(source, parts, place.folder, progress)
+        deal = SplitRouter(writers, draw, options.shuffle_seed)
+        deal.write(source, parts, place.folder, progress)
     for name, writer in writers.items():
         if not writer.num_samples:
             log.warning("split %r has no samples: too few for a ratio this small", name)
@@ -278,111 +274,6 @@ def _writer(place: Target, split: str, options: PackOptions) -> ShardWriter:
 
 def _always(split: str) -> Callable[[str, Row], str]:
     return lambda key, row: split
-
-
-class _SplitRouter:
-    """Distributes samples to the writers of splits, after those that they already have.
-
-    Args:
-        writers: A writer for each split.
-        route: Returns the split of a sample, given its key and row.
-        options: How samples become shards.
-        before: How many samples were written to other splits.
-    """
-
-    def __init__(
-        self,
-        writers: Mapping[str, ShardWriter],
-        route: Callable[[str, Row], str],
-        options: PackOptions,
-        before: int = 0,
-    ) -> None:
-        self.writers = writers
-        self.route = route
-        self.seed = options.shuffle_seed
-        self.before = before
-        self.left = {split: writer.num_samples for split, writer in writers.items()}
-
-    def write(
-        self,
-        source: PackSource,
-        parts: Sequence[str],
-        folder: Path,
-        progress: Callable[[int], None],
-    ) -> None:
-        """Write the samples of some splits of a source."""
-        for sample in fetched(self._new_samples(source, parts, folder)):
-            self.writers[sample[SPLIT_COLUMN]].write(sample)
-            if self.num_samples % 100 == 0:
-                progress(self.num_samples)
-        for split, left in self.left.items():
-            if left:
-                raise self._changed(split)
-        progress(self.num_samples)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples written so far, including those of earlier runs."""
-        return self.before + sum(writer.num_samples for writer in self.writers.values())
-
-    def _new_samples(
-        self, source: PackSource, parts: Sequence[str], folder: Path
-    ) -> Iterator[Mapping[str, Any]]:
-        if self.seed is not None:
-            everything = self._routed(source, parts, 0, lambda split, key: True)
-            for sample in shuffled(everything, self.seed, folder):
-                if self._is_new(sample[SPLIT_COLUMN], sample["__key__"]):
-                    yield sample
-            return
-        start = 0
-        if len(parts) == len(self.left) == 1:
-            # The source can skip what the only writer has, except the last sample, which is
-            # compared.
-            ((split, done),) = self.left.items()
-            start, self.left[split] = max(0, done - 1), min(1, done)
-        yield from self._routed(source, parts, start, self._is_new)
-
-    def _routed(
-        self,
-        source: PackSource,
-        parts: Sequence[str],
-        start: int,
-        is_new: Callable[[str, str], bool],
-    ) -> Iterator[dict[str, Any]]:
-        """Yield samples that are new, with the names of their splits."""
-        routed: deque[tuple[str, str]] = deque()
-
-        def is_selected(key: str, row: Row) -> bool:
-            split = self.route(key, row)
-            if not is_new(split, key):
-                return False
-            routed.append((key, split))
-            return True
-
-        for part in parts:
-            for sample in source.samples(part, start, is_selected):
-                # Sources may ask about samples before they have yielded the ones before these.
-                key, split = routed.popleft()
-                while key != sample["__key__"]:
-                    key, split = routed.popleft()
-                yield {**sample, SPLIT_COLUMN: split}
-
-    def _is_new(self, split: str, key: str) -> bool:
-        """Return whether a sample comes after those that its writer has."""
-        if not self.left[split]:
-            return True
-        self.left[split] -= 1
-        if not self.left[split] and key != self.writers[split].last_key:
-            raise self._changed(split)
-        return False
-
-    def _changed(self, split: str) -> ConfigError:
-        writer = self.writers[split]
-        return ConfigError(
-            f"{Path(writer.pattern).parent}: the last of {writer.num_samples} samples in the "
-            f"shards is {writer.last_key!r}, which is no longer in the source; pass "
-            "--overwrite to rewrite all shards"
-        )
 
 
 def _check(folder: Path, text: str) -> None:

@@ -41,10 +41,10 @@ def pack_remote(
     most one shard per split and one being uploaded; when shuffling, all contents in samples
     themselves.
 
-    source: The source.
-        source: What to pack.
+    Args:
+        source: The source.
+        address: Where to pack to.
         options: See `pack_dataset`, as for the following.
-        options: How, see `pack_dataset`, as for the following.
         about: Identifies the source.
         progress: Called with the number of written samples.
         indexing: How to index the shards.

@@ -1,4 +1,4 @@
-"""Draw the splits of samples by a hash of their keys.
+"""Draw the splits of samples by a hash of their keys, and pass each to the writer of its split.
 
 A key is hashed to a number from 0 to 1, and each split has a piece of that line as long as its
 ratio. So the split of a sample depends only on its key and the ratios: when samples are added, the
@@ -20,8 +20,8 @@ import pickle
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError
 from energon.prepare.importers.row import PackSource, Row
+from energon.prepare.importers.selection import fetched
+from energon.prepare.writers.shard_writer import ShardWriter
 
 
 def shuffled(
@@ -195,3 +197,112 @@ def _moved(draw: SplitDraw, samples: Iterable[tuple[str, Row]]) -> dict[str, str
         counts[name] += 1
         moved[nearest] = splits[nearest] = name
     return moved
+
+
+SPLIT_COLUMN = "__split__"
+"""Holds the split of a sample on its way into a shard."""
+
+
+class SplitRouter:
+    """Distributes samples to the writers of splits, after those that they already have.
+
+    Args:
+        writers: A writer for each split.
+        route: Returns the split of a sample, given its key and row.
+        shuffle_seed: Determines the order of samples; None keeps that of the source.
+        before: How many samples were written to other splits.
+    """
+
+    def __init__(
+        self,
+        writers: Mapping[str, ShardWriter],
+        route: Callable[[str, Row], str],
+        shuffle_seed: int | None,
+        before: int = 0,
+    ) -> None:
+        self.writers = writers
+        self.route = route
+        self.seed = shuffle_seed
+        self.before = before
+        self.left = {split: writer.num_samples for split, writer in writers.items()}
+
+    def write(
+        self,
+        source: PackSource,
+        parts: Sequence[str],
+        folder: Path,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Write the samples of some splits of a source."""
+        for sample in fetched(self._new_samples(source, parts, folder)):
+            self.writers[sample[SPLIT_COLUMN]].write(sample)
+            if self.num_samples % 100 == 0:
+                progress(self.num_samples)
+        for split, left in self.left.items():
+            if left:
+                raise self._changed(split)
+        progress(self.num_samples)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples written so far, including those of earlier runs."""
+        return self.before + sum(writer.num_samples for writer in self.writers.values())
+
+    def _new_samples(
+        self, source: PackSource, parts: Sequence[str], folder: Path
+    ) -> Iterator[Mapping[str, Any]]:
+        if self.seed is not None:
+            everything = self._routed(source, parts, 0, lambda split, key: True)
+            for sample in shuffled(everything, self.seed, folder):
+                if self._is_new(sample[SPLIT_COLUMN], sample["__key__"]):
+                    yield sample
+            return
+        start = 0
+        if len(parts) == len(self.left) == 1:
+            # The source can skip what the only writer has, except the last sample, which is
+            # compared.
+            ((split, done),) = self.left.items()
+            start, self.left[split] = max(0, done - 1), min(1, done)
+        yield from self._routed(source, parts, start, self._is_new)
+
+    def _routed(
+        self,
+        source: PackSource,
+        parts: Sequence[str],
+        start: int,
+        is_new: Callable[[str, str], bool],
+    ) -> Iterator[dict[str, Any]]:
+        """Yield samples that are new, with the names of their splits."""
+        routed: deque[tuple[str, str]] = deque()
+
+        def is_selected(key: str, row: Row) -> bool:
+            split = self.route(key, row)
+            if not is_new(split, key):
+                return False
+            routed.append((key, split))
+            return True
+
+        for part in parts:
+            for sample in source.samples(part, start, is_selected):
+                # Sources may ask about samples before they have yielded the ones before these.
+                key, split = routed.popleft()
+                while key != sample["__key__"]:
+                    key, split = routed.popleft()
+                yield {**sample, SPLIT_COLUMN: split}
+
+    def _is_new(self, split: str, key: str) -> bool:
+        """Return whether a sample comes after those that its writer has."""
+        if not self.left[split]:
+            return True
+        self.left[split] -= 1
+        if not self.left[split] and key != self.writers[split].last_key:
+            raise self._changed(split)
+        return False
+
+    def _changed(self, split: str) -> ConfigError:
+        writer = self.writers[split]
+        return ConfigError(
+            f"{Path(writer.pattern).parent}: the last of {writer.num_samples} samples in the "
+            f"shards is {writer.last_key!r}, which is no longer in the source; pass "
+            "--overwrite to rewrite all shards"
+        )
