@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -263,3 +264,62 @@ assert len(os.listdir("/proc/self/task")) > before  # so that this test can fail
     if not os.path.isdir("/proc/self/task"):
         pytest.skip("threads of a process are counted in /proc, which only Linux has")
     subprocess.run([sys.executable, "-c", program], input=LARGE, check=True)
+
+
+UPPER, LOWER = Box(50, 20, 400, 150), Box(50, 20, 400, 340)
+
+
+def decoded_part(monkeypatch, data, box, spec="rgb8", **settings):
+    monkeypatch.setattr(RandomResizedCrop, "box", lambda *_: box)
+    decoder = SampleDecoder(spec, random_resized_crop=True, **settings)
+    return pixels_of(decoder.decode("a.jpg", data))
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "torchrgb8", "l8"])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("size", [(140, 200), (75, 200), (60, 60)])
+def test_what_is_below_a_crop_is_not_decoded(monkeypatch, spec, subsampling, size):
+    image = scene(500, 375).convert("L" if spec == "l8" else "RGB")
+    data, heights = encoded(image, quality=90, subsampling=subsampling), []
+    decode_jpeg = simplejpeg.decode_jpeg
+
+    def recorded(data, **settings):
+        heights.append(simplejpeg.decode_jpeg_header(data)[0])
+        return decode_jpeg(data, **settings)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", recorded)
+    upper = decoded_part(monkeypatch, data, UPPER, spec, image_size=size)
+    # With restarts, it is decoded in full.
+    start = data.index(b"\xff\xda")
+    data = data[:start] + b"\xff\xdd\0\4\xff\xff" + data[start:]
+    whole = decoded_part(monkeypatch, data, UPPER, spec, image_size=size)
+    assert heights == [176, 375]
+    assert np.array_equal(upper, whole)
+
+
+@pytest.mark.parametrize("box", [UPPER, LOWER])
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_truncated_images_are_errors_wherever_their_crops_end(monkeypatch, box, share):
+    with pytest.raises(DecodeError, match="not a complete image"):
+        decoded_part(monkeypatch, SMALL[: int(share * len(SMALL))], box, image_size=60)
+
+
+def test_damage_above_the_end_of_a_crop_is_found(monkeypatch):
+    """Pillow decodes it again, and accepts it as for whole images: the rest is gray."""
+    image = SMALL[: len(SMALL) // 5] + b"\xff\xd9"
+    found = decoded_part(monkeypatch, image, UPPER, image_size=(150, 400), exact_resize=True)
+    assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(image)))[20:170, 50:450])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"progressive": True}, {"restart_marker_rows": 1}, {"optimize": True}, {}]
+)
+@pytest.mark.parametrize("box", [UPPER, LOWER, Box(0, 374, 500, 1), Box(7, 0, 1, 1)])
+def test_crops_of_any_kind_of_jpeg_are_those_of_the_decoded_image(monkeypatch, settings, box):
+    data = encoded(scene(500, 375), quality=90, **settings)
+    found = decoded_part(
+        monkeypatch, data, box, image_size=(box.height, box.width), exact_resize=True
+    )
+    pixels = np.asarray(Image.open(io.BytesIO(data)), np.int32)
+    expected = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    assert np.array_equal(found, expected)

@@ -1,14 +1,15 @@
 """Decode images to arrays, tensors or Pillow images.
 
-JPEGs in color or gray are decoded by simplejpeg where it is installed: faster than by
-Pillow, and the pixels are the same. Everything else is Pillow's. The result is a uint8 array
-first; numpy makes floats of it, in one pass and one thread.
+JPEGs in color or gray are decoded by simplejpeg where it is installed, which is faster than
+Pillow; everything else is Pillow's. The result is a uint8 array first; numpy makes floats of it,
+in one pass and one thread.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,14 +40,20 @@ IMAGE_EXTENSIONS = frozenset(
 
 
 JPEG_START = b"\xff\xd8"
-_MARKER, _SCAN = 0xFF, 0xDA
+_MARKER, _SCAN, _RESTARTS = 0xFF, 0xDA, 0xDD
+_BASELINE_FRAMES = frozenset({0xC0, 0xC1})
+_SEQUENTIAL_FRAMES = _BASELINE_FRAMES | {0xC9}
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
+_HEIGHT = 5
+"""Where the height is, from the start of a frame: two bytes."""
+_LEFT_OVER = re.compile(r"\d+ extraneous bytes before marker 0xd9")
 _COLOR_SPACES = {
     ("L", "Gray"): "Gray",
     **{("RGB", colors): "RGB" for colors in ("Gray", "YCbCr", "RGB")},
 }
 """What simplejpeg decodes to as Pillow does, by mode and the colors of a JPEG."""
+_ROWS_OF_BLOCKS = 16
+"""The height of the blocks that are decoded together, in most files."""
 
 
 class ImageSpec(NamedTuple):
@@ -114,12 +121,11 @@ def decode_image(
         MissingExtraError: If tensors are requested and torch is not installed.
     """
     is_jpeg = data[:2] == JPEG_START
-    if is_jpeg:
-        _check_scans(data)
+    frame = _check_scans(data) if is_jpeg else 0
     if max_pixels is None:
         max_pixels = IMAGE_PIXELS.value
     if is_jpeg and spec.library != "pil":
-        pixels = _jpeg_pixels(data, spec, resize, max_pixels, seed=seed, name=name)
+        pixels = _jpeg_pixels(data, frame, spec, resize, max_pixels, seed=seed, name=name)
         if pixels is not None:
             return _converted(pixels, spec)
     image = _open(data, spec.mode, resize, max_pixels, is_jpeg=is_jpeg, seed=seed, name=name)
@@ -168,7 +174,7 @@ def _open(
         image = Image.open(io.BytesIO(data))
         width, height = image.size
         if width * height > max_pixels:
-            raise _too_large(width, height)
+            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
         if resize is None:
             image.load()
             return _in_8_bits(image).convert(mode)
@@ -226,6 +232,7 @@ def _in_8_bits(image: Image) -> Image:
 
 def _jpeg_pixels(
     data: bytes,
+    frame: int,
     spec: ImageSpec,
     resize: Resize | None,
     max_pixels: int,
@@ -233,7 +240,22 @@ def _jpeg_pixels(
     seed: int,
     name: str,
 ) -> NDArray[np.uint8] | None:
-    """Decode with simplejpeg if it yields the same pixels as Pillow, else return None."""
+    """Decode with simplejpeg if it yields the same pixels as Pillow, else return None.
+
+    A JPEG is a sequence of Huffman codes without entry points: what is above a part must be
+    decoded, but nothing below it. Decoders stop at the height that the frame says, so a copy with
+    a smaller one makes them stop early. They report the codes that are left, as they do after
+    restarts; a report of anything else means that the file is damaged.
+
+    Args:
+        data: The file.
+        frame: What `_check_scans` has returned.
+        spec: The form of the result.
+        resize: The part to cut out and its final size; None keeps the image as it is.
+        max_pixels: The largest image to accept.
+        seed: Determines the part, together with `name`, if it is random.
+        name: Distinguishes the image from others of its sample.
+    """
     if spec.mode == "RGBA":
         return None
     try:
@@ -243,7 +265,7 @@ def _jpeg_pixels(
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
         if width * height > max_pixels:
-            raise _too_large(width, height)
+            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
         space = _COLOR_SPACES.get((spec.mode, colors))
         if space is None:
             return None
@@ -254,10 +276,22 @@ def _jpeg_pixels(
             return whole[:, :, 0] if space == "Gray" else whole
         box = resize.box(width, height, seed, name)
         factor = resize.factor(box)
-        least = {}
-        if factor > 1:
-            least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
-        pixels = simplejpeg.decode_jpeg(data, colorspace=space, **least)
+        # Decoders smooth colors over the row below, and reduced boxes are rounded up.
+        end = box.top + box.height + 2 * factor
+        rows = -(-end // _ROWS_OF_BLOCKS) * _ROWS_OF_BLOCKS
+        ends_early = frame > 0 and rows < height
+        if ends_early:
+            height, place = rows, frame + _HEIGHT
+            data = b"".join((data[:place], height.to_bytes(2, "big"), data[place + 2 :]))
+        shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
+        pixels = np.empty(shape, np.uint8)
+        least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
+        try:
+            simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
+        except ValueError as error:
+            # Only the first of several reports is shown, so everything before it was in order.
+            if not (ends_early and _LEFT_OVER.search(str(error))):
+                raise
     except DecodeError:
         raise
     except ValueError:
@@ -268,26 +302,30 @@ def _jpeg_pixels(
     return resize.scaled_pixels(pixels, box, factor, library=spec.library)
 
 
-def _too_large(width: int, height: int) -> DecodeError:
-    return IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
+def _check_scans(data: bytes) -> int:
+    """Return where the frame of a JPEG is; 0 if decoding cannot end early, see `_jpeg_pixels`.
 
-
-def _check_scans(data: bytes) -> None:
-    """Raise DecodeError if a JPEG has more scans than `JPEG_SCANS`.
-
-    A few bytes add a scan, and each one takes time proportional to the number of pixels.
+    Raises:
+        DecodeError: If it has more scans than `JPEG_SCANS`. A few bytes add a scan, and each one
+            takes time proportional to the number of pixels.
     """
-    place, frame_components = 2, 0
+    place, frame, has_restarts = 2, 0, False
     while place + 10 <= len(data) and data[place] == _MARKER:
         marker = data[place + 1]
         if marker in _FRAMES:
-            frame_components = data[place + 9]
-            is_progressive = marker not in _SEQUENTIAL_FRAMES
+            frame = place
+        elif marker == _RESTARTS:
+            has_restarts = True
         elif marker == _SCAN:
-            if frame_components and (is_progressive or data[place + 4] < frame_components):
-                scans = data.count(bytes((_MARKER, _SCAN)))
-                check_limit(scans, JPEG_SCANS, f"the image has {scans} scans")
-            return
+            if not frame:
+                break
+            kind, components = data[frame + 1], data[frame + 9]
+            if kind in _SEQUENTIAL_FRAMES and data[place + 4] >= components:
+                return frame if kind in _BASELINE_FRAMES and not has_restarts else 0
+            scans = data.count(bytes((_MARKER, _SCAN)))
+            check_limit(scans, JPEG_SCANS, f"the image has {scans} scans")
+            return 0
         # A marker may have any number of these before it.
         is_fill = marker == _MARKER
         place += 1 if is_fill else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return 0
