@@ -94,6 +94,16 @@ def test_buckets_prefixes_and_what_is_not_prepared_are_told_apart(s3, address, s
         (["a.csv", "b.csv"], "raw", "has tables (.csv); `energon pack {raw} {raw}_packed`"),
         (["a.tar.gz"], "raw", "has compressed archives; `energon pack {raw} {raw}_packed`"),
         (["t.csv"], "raw/t.csv", "is a table; `energon pack {raw}/t.csv {raw}/t_packed`"),
+        (
+            ["t.json.gz"],
+            "raw/t.json.gz",
+            "is compressed JSON; if each line is a sample, rename it to t.jsonl.gz",
+        ),
+        (
+            ["t.json.gz", "u.json.gz"],
+            "raw",
+            "has compressed JSON files; if each line is a sample, rename them to names",
+        ),
         (["t.tar"], "raw/t.tar", "is a shard; `energon prepare {raw}` makes"),
     ],
 )

@@ -159,6 +159,9 @@ def advice(path: str) -> str:
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".arrow"):
             return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
+        lines = _renamed_to_lines(address_name(path))
+        if lines is not None:
+            return f"is compressed JSON; if each line is a sample, rename it to {lines}"
         if path.endswith(".tar"):
             folder = shown.rpartition("/")[0] or "."
             return (
@@ -179,6 +182,12 @@ def advice(path: str) -> str:
         )
     if any(name.endswith(".tar") for name in names):
         return f"has no .nv-meta/.info.json; run `energon prepare {shell_word(shown)}`"
+    renamed = list(filter(None, map(_renamed_to_lines, map(address_name, names))))
+    if 2 * len(renamed) > len(names):
+        return (
+            "has compressed JSON files; if each line is a sample, rename them to names such as "
+            f"{renamed[0]}"
+        )
     if any(".tar." in name or name.endswith(".tgz") for name in names):
         return f"has compressed archives; {pack} makes shards of them"
     suffixes = Counter(os.path.splitext(name)[1] for name in names)
@@ -197,6 +206,12 @@ def advice(path: str) -> str:
     if kinds:
         return f"has files ({kinds}) and no shards; {pack} makes a dataset of them"
     return f"has no .nv-meta/.info.json; {_READABLE}"
+
+
+def _renamed_to_lines(name: str) -> str | None:
+    """Return what a compressed file of JSON lines should be called; None for other files."""
+    stem, json, packing = name.rpartition(".json.")
+    return f"{stem}.jsonl.{packing}" if json and packing in ("gz", "zst") else None
 
 
 def _is_bucket(path: str) -> bool:
