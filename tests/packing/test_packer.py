@@ -140,3 +140,22 @@ def test_a_length_that_is_none_ends_the_run(length):
 def test_settings_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Packer(**{"context": 5, "length": tokens, **arguments})
+
+
+@pytest.mark.parametrize("lengths", [[3000], [576, 577], [4097]])
+def test_lengths_that_fill_no_pack_are_not_packed_again_for_every_pack(lengths, monkeypatch):
+    divided = []
+    divide = Packer.divide
+
+    def record(self, lengths):
+        divided.append(len(lengths))
+        return divide(self, lengths)
+
+    monkeypatch.setattr(Packer, "divide", record)
+    packer, window, carried, packed = Packer(8192, tokens), 256, [], 0
+    for _ in range(8):
+        new = texts([lengths[n % len(lengths)] for n in range(window - len(carried))])
+        selection = packer(carried + new)
+        packed += sum(map(len, selection.groups))
+        carried = list(selection.carry)
+    assert sum(divided) < 1.2 * packed

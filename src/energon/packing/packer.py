@@ -194,7 +194,8 @@ class Selection:
 
 
 CARRIED_SLACK = 1 / 256
-"""If the packer carries, packs with a larger share of free room than this are carried over."""
+"""If the packer carries, packs with a larger share of free room than this are carried over,
+unless most packs are as full as the fullest."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,8 @@ class Packer:
         method: "fill" fills one pack after the other as exactly as possible; "first_fit" is
             first-fit decreasing.
         carry: Whether the samples of packs that are not full wait for the next window instead of
-            being padded. This takes more samples at the start and then almost no padding; with
-            False, every window is packed completely.
+            being padded, unless their lengths fill no pack any better. This takes more samples at
+            the start and then almost no padding; with False, every window is packed completely.
         balance: Whether packs should also have similar sums of squared lengths (of the first
             dimension), to which the cost of attention is proportional. Requires "fill".
         too_long: What to do with a sample longer than the context: "error" ends the run and names
@@ -292,11 +293,15 @@ class Packer:
         """Return the packs to yield, not sorted by size, and the items to carry over."""
         kept, carried = bins, []
         if self.carry and len(bins) > 1:
-            fill = [(lengths[items].sum(axis=0) / self.room).max() for items in bins]
-            full = [place for place in range(len(bins)) if fill[place] >= 1 - CARRIED_SLACK]
+            fill = np.array([(lengths[items].sum(axis=0) / self.room).max() for items in bins])
+            full = fill >= 1 - CARRIED_SLACK
+            best = fill >= fill.max() - CARRIED_SLACK
+            if not full.any() and 2 * best.sum() > len(bins):
+                # Lengths such as these, all equal for example, fill no pack any better.
+                full = best
             # Every window yields something, the oldest items first.
             oldest = next(place for place, items in enumerate(bins) if 0 in items)
-            given = {oldest, *full}
+            given = {oldest, *np.flatnonzero(full).tolist()}
             kept = [bins[place] for place in sorted(given)]
             carried = [item for p, items in enumerate(bins) if p not in given for item in items]
         # The first item of a bin is its largest, whose place in the stream is random.
