@@ -41,6 +41,17 @@ def test_a_size_that_cannot_be_takes_no_memory(tmp_path):
             OpenFile(str(tmp_path / "x")).pread(offset, size)
 
 
+def test_a_range_is_read_into_memory_of_the_caller(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, at: read(file, [views[0][:7]], at))
+    file, buffer = OpenFile(str(tmp_path / "x")), bytearray(30)
+    file.pread_into(10, memoryview(buffer))
+    assert bytes(buffer) == bytes(range(10, 40))
+    with pytest.raises(TruncatedError, match="x: ends at byte 100, expected 30 bytes from byte 80"):
+        file.pread_into(80, memoryview(buffer))
+
+
 def test_a_missing_file_says_what_to_do(tmp_path):
     for read in (lambda pool, path: pool.pread(path, 0, 1), lambda pool, path: pool.size(path)):
         with pytest.raises(DatasetNotFoundError, match="no such file.*energon prepare"):

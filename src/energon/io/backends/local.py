@@ -106,6 +106,20 @@ class OpenFile:
             data += more
         return data
 
+    def pread_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `offset`.
+
+        Raises:
+            TruncatedError: If the file ends earlier.
+        """
+        filled = 0
+        while filled < len(buffer):
+            # Linux returns at most 2 GiB at once.
+            read = os.preadv(self.descriptor, [buffer[filled:]], offset + filled)
+            if not read:
+                raise cut_off(self.path, offset + filled, offset, len(buffer))
+            filled += read
+
     def will_read(self, offset: int, size: int) -> None:
         """Ask the system to load a range from disk, unless it is in memory."""
         if hasattr(os, "posix_fadvise"):  # macOS has none

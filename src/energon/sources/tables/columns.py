@@ -41,14 +41,26 @@ class RowTable:
         """
         found = self._values.get(name)
         if found is None:
-            column = self.table.column(name)
-            if not self._is_kept or _is_nested(column.type):
-                return _values_and_paths(column, rows)
-            every = np.arange(self.table.num_rows)
-            found = self._values[name] = _values_and_paths(column, every)
+            if not self._is_converted_whole(name):
+                return _values_and_paths(self.table.column(name), rows)
+            found = self._convert(name)
         values, paths = found
         numbers = rows.tolist()
         return [values[n] for n in numbers], paths and [paths[n] for n in numbers]
+
+    def convert(self) -> None:
+        """Convert the columns that are converted as a whole now, for example in another thread."""
+        for name in self.table.column_names:
+            if self._is_converted_whole(name):
+                self._convert(name)
+
+    def _is_converted_whole(self, name: str) -> bool:
+        return self._is_kept and not _is_nested(self.table.schema.field(name).type)
+
+    def _convert(self, name: str) -> _Values:
+        every = np.arange(self.table.num_rows)
+        found = self._values[name] = _values_and_paths(self.table.column(name), every)
+        return found
 
 
 _Values = tuple[list[Any], list[Any] | None]

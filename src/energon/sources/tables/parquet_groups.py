@@ -12,6 +12,7 @@ from energon.errors import FormatError, needs_extra
 from energon.formats.parquet import ParquetFooter, parse_footer
 from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
+from energon.io.backends.local import OpenFile
 from energon.io.range_file import RangeFile
 from energon.limits import DECODED_BYTES
 from energon.sources.decoded_blocks import DecodedBlocks
@@ -104,7 +105,7 @@ class ParquetGroups(RowGroups):
     ) -> None:
         """Begin to decode the row groups that are read next; errors are raised by `table`."""
         places = [(group, columns) for group in groups]
-        self._decoded.begin(places, self._made, submit, most=most)
+        self._decoded.begin(places, self._made_ahead, submit, most=most)
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return where the contents of some columns of a row group begin and end in the file."""
@@ -134,6 +135,11 @@ class ParquetGroups(RowGroups):
     def _made(self, place: _Place) -> _DecodedGroup:
         table = self._decode(*place)
         return _DecodedGroup(RowTable(table, is_kept=True), table.num_rows)
+
+    def _made_ahead(self, place: _Place) -> _DecodedGroup:
+        made = self._made(place)
+        made.table.convert()
+        return made
 
     def _decode(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         with needs_extra("parquet", "Parquet files need pyarrow"):
@@ -171,11 +177,12 @@ class _Chunks(io.RawIOBase):
     """A file of which some ranges are read at once, and the rest when it is asked for."""
 
     def __init__(self, file: RangeFile, size: int, ranges: Sequence[tuple[int, int]]) -> None:
-        starts = [start for start, _ in ranges]
-        contents = file.pread_many(starts, [stop - start for start, stop in ranges])
-        self._chunks = {
-            start: memoryview(content) for start, content in zip(starts, contents, strict=True)
-        }
+        starts, sizes = [start for start, _ in ranges], [stop - start for start, stop in ranges]
+        if isinstance(file, OpenFile):
+            contents = [_read_to_arrow(file, *each) for each in zip(starts, sizes, strict=True)]
+        else:
+            contents = [memoryview(content) for content in file.pread_many(starts, sizes)]
+        self._chunks = dict(zip(starts, contents, strict=True))
         self._file = file
         self._size = size
         self._at = 0
@@ -201,3 +208,15 @@ class _Chunks(io.RawIOBase):
             if low <= start and stop <= low + len(content):
                 return content[start - low : stop - low]
         return self._file.pread(start, max(0, stop - start))
+
+
+def _read_to_arrow(file: OpenFile, start: int, size: int) -> memoryview:
+    """Return a range of a file, in memory that Arrow has used for earlier ones.
+
+    New memory for each row group would take three times as long as reading into it.
+    """
+    import pyarrow as pa
+
+    content = memoryview(pa.allocate_buffer(size))
+    file.pread_into(start, content)
+    return content

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any
 from urllib.parse import unquote
 
@@ -130,19 +131,25 @@ class RowSource(LazySource):
             table = self.groups.table(group, self.columns, num_rows=len(places))
             values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
             given = {key: own[number] for key, own in self.partitions.items() if self.takes(key)}
-            numbers = (rows[places] - base).tolist()
-            for at, place in enumerate(places.tolist()):
+            taken = zip(
+                places.tolist(),
+                (rows[places] - base).tolist(),
+                _by_row(values, len(places)),
+                _by_row(own_paths, len(places)),
+                strict=True,
+            )
+            for place, row, own, files in taken:
                 samples[place] = CrudeSample(
                     {
-                        "__key__": f"{stem}/{numbers[at]}",
+                        "__key__": f"{stem}/{row}",
                         "__shard__": name,
                         "__restore_key__": keys[place],
                         "__subflavors__": subflavors,
-                        **{column: own[at] for column, own in values.items()},
+                        **dict(zip(values, own, strict=True)),
                         **given,
                     }
                 )
-                paths[place] = {column: own[at] for column, own in own_paths.items()}
+                paths[place] = dict(zip(own_paths, files, strict=True))
             held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
@@ -322,6 +329,11 @@ class _LateTableRows:
         """Record in the samples where they come from."""
         record_sources(dataset_path, self.samples)
         return self
+
+
+def _by_row(columns: Mapping[str, list[Any]], count: int) -> Iterator[tuple[Any, ...]]:
+    """Return the values of some columns, row by row."""
+    return zip(*columns.values(), strict=True) if columns else repeat((), count)
 
 
 def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
