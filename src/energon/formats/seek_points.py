@@ -29,15 +29,21 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError, needs_extra
-from energon.formats.deflate import (
+from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
+from energon.formats.compressed import (
+    FED_BYTES,
     GZIP_MAGIC,
-    _aligned,
+    SKIPPED_MAGIC,
+    ZSTD_MAGIC,
+    aligned,
     block_candidates,
     end_of_block,
     gzip_header,
     inflate,
     inflater_after,
+    unpacked_frames,
+    zstd_decoder,
+    zstd_error,
 )
 from energon.messages import shell_word
 
@@ -45,15 +51,12 @@ SPACING_BYTES = 4 << 20
 """Content between two points, if a block or frame starts there."""
 POINT_GAP_BYTES = 64 << 20
 """Maximum content between two points, all of which may be unpacked for a line."""
-MAX_ZSTD_WINDOW_BYTES = 2 << 30
-"""How far a frame may refer back: as far as `zstd --long=31` does."""
 DEFLATE_WINDOW_BYTES = 32 << 10
 """How far deflate refers back."""
 UNPACKED_PIECE_BYTES = 64 << 10
 _MAGIC = b"ENSEEK01"
 _END = struct.Struct("<4Q")
 _GZIP, _ZSTD, _COPY = 1, 2, 3
-_ZSTD_MAGIC, _SKIPPED_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 
 
 class LongFrameError(ConfigError):
@@ -163,8 +166,8 @@ class SeekPoints:
                 bit = int(self.bits[number]) % 8
                 found = inflate(data, bit, window, stop - start)
             else:
-                found = b"".join(_unpacked_frames(data, stop - start))
-        except (zlib.error, EOFError, _zstd_error()) as error:
+                found = b"".join(unpacked_frames(data, stop - start))
+        except (zlib.error, EOFError, zstd_error()) as error:
             raise FormatError(
                 f"{self.origin}: cannot be unpacked {place}: {error}; the file is damaged or "
                 "changed, restore it or run `energon prepare` again"
@@ -210,7 +213,7 @@ class PointFinder:
         self._write(_MAGIC)
         if head.startswith(GZIP_MAGIC):
             kind, blocks = _GZIP, self._gzip(head, file)
-        elif head.startswith(_ZSTD_MAGIC) or head[1:4] == _SKIPPED_MAGIC:
+        elif head.startswith(ZSTD_MAGIC) or head[1:4] == SKIPPED_MAGIC:
             kind, blocks = _ZSTD, self._zstd(head, file)
             if self._copy is not None:
                 kind, blocks = _COPY, self._copied(blocks, self._copy)
@@ -226,7 +229,7 @@ class PointFinder:
                 is_far = self._unpacked - self._starts[-1] > POINT_GAP_BYTES
                 if is_far and self._out is not None and kind != _COPY:
                     raise self._no_entry(kind)
-        except (zlib.error, _zstd_error()) as error:
+        except (zlib.error, zstd_error()) as error:
             raise FormatError(
                 f"{self._origin}: is damaged before byte {file.tell()}: {error}; restore it"
             ) from error
@@ -321,7 +324,7 @@ class PointFinder:
             self._note(8 * (at + byte) + bit, self._unpacked + len(block), window)
             decoder = inflater_after(window)
             return (
-                block + decoder.decompress(_aligned(bit, data[byte])),
+                block + decoder.decompress(aligned(bit, data[byte])),
                 decoder,
                 data[byte + 1 :],
             )
@@ -334,7 +337,7 @@ class PointFinder:
         while data or (data := file.read(UNPACKED_PIECE_BYTES)):
             while len(data) < 8:
                 data += _more(file)
-            if data[1:4] == _SKIPPED_MAGIC:
+            if data[1:4] == SKIPPED_MAGIC:
                 length = 8 + int.from_bytes(data[4:8], "little")
                 while len(data) < length:
                     length -= len(data)
@@ -343,9 +346,9 @@ class PointFinder:
                 continue
             if self._copy is None and self._is_due:
                 self._note(8 * (file.tell() - len(data)), self._unpacked, b"")
-            decoder = _zstd_decoder()
+            decoder = zstd_decoder()
             while not decoder.eof:
-                piece, data = data[:_FED_BYTES], data[_FED_BYTES:]
+                piece, data = data[:FED_BYTES], data[FED_BYTES:]
                 yield decoder.decompress(piece or _more(file))
             data = decoder.unused_data + data
 
@@ -368,10 +371,6 @@ class PointFinder:
                 yield content
 
 
-_FED_BYTES = 8 << 10
-"""A few bytes of zstd can stand for 128 KiB, so that much is unpacked at a time."""
-
-
 def _short_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield content in pieces, none of which is empty or longer than the space between points."""
     for block in blocks:
@@ -384,35 +383,3 @@ def _more(file: BinaryIO) -> bytes:
     if not data:
         raise EOFError("it is truncated")
     return data
-
-
-def _unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
-    """Yield up to `size` bytes of the content of zstd frames."""
-    while size > 0 and data:
-        if data[1:4] == _SKIPPED_MAGIC:
-            data = data[8 + int.from_bytes(data[4:8], "little") :]
-            continue
-        decoder = _zstd_decoder()
-        while not decoder.eof and data and size >= 0:
-            piece, data = data[:_FED_BYTES], data[_FED_BYTES:]
-            block = decoder.decompress(piece)
-            size -= len(block)
-            yield block
-        data = decoder.unused_data + data
-
-
-def _zstd_decoder() -> Any:
-    """Return a decompressor for one frame."""
-    with needs_extra("formats", "files of zstd need zstandard"):
-        import zstandard
-    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES).decompressobj()
-
-
-def _zstd_error() -> type[Exception]:
-    """Return the exception class of zstandard; without the package, nothing can raise it."""
-    try:
-        import zstandard
-    except ImportError:
-        return EOFError
-    error: type[Exception] = zstandard.ZstdError
-    return error

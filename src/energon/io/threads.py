@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -104,3 +104,16 @@ def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:
         # An idle thread must not hold on to what it read last.
         del job, future, is_needed, function, arguments
         idle.release()
+
+
+def run_in_threads(run: Callable[[T], None], items: Sequence[T], *, count: int) -> None:
+    """Call `run` for all items, `count` at a time; stop at the first failure."""
+    threads = WaitingThreads(count, "energon-items")
+    running = [threads.submit(run, item) for item in items]
+    try:
+        for future in running:
+            future.result()
+    finally:
+        for future in running:
+            future.cancel()
+        threads.close()

@@ -235,3 +235,31 @@ def absolute_aux(address: str, folder: str) -> str:
     if address.startswith(scheme):
         return scheme + absolute(address.removeprefix(scheme), folder)
     return absolute(address, folder)
+
+
+def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
+    """Return the leaf of a join.
+
+    Args:
+        node: The node.
+        members: Its datasets; the leaf has the path of the first.
+        document: The local file that contains it; None if there is none.
+    """
+    first = members[0].leaf
+    joiner = SampleJoiner(
+        node.joiner.module,
+        node.joiner.class_ or str(node.joiner.function),
+        node.joiner.class_ is not None,
+        node.where("joiner"),
+        document,
+    )
+    return Leaf(
+        path=first.path,
+        split_part=first.split_part,
+        dataset_config=first.dataset_config,
+        split_config=first.split_config,
+        origin=node.where("join"),
+        kind=first.kind,
+        join=members,
+        joiner=joiner,
+    )

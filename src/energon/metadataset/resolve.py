@@ -39,7 +39,6 @@ from energon.metadataset.leaf import (
     Leaf,
     LeafList,
     NodeContext,
-    SampleJoiner,
     TraversedDatasetReference,
     absolute,
     absolute_aux,
@@ -47,6 +46,7 @@ from energon.metadataset.leaf import (
     check_subset,
     identity,
     inherit,
+    joined_leaf,
     repeated,
 )
 from energon.metadataset.recognition import dataset_kind
@@ -67,34 +67,6 @@ from energon.metadataset.tree import (
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
     from energon.metadataset.grammar_values import Node, Reference, Weighted
-
-
-def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
-    """Return the leaf of a join.
-
-    Args:
-        node: The node.
-        members: Its datasets; the leaf has the path of the first.
-        document: The local file that contains it; None if there is none.
-    """
-    first = members[0].leaf
-    joiner = SampleJoiner(
-        node.joiner.module,
-        node.joiner.class_ or str(node.joiner.function),
-        node.joiner.class_ is not None,
-        node.where("joiner"),
-        document,
-    )
-    return Leaf(
-        path=first.path,
-        split_part=first.split_part,
-        dataset_config=first.dataset_config,
-        split_config=first.split_config,
-        origin=node.where("join"),
-        kind=first.kind,
-        join=members,
-        joiner=joiner,
-    )
 
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -320,12 +292,10 @@ class _Resolver:
 
     def sound_node(self, node: Any, context: NodeContext) -> _Branch:
         self.count(METADATASET_NODES, node)
-        from energon.metadataset import grammar
-        from energon.metadataset import grammar as grammar_v1
-        from energon.metadataset import grammar_values as grammar_nodes
+        from energon.metadataset import grammar, grammar_values
 
         match node:
-            case grammar_v1.SplitV1():
+            case grammar.SplitV1():
                 entries = [entry.as_reference() for entry in node.datasets]
                 blend = grammar.Blend.model_construct(blend=entries)
                 return self.blend(blend, context, node.where("datasets"))
@@ -336,7 +306,7 @@ class _Resolver:
                 branch = self.line(node.blend_epochized, context, "blend_epochized", place)
             case grammar.Concat():
                 branch = self.line(node.concat, context, "concat", node.where("concat"))
-            case grammar_nodes.Reference():
+            case grammar_values.Reference():
                 branch = self.reference(node, context)
             case grammar.Join():
                 branch = self.join(node, context)

@@ -38,7 +38,7 @@ from energon.io.disk_cache import FULL, disk_cache
 from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
-from energon.io.threads import WaitingThreads
+from energon.io.threads import run_in_threads
 from energon.limits import read_local_document
 from energon.metadataset.advice import advice, explain_missing
 from energon.prepare.dataset import without_shards
@@ -175,7 +175,9 @@ class Mirror:
             if (name.startswith(f"{META}/") or name.endswith(INDEX_FILES))
             and (name in changed or not (self.folder / name).exists())
         ]
-        run_in_threads(lambda name: self._download(infos[name]), outdated)
+        run_in_threads(
+            lambda name: self._download(infos[name]), outdated, count=MAX_PARALLEL_COPIES
+        )
         for name in shards:
             self.stand_in(infos[name])
             if not trusting:
@@ -204,7 +206,7 @@ class Mirror:
             done += 1
             progress(done, len(shards))
 
-        run_in_threads(index_one, shards)
+        run_in_threads(index_one, shards, count=MAX_PARALLEL_COPIES)
         place = redact(self.address)
         log.info("%s: %d of %d shards were new or changed", place, read, len(shards))
 
@@ -299,21 +301,6 @@ class Mirror:
                 target.writelines(store.stream(key))
         # Intermediate results belong to an index of this size and date.
         os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
-
-
-def run_in_threads(
-    run: Callable[[str], None], items: Sequence[str], count: int = MAX_PARALLEL_COPIES
-) -> None:
-    """Call `run` for all items, `count` at a time; stop at the first failure."""
-    threads = WaitingThreads(count, "energon-prepare")
-    running = [threads.submit(run, item) for item in items]
-    try:
-        for future in running:
-            future.result()
-    finally:
-        for future in running:
-            future.cancel()
-        threads.close()
 
 
 @contextmanager

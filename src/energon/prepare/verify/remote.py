@@ -16,6 +16,7 @@ from energon.io.address import join_address, redact
 from energon.io.atomic import write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, open_store, read_bytes
+from energon.io.threads import run_in_threads
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.remote import (
@@ -24,7 +25,6 @@ from energon.prepare.remote import (
     Mirror,
     Progress,
     check_writable,
-    run_in_threads,
 )
 from energon.prepare.upkeep import Repair, Report, upkeep_of
 from energon.prepare.verify.repair import repair_at
@@ -140,9 +140,8 @@ class RemoteCheck:
             done += 1
             self._progress(done, len(shards))
 
-        run_in_threads(
-            compare_one, [name for name in shards if name not in self._reports], self._count
-        )
+        left = [name for name in shards if name not in self._reports]
+        run_in_threads(compare_one, left, count=self._count)
         return (self._reports[name] for name in shards)
 
     def _verify(self, name: str) -> ShardReport:

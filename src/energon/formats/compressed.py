@@ -1,7 +1,7 @@
-"""Find the blocks of deflated data (RFC 1951), and inflate from any of them.
+"""Enter gzip and zstd data in the middle: find the blocks of deflated data, unpack single frames.
 
-A block may begin at any bit. It is recognized by its header, and by another block that can take its
-place: the last one, with a content of ours.
+A block (RFC 1951) may begin at any bit. It is recognized by its header, and by another block that
+can take its place: the last one, with a content of ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
+from energon.errors import needs_extra
 
 GZIP_MAGIC = b"\x1f\x8b"
 SEARCHED_BYTES = 8 << 10
@@ -98,7 +99,7 @@ def inflater_after(window: bytes) -> Any:
 def inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
     """Return `size` bytes of the content of gzip members, from a block of the first one on."""
     decoder = inflater_after(window)
-    blocks = [decoder.decompress(_aligned(bit, data[0])) if data else b""]
+    blocks = [decoder.decompress(aligned(bit, data[0])) if data else b""]
     rest, missing = data[1:], size - len(blocks[0])
     while missing > 0:
         blocks.append(decoder.decompress(rest, missing))
@@ -116,7 +117,7 @@ def inflate(data: bytes, bit: int, window: bytes, size: int) -> bytes:
     return b"".join(blocks)
 
 
-def _aligned(bit: int, byte: int) -> bytes:
+def aligned(bit: int, byte: int) -> bytes:
     """Return `byte`, in which a block begins at `bit`, after empty blocks that align it.
 
     These have 10 bits each; if the bit is odd, the first has 95.
@@ -146,3 +147,42 @@ def _empty_block() -> int:
 
 
 _EMPTY_BLOCK = _empty_block()
+
+
+FED_BYTES = 8 << 10
+"""A few bytes of zstd can stand for 128 KiB, so that much is unpacked at a time."""
+_MAX_ZSTD_WINDOW_BYTES = 2 << 30
+"""How far a frame may refer back: as far as `zstd --long=31` does."""
+ZSTD_MAGIC, SKIPPED_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+
+
+def unpacked_frames(data: bytes, size: int) -> Iterator[bytes]:
+    """Yield up to `size` bytes of the content of zstd frames."""
+    while size > 0 and data:
+        if data[1:4] == SKIPPED_MAGIC:
+            data = data[8 + int.from_bytes(data[4:8], "little") :]
+            continue
+        decoder = zstd_decoder()
+        while not decoder.eof and data and size >= 0:
+            piece, data = data[:FED_BYTES], data[FED_BYTES:]
+            block = decoder.decompress(piece)
+            size -= len(block)
+            yield block
+        data = decoder.unused_data + data
+
+
+def zstd_decoder() -> Any:
+    """Return a decompressor for one frame."""
+    with needs_extra("formats", "files of zstd need zstandard"):
+        import zstandard
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
+
+
+def zstd_error() -> type[Exception]:
+    """Return the exception class of zstandard; without the package, nothing can raise it."""
+    try:
+        import zstandard
+    except ImportError:
+        return EOFError
+    error: type[Exception] = zstandard.ZstdError
+    return error
