@@ -123,7 +123,8 @@ class Model(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.places = nn.Embedding(CONTEXT, width)
-        self.heads = nn.Linear(width, 3 * width)
+        # Keys have no bias: attention ignores it, so that rounding alone would move it.
+        self.heads = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, VOCABULARY)
 
     def forward(
