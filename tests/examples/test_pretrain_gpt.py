@@ -57,8 +57,9 @@ def train_and_kill(data, checkpoint, *arguments, ranks, program="pretrain_gpt.py
         wait_until(lambda: checkpoint.exists() or any(each.poll() for each in running))
         time.sleep(0.2)  # a step is shorter: some are saved, and one is half done
     finally:
-        for each in running:
+        for each in running:  # all at once: a rank that loses another one ends by itself
             each.kill()
+        for each in running:
             each.communicate()
     assert [each.returncode for each in running] == [-signal.SIGKILL] * ranks
     return torch.load(checkpoint)["step"]

@@ -390,6 +390,8 @@ def test_the_commands_take_it(entry, tmp_path):
     for command in (["info", "--json"], ["preview", "--count", "1"], ["plan"]):
         result = run(command[0], path, *command[1:])
         assert result.exit_code == 0, result.output
+    found = run("prepare", entry["path"], "--json")
+    assert (found.exit_code, json.loads(found.output)["samples"] > 0) == (0, True), found.output
     assert run("lint", path, "--num-workers", 1).output.endswith("samples: no problems\n")
     if kind in WITH_FILES:
         assert {each.name for each in TreeOpener().open(entry["path"]).entries()} >= {"0.json"}

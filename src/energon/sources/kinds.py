@@ -153,7 +153,8 @@ class DatasetKind:
         has_files: Whether it has files of its own, whose media `prepare` can record.
         options: What a document may set under `read` for a dataset: names, which are then in
             `Leaf.read`, with values that `open` checks.
-        prepares: Whether `prepare` does anything.
+        prepares: Whether `prepare` is all that preparing takes; False for folders that commands
+            index.
         hint: What users who examine or prepare such a dataset should know; "" for nothing.
     """
 
@@ -161,12 +162,15 @@ class DatasetKind:
     noun: str
     has_files = False
     options: tuple[str, ...] = ()
-    prepares = False
+    prepares = True
     hint = ""
 
     def prepare(self, address: str) -> int:
-        """Check the dataset, write what makes opening it fast, and return its number of samples."""
-        raise self.refusal(address, "prepared")
+        """Check the dataset, write what makes opening it fast, and return its number of samples.
+
+        Here, there is nothing to write, and opening it is the check.
+        """
+        return int(self.describe(address, parts=False)["samples"])
 
     def check_options(self, leaf: Leaf) -> None:
         """Raise ConfigError if a document sets anything under `read` that is not an option."""

@@ -31,6 +31,7 @@ class WebdatasetKind(DatasetKind):
     name = "webdataset"
     noun = "a prepared dataset of shards"
     has_files = True
+    prepares = False
 
     def split_names(
         self, address: str, split_config: str | None = None, allow: Collection[str] = ()

@@ -172,6 +172,7 @@ class FolderKind(DatasetKind):
     name = "filesystem"
     noun = "a folder of files"
     has_files = True
+    prepares = False
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         return SystemFileStore(address)

@@ -234,7 +234,6 @@ class MediaFolderKind(RowKind):
     source = MediaFolderSource
     options_type = FolderOptions
     options = FolderOptions.names()
-    prepares = True
     hint = (
         "files are read one by one from the folder; `energon pack` writes them to tar shards, "
         "which load faster from stores and network disks"

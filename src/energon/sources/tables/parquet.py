@@ -177,7 +177,6 @@ class ParquetKind(RowKind):
     source = ParquetSource
     options_type = ParquetOptions
     options = ParquetOptions.names()
-    prepares = True
 
     def prepare(self, address: str) -> int:
         return sum(sum(footer.rows) for footer in ParquetFiles(address).prepare())

@@ -277,8 +277,6 @@ class TokenKind(DatasetKind):
     noun = "a set of token files"
     options = tuple(field.name for field in fields(TokenOptions) if field.name != "origin")
 
-    prepares = True
-
     def prepare(self, address: str) -> int:
         corpus = TokenCorpus(address)
         for file in corpus.files:
