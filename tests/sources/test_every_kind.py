@@ -35,6 +35,8 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | info, lint, preview, plan, mount | `test_the_commands_take_it`; mount of lines, others refuse it |
 | stores, requests | `test_requests.py`; not Arrow, which is mapped into memory |
 | cut off, of another kind, empty | `test_damaged_files_are_errors_that_name_the_file` |
+| permission denied | `test_a_file_that_may_not_be_read_is_reported_as_that` |
+| a folder in its place | `test_a_folder_in_place_of_a_chunk_is_reported` |
 | index against data | `test_an_index_that_disagrees_with_its_data_is_reported` |
 | missing column | `test_a_missing_column_is_reported_with_those_that_there_are` |
 | mixed schemas | `test_files_of_different_schemas_are_told_apart` |
@@ -52,8 +54,10 @@ import os
 import re
 import shutil
 import struct
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -434,6 +438,46 @@ def test_damaged_files_are_errors_that_name_the_file(entry, tmp_path, damage):
     with pytest.raises(EnergonError) as caught:
         epoch(document(tmp_path, entry))
     assert file.stem.partition(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_may_not_be_read_is_reported_as_that(kind):
+    with TemporaryDirectory() as name:  # other users cannot look into those of pytest
+        Path(name).chmod(0o755)
+        entry = KINDS[kind](Path(name))
+        content = {"splits": {"train": entry}}
+        epoch(content)  # imports what is needed
+        path = f"{entry['path']}.bin" if kind.startswith("token") else entry["path"]
+        file = largest_file(path)
+        with unreadable(file), pytest.raises(EnergonError, match=f"{file}.*[Pp]ermission denied"):
+            epoch(content)
+
+
+@contextmanager
+def unreadable(file):
+    """Take the right to read a file away, from root as well."""
+    file.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        file.chmod(0o644)
+
+
+CHUNKS = ("mds", "mds_zstd", "litdata", "litdata_zstd")
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_a_folder_in_place_of_a_chunk_is_reported(kind, tmp_path):
+    entry = KINDS[kind](tmp_path)
+    file = largest_file(entry["path"])
+    file.unlink()
+    file.mkdir()
+    refused(document(tmp_path, entry), f"{file}: is a folder, expected a file")
 
 
 def refused(path, words):

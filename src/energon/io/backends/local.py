@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from energon.errors import (
     DatasetNotFoundError,
+    EnergonError,
     ObjectChangedError,
     StorageAccessError,
     StorageError,
@@ -87,6 +88,8 @@ class OpenFile:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise _missing(path) from None
+        except OSError as error:
+            raise local_error(path, error) from error
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`.
@@ -97,7 +100,10 @@ class OpenFile:
         # Reading allocates the requested size, so large ones are checked against the file first.
         if size > TRUSTED_BYTES and offset + size > (end := os.fstat(self.descriptor).st_size):
             raise cut_off(self.path, end, offset, size)
-        data = os.pread(self.descriptor, size, offset)
+        try:
+            data = os.pread(self.descriptor, size, offset)
+        except OSError as error:
+            raise local_error(self.path, error) from error
         while len(data) < size:
             # Linux returns at most 2 GiB at once.
             more = os.pread(self.descriptor, size - len(data), offset + len(data))
@@ -223,19 +229,23 @@ class LocalBackend:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        path = self._path(key)
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise DatasetNotFoundError(f"{path}: no such file") from error
-        except IsADirectoryError as error:
-            raise DatasetNotFoundError(f"{path}: is a folder, expected a file") from error
         except StorageError:
             raise
-        except PermissionError as error:
-            raise StorageAccessError(f"{path}: {error.strerror}") from error
         except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}") from error
+            raise local_error(self._path(key), error) from error
+
+
+def local_error(path: str, error: OSError) -> EnergonError:
+    """Return the error for a file that the system does not let us read or write."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return DatasetNotFoundError(f"{path}: no such file")
+    if isinstance(error, IsADirectoryError):
+        return DatasetNotFoundError(f"{path}: is a folder, expected a file")
+    if isinstance(error, PermissionError):
+        return StorageAccessError(f"{path}: permission denied; this user may not read the file")
+    return StorageError(f"{path}: {error.strerror}")
 
 
 def _info(key: str, about: os.stat_result) -> ObjectInfo:

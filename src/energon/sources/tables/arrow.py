@@ -22,7 +22,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.split import find_split
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
-from energon.io.backends.local import OpenFile
+from energon.io.backends.local import OpenFile, local_error
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
@@ -113,6 +113,8 @@ def _mapped(folder: str, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         batches = list(reader)
         for batch in batches:
             batch.validate()
+    except (PermissionError, IsADirectoryError) as error:
+        raise local_error(path, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TruncatedError(
             f"{path}: is not a complete Arrow stream: {error}; copy it again"

@@ -17,7 +17,7 @@ from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.tokens import DATA, TOKEN_INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, is_remote, join_address, redact
-from energon.io.backends.local import OpenFile, cut_off
+from energon.io.backends.local import OpenFile, cut_off, local_error
 from energon.io.disk_cache import map_file
 from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
@@ -55,7 +55,10 @@ class TokenFile:
                 )
             size = about.size
         copy = local_copy(index)
-        data = copy if isinstance(copy, bytes) else map_file(copy)
+        try:
+            data = copy if isinstance(copy, bytes) else map_file(copy)
+        except PermissionError as error:
+            raise local_error(str(copy), error) from error
         self.index = TokenIndex.parse(data, num_bytes=int(size or 0), origin=str(index))
         self._fetched: set[int] = set()
 
