@@ -28,6 +28,8 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | resume at random steps, 20 in CI | `test_the_order_is_equal_...` |
 | `restore_sample` | `test_single_samples_are_restored_by_their_keys` |
 | origin of cooked samples | `test_cooked_samples_say_where_they_come_from` |
+| the same from a store, where that is possible | `test_the_order_is_that_of_files_in_a_store` |
+| packing | `test_packs_are_equal_on_all_topologies_and_after_any_restore` |
 | blend with tar shards | `test_it_is_blended_with_tar_shards` |
 | join with tar shards | `test_it_is_joined_with_tar_shards_by_key` |
 | order of a join on all topologies | `test_a_join_with_tar_shards_is_equal_on_all_topologies` |
@@ -90,6 +92,7 @@ from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.kind_checks import check_kind, plain
+from tests.sources.distant import upload
 from tests.task_encoder.runs import config, one_lane, train
 from tests.token_files import numbered, write_tokens
 
@@ -245,6 +248,39 @@ def test_the_order_is_equal_on_all_topologies_and_after_any_restore(entry, tmp_p
     expected = check_kind(document(tmp_path, entry), encoder=Contents)
     contents = {text for batch in expected for text in batch["content"]}
     assert len(contents) >= (7 if kind.startswith(("mds", "litdata")) else 50)
+
+
+class Packing(Contents):
+    """Batches of packs of samples, up to three in each."""
+
+    def select_samples_to_pack(self, samples):
+        ordered = sorted(samples, key=lambda sample: plain(sample)["__key__"])
+        return [ordered[at : at + 3] for at in range(0, len(ordered), 3)]
+
+    def pack_selected_samples(self, samples):
+        keys = [plain(sample)["__key__"] for sample in samples]
+        return {"__key__": ",".join(keys), "__restore_key__": (), "count": len(keys)}
+
+
+@pytest.mark.slow  # many processes
+def test_packs_are_equal_on_all_topologies_and_after_any_restore(entry, tmp_path):
+    del entry["kind"]
+    path = document(tmp_path, entry)
+    packs = check_kind(path, encoder=Packing, num_batches=24, packing_buffer_size=5, batch_size=2)
+    assert {key.count(",") for batch in packs for key in batch["__key__"]} == {1, 2}
+
+
+@pytest.mark.slow  # many processes
+def test_the_order_is_that_of_files_in_a_store(entry, tmp_path, s3):
+    if entry.pop("kind") == "arrow":
+        pytest.skip("Arrow files are mapped into memory")
+    here = Path(entry["path"])
+    expected = check_kind(document(tmp_path, entry), encoder=Contents, num_batches=24, resumed=1)
+    shutil.copytree(here.parent, tmp_path / "copy" / "data")
+    address = upload(tmp_path / "copy" / "data", s3.address)
+    far = {**entry, "path": f"{address}/{here.name}"}
+    found = check_kind(document(tmp_path, far), encoder=Contents, num_batches=24, resumed=4)
+    assert found == expected
 
 
 class Cooking(DefaultTaskEncoder):

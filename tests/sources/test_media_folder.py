@@ -278,3 +278,12 @@ def test_small_files_are_not_requested_long_before_they_are_read(distant, s3, mo
     for _ in range(5):
         next(found)
     assert len(s3.proxy.requests) - before <= 3 * (5 * 4 + 8)
+
+
+def test_tables_do_not_outvote_the_few_images_that_they_describe(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "0.jpg").write_bytes(jpeg(0))
+        (tmp_path / split / "metadata.csv").write_text("file_name,text\n0.jpg,a cat\n")
+    assert dataset_kind(tmp_path) == "folder"
+    assert len(MediaFolderSource(tmp_path, split_part="test")) == 1

@@ -18,7 +18,7 @@ from energon.metadataset.advice import (
     names_in_folder,
     refuse_metadata,
 )
-from energon.metadataset.kind import known_kinds
+from energon.metadataset.kind import METADATA_TABLES, known_kinds
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> str:
@@ -140,6 +140,8 @@ def _is_in_most(folder: _Folder, endings: tuple[str, ...]) -> bool:
     samples: dict[str, bool] = {}
     for name in folder.compared:
         base, _, file = name.rpartition("/")
+        if file in METADATA_TABLES:  # as many as there are folders, which may be small
+            continue
         key = f"{base}/{file.partition('.')[0]}"
         samples[key] = samples.get(key, False) or name.lower().endswith(endings)
     return 2 * sum(samples.values()) > len(samples)
