@@ -554,6 +554,24 @@ def test_a_footer_that_lies_about_its_rows_is_reported(folder):
         source.read(np.array([0, 19]))
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_columns_without_values_go_with_any_type(tmp_path, empty):
+    for number, values in enumerate((["a", "b"], [None, None])):
+        name = (number + empty) % 2
+        pq.write_table(pa.table({"x": values, "n": [number] * 2}), tmp_path / f"{name}.parquet")
+    pq.write_table(pa.table({"x": ["c"], "n": [2]}), tmp_path / "2.parquet")
+    rows = ParquetSource(tmp_path).read(np.arange(5))
+    assert sorted((row["n"], row["x"]) for row in rows if row["n"] != 1) == [
+        (0, "a"),
+        (0, "b"),
+        (2, "c"),
+    ]
+    assert [row["x"] for row in rows if row["n"] == 1] == [None, None]
+    pq.write_table(pa.table({"x": [1], "n": [3]}), tmp_path / "3.parquet")
+    with pytest.raises(FormatError, match=rf"3\.parquet: has int64 .*{empty}\.parquet has string"):
+        ParquetSource(tmp_path)
+
+
 def test_mixed_schemas_are_refused_where_they_matter(folder):
     write_rows(folder / "003.parquet", ["a", "b"])
     problem = r"003\.parquet: has string in column 'n', but .*000\.parquet has int64 there"

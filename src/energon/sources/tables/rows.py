@@ -262,18 +262,24 @@ class RowSource(LazySource):
         return tuple(names), given
 
     def _check_schemas(self, names: Sequence[str]) -> None:
-        """Make sure that the columns to read are the same in all files."""
-        first = {name: plain_type(self.groups.schema.field(name).type) for name in names}
+        """Make sure that the columns to read are the same in all files.
+
+        Writers give a column without values the type null, which goes with any other.
+        """
+        kinds = {name: (plain_type(self.groups.schema.field(name).type), 0) for name in names}
         for number in range(1, len(self.groups.footers)):
             schema = self.groups.schema_of(number)
-            for name, kind in first.items():
+            for name, (kind, first) in kinds.items():
                 at = schema.get_field_index(name)
                 found = None if at < 0 else plain_type(schema.field(at).type)
-                if found != kind:
+                if found is not None and str(kind) == "null":
+                    kinds[name] = found, number
+                elif found != kind and str(found) != "null":
                     problem = "has no column" if found is None else f"has {found} in column"
                     raise FormatError(
                         f"{self.groups.origin(number)}: {problem} {name!r}, but "
-                        f"{self.groups.origin(0)} has {kind} there; train on files of one schema"
+                        f"{self.groups.origin(first)} has {kind} there; train on files of one "
+                        "schema"
                     )
 
     def _values(
