@@ -64,7 +64,13 @@ def test_malformed_maps_are_refused(text):
         FieldMap.parse({"x": text})
 
 
-ENTRIES = {"__key__": "a", "__shard__": "0.tar", "__restore_key__": (0, 0, 1)}
+ENTRIES = {
+    "__key__": "a",
+    "__shard__": "0.tar",
+    "__restore_key__": (0, 0, 1),
+    "__subflavors__": None,
+    "__sources__": (),
+}
 PARTS = {
     "txt": st.sampled_from([b"text", b"\xff", "decoded"]),
     "TXT": st.just(b"capitals"),
@@ -89,7 +95,7 @@ def test_decoding_part_by_part_makes_what_decoding_everything_first_makes(parts,
 
     def outcome(make):
         try:
-            return make(sample, "a", (0, 0, 1), None, ())
+            return make(sample)
         except (DecodeError, FieldAccessError) as error:
             return type(error), str(error)
 
@@ -104,11 +110,11 @@ def test_images_are_decoded_part_by_part_too(settings):
     quick = field_map.decoding_maker(dict, decoder.of_part, entries=len(ENTRIES), make=make)
     assert quick is not make
     whole, broken = (CrudeSample({**ENTRIES, "jpg": data}) for data in (jpeg(0), jpeg(0)[:99]))
-    made = [each(whole, "a", (0, 0, 1), None, ())["a"] for each in (quick, make)]
+    made = [each(whole)["a"] for each in (quick, make)]
     assert np.array_equal(*made)
     for each in (quick, make):
         with pytest.raises(DecodeError, match="a.jpg: "):
-            each(broken, "a", (0, 0, 1), None, ())
+            each(broken)
 
 
 @pytest.mark.parametrize(

@@ -210,21 +210,19 @@ class FieldMap:
 
 DecoderOf = Callable[[str], Callable[[bytes], Any] | None]
 """Returns what decodes the bytes of a part of some name; None if it takes more than these."""
-SampleMaker = Callable[[Any, str, tuple[Any, ...], Any, Any], Any]
-"""`make(parts, key, restore_key, subflavors, sources)` makes a sample."""
+SampleMaker = Callable[..., Any]
+"""`make(parts, raw)` makes a sample of parts, and of the entries of `KNOWN_NAMES` in `raw`, which is
+`parts` unless it is given."""
+KNOWN_NAMES = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
+"""What a sample takes over from the crude one."""
 
 
 def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> SampleMaker:
     """Return a maker of `sample_type` whose fields are what a function returns for the parts."""
 
-    def make(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
-        known = {
-            "__key__": key,
-            "__restore_key__": restore_key,
-            "__subflavors__": subflavors,
-            "__sources__": sources,
-        }
-        return sample_type(**known | fields_of(parts))
+    def make(parts: Any, raw: Any = None) -> Any:
+        about = parts if raw is None else raw
+        return sample_type(**{name: about[name] for name in KNOWN_NAMES} | fields_of(parts))
 
     return make
 
@@ -234,10 +232,7 @@ def decoding_first(make: SampleMaker, decoder: Callable[[Any], Any] | None) -> S
     if decoder is None:
         return make
 
-    def make_decoded(parts: Any, key: Any, restore_key: Any, subflavors: Any, sources: Any) -> Any:
-        return make(decoder(parts), key, restore_key, subflavors, sources)
-
-    return make_decoded
+    return lambda raw: make(decoder(raw), raw)
 
 
 @lru_cache(maxsize=1024)
@@ -258,15 +253,16 @@ def _compile_maker(
         that cannot be decoded; and of what decodes the bytes of each part.
     """
     places = {part: place for place, part in enumerate(dict.fromkeys(part for _, part in names))}
-    arguments = "parts, key, restore_key, subflavors, sources"
-    values = "".join(f", {name}=p{places[part]}" for name, part in names)
+    known = [f"{name}=raw[{name!r}]" for name in KNOWN_NAMES]
+    values = ", ".join([*known, *(f"{name}=p{places[part]}" for name, part in names)])
     lines = [f"            p{place} = parts[{part!r}]" for part, place in places.items()]
-    failures, decoders = "LookupError", ""
+    failures, decoders, arguments = "LookupError", "", "parts, raw"
     if entries is not None:
+        arguments = "parts"  # nothing is decoded yet
         failures, decoders = "Exception", "".join(f", d{place}" for place in places.values())
         lines += [
             f"            if len(parts) != {entries}:",
-            f"                return otherwise({arguments})",
+            "                return otherwise(parts)",
         ]
         for place in places.values():
             lines += [
@@ -276,13 +272,13 @@ def _compile_maker(
     source = "\n".join(
         [
             f"def bind(kind, otherwise{decoders}):",
-            f"    def make({arguments}):",
+            "    def make(parts, raw=None):",
+            "        raw = raw or parts",
             "        try:",
             *lines,
             f"        except {failures}:",
             f"            return otherwise({arguments})",
-            "        return kind(__key__=key, __restore_key__=restore_key, "
-            f"__subflavors__=subflavors, __sources__=sources{values})",
+            f"        return kind({values})",
             "    return make",
         ]
     )

@@ -110,7 +110,7 @@ def _of_columns(hooks: tuple[tuple[Hook, ...], ...]) -> Callable[[Any], Any] | N
 def _columns_of_leaf(hooks: tuple[Hook, ...]) -> Callable[[Any], Any] | None:
     if len(hooks) != 1 or not isinstance(hooks[0].function, Compiled):
         return None
-    return hooks[0].function.of_columns()
+    return hooks[0].function.of_columns
 
 
 class _MapIterator(ApplyIterator):

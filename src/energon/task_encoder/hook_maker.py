@@ -11,7 +11,13 @@ from energon.errors import ConfigError
 from energon.messages import nearest, warn_once
 from energon.samples.crude import SourceInfo, key_of, sample_keys
 from energon.sources.reader import LeafReader
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, ErrorHandler, Hook
+from energon.stages.hooks.hook import (
+    DEFAULT_TOLERANCE,
+    UNTRIED_TOLERANCE,
+    Compiled,
+    ErrorHandler,
+    Hook,
+)
 from energon.task_encoder.encoder import TaskEncoder
 
 logger = logging.getLogger("energon")
@@ -41,6 +47,8 @@ class HookMaker:
 
     def make(self, name: str, function: Callable[[Any], Any], settings: Any = None) -> Hook:
         """Return `function` as a hook, run according to its marks or those of `settings`."""
+        if isinstance(function, Compiled):
+            function.prepare()
         encoder, marked = self.encoder, function if settings is None else settings
         tolerance = _mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__)
         return Hook(

@@ -56,8 +56,7 @@ class JoinSample(Compiled):
     names: tuple[str | None, ...]
     joiner: Callable[..., Any]
 
-    def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return a function that joins the samples read for one key."""
+    def _compile(self) -> Callable[[CrudeSample], Any]:
         joiner = self.joiner
         loaders = [compiled(load) for load in self.loaders]
 

@@ -216,28 +216,23 @@ class LoadSample(Compiled):
     decoder: LoadFunction | None
     has_sources: bool = False
 
-    def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return a function that makes a sample from undecoded parts."""
-        path, decoder, has_sources = self.dataset_path, _with_limits(self.decoder), self.has_sources
-        fields, kind = self.field_map, self.sample_type
-        make = fields.maker(kind, decoder)
+    def _compile(self) -> Callable[[CrudeSample], Any]:
+        path, decoder, fields = self.dataset_path, _with_limits(self.decoder), self.field_map
+        make = fields.maker(self.sample_type, decoder)
         if isinstance(fields, FieldMap) and isinstance(decoder, SampleDecoder):
-            entries = len(META_NAMES) + has_sources
-            make = fields.decoding_maker(kind, decoder.of_part, entries=entries, make=make)
+            make = fields.decoding_maker(
+                self.sample_type, decoder.of_part, entries=len(META_NAMES) + 1, make=make
+            )
+        if self.has_sources:
+            return make
 
         def load(raw: CrudeSample) -> Any:
-            return make(
-                raw,
-                raw["__key__"],
-                raw["__restore_key__"],
-                raw["__subflavors__"],
-                raw["__sources__"] if has_sources else sources_of(path, raw),
-            )
+            raw["__sources__"] = sources_of(path, raw)
+            return make(raw)
 
         return load
 
-    def of_columns(self) -> Callable[[CrudeSample], Any] | None:
-        """Return a function that makes a batch from columns of parts that need no decoder."""
+    def _of_columns(self) -> Callable[[CrudeSample], Any] | None:
         if self.decoder is not None:
             return None
         return _LoadColumns(self.field_map, self.sample_type)
@@ -251,13 +246,8 @@ class _LoadColumns:
     sample_type: type
 
     def __call__(self, columns: CrudeSample) -> Any:
-        return self._make(
-            columns,
-            columns["__key__"],
-            tuple(columns["__restore_key__"]),
-            columns["__subflavors__"],
-            columns["__sources__"],
-        )
+        columns["__restore_key__"] = tuple(columns["__restore_key__"])
+        return self._make(columns)
 
     @cached_property
     def _make(self) -> Callable[..., Any]:
@@ -278,12 +268,11 @@ class LoadCrude(Compiled):
     decoder: LoadFunction | None
     has_sources: bool = False
 
-    def compile(self, then: Callable[[Any], Any] | None = None) -> Callable[[CrudeSample], Any]:
-        """Return a function that loads a sample.
+    def _compile(self) -> Callable[[CrudeSample], Any]:
+        return self.followed_by(None)
 
-        Args:
-            then: Called with the sample, and its result returned; None returns the sample.
-        """
+    def followed_by(self, then: Callable[[Any], Any] | None) -> Callable[[CrudeSample], Any]:
+        """Return a function that loads a sample, and returns what `then` returns for it, if any."""
         path, decoder, has_sources = self.dataset_path, _with_limits(self.decoder), self.has_sources
         if decoder is None and has_sources and then is not None:
             return then
@@ -306,15 +295,14 @@ class CookSample(Compiled):
     cooker: Cooker[Any]
     arguments: CookerArguments
 
-    def compile(self) -> Callable[[CrudeSample], Any]:
-        """Return a function that decodes a sample, if there is a decoder, and cooks it."""
+    def _compile(self) -> Callable[[CrudeSample], Any]:
         encoder, cooker, arguments_of = self.encoder, self.cooker, self.arguments
         if not (arguments_of or encoder._hook_method("cook_crude_sample").overridden):
-            return self.load.compile(cooker.cook)
+            return self.load.followed_by(cooker.cook)
 
         def cook(sample: CrudeSample) -> Any:
             arguments = arguments_of(sample["__key__"])
             cooked = encoder.cook_crude_sample(sample, cooker, arguments)
             return add_sources(cooked, sample) if arguments else cooked
 
-        return self.load.compile(cook)
+        return self.load.followed_by(cook)

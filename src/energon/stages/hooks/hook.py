@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from time import perf_counter
 from types import GeneratorType
@@ -66,27 +67,44 @@ SKIPPED: Final = _Skipped()
 
 
 class Compiled:
-    """A function that is specialized where it runs, so that invariants are looked up once."""
+    """A function that is specialized once per process, so that invariants are looked up once."""
 
-    def compile(self) -> Callable[[Any], Any]:
-        """Return the specialized function."""
+    def _compile(self) -> Callable[[Any], Any]:
+        """Return the specialized function, which the lanes of a process share."""
         raise NotImplementedError
 
-    def of_columns(self) -> Callable[[Any], Any] | None:
+    def _of_columns(self) -> Callable[[Any], Any] | None:
         """Return the equivalent of this function on collated columns; None if there is none.
 
         It lets batches be assembled without building samples, if no other hook needs them.
         """
         return None
 
+    @cached_property
+    def compiled(self) -> Callable[[Any], Any]:
+        """The specialized function."""
+        return self._compile()
+
+    @cached_property
+    def of_columns(self) -> Callable[[Any], Any] | None:
+        """Its equivalent on columns, if any."""
+        return self._of_columns()
+
+    def prepare(self) -> None:
+        """Specialize it now, so that the first batch does not wait for it."""
+        _ = self.compiled, self.of_columns
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("compiled", "of_columns")}
+
     def __call__(self, argument: Any) -> Any:
         """Call the function."""
-        return self.compile()(argument)
+        return self.compiled(argument)
 
 
 def compiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `function`, specialized if it is `Compiled`."""
-    return function.compile() if isinstance(function, Compiled) else function
+    return function.compiled if isinstance(function, Compiled) else function
 
 
 @dataclass(eq=False)
