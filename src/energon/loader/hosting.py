@@ -159,8 +159,7 @@ class LaneHost:
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
         self._open: dict[int, _OpenLane] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
-        self._profiler = profiler()
-        self._clock = BatchClock(self._host)
+        self._clock: BatchClock | None = None
         self.thread = 0
         self.spent: Counter[str] = Counter()
 
@@ -177,7 +176,8 @@ class LaneHost:
 
     def earn(self, seconds: float) -> None:
         """Let hooks be measured for some more time."""
-        self._clock.earn(seconds)
+        if self._clock is not None:
+            self._clock.earn(seconds)
 
     def __iter__(self) -> LaneHost:
         return self
@@ -186,11 +186,13 @@ class LaneHost:
         lane = self._order.lane
         if lane is None:
             raise StopIteration
-        if not self.thread:
-            self._profiler.add(self)
         self.thread = get_ident()
         clock = self._clock
-        if clock.is_due:
+        if clock is None and self._open:
+            # The first batch is start-up, not the run.
+            clock = self._clock = BatchClock(self._host)
+            profiler().add(self)
+        if clock is not None and clock.is_due:
             clock.begin()
         began = 0.0 if self._is_inline else perf_counter()
         if self._watch is not None:
@@ -217,7 +219,7 @@ class LaneHost:
         if self._trace is not None:
             self._trace.end(lane)
         if not self._is_inline:
-            clock.seconds += perf_counter() - began
+            self._host.batch_seconds += perf_counter() - began
         times = None
         if self.spent or self._host.clock is not None:
             times = self._times(opened)
@@ -233,7 +235,7 @@ class LaneHost:
         """Return what a lane has spent time on, with what was seen or measured since."""
         spent, self.spent = self.spent, Counter()
         opened.times.update(dict(spent))
-        if self._host.clock is not None:
+        if self._clock is not None and self._host.clock is not None:
             opened.times.update(self._clock.end())
         return dict(opened.times)
 

@@ -13,7 +13,7 @@ from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
 from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
-from energon.loader.memory import keep_heap, pin_batches
+from energon.loader.memory import keep_heap, pin_batches, pin_memory
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
@@ -367,8 +367,6 @@ class BasicDataLoader:
         monitor.waiting_since = None
         if self._trace is not None:
             self._trace.waited(asked_at, now)
-        if now >= monitor.next_look:
-            monitor.look(self._watched(), now)
         ends = self._epoch_batches == self.dataset.virtual_epoch_length
         if ends:
             self._end_epoch()
@@ -403,7 +401,10 @@ class _Loop(Iterator[Any]):
         if self._over:
             raise StopIteration
         loader = self._loader
-        asked_at = loader._monitor.waiting_since = perf_counter()
+        asked_at = perf_counter()
+        if loader._delivered and asked_at >= loader._monitor.next_look:
+            asked_at = loader._monitor.look(loader._watched(), asked_at)
+        loader._monitor.waiting_since = asked_at
         self._over = True  # unless a batch comes, and is not the last
         try:
             stream = loader._stream or loader._open_stream()
@@ -415,9 +416,11 @@ class _Loop(Iterator[Any]):
         self._count += 1
         if self._count == loader._pass_length + 1:
             _warn_of_endless_loop(loader._pass_length)
-        if loader._pins_later:
-            # Now that there is a batch, torch is imported if it has tensors.
-            loader._pins_later, loader._pin = False, pin_batches(None)
+        if loader._pins_later and "torch" in sys.modules:
+            # It has been imported since, perhaps for the tensors of this batch.
+            loader._pins_later = False
+            if sys.modules["torch"].cuda.is_available():
+                loader._pin = pin_memory
         if loader._pin is not None:
             batch = loader._pin(batch)
             if not ends and (following := stream.arrived()) is not None:

@@ -86,7 +86,8 @@ class Host:
         watch: Detects draws; None when nothing needs to be detected.
         tallies: For each hook, by a private key, the tallies of all lanes that have run it.
         clock: Measures calls of hooks in the current batch; None if they are not measured.
-        read_seconds: How long reading blocks has taken.
+        read_seconds: How long reading blocks has taken, since this was last recorded.
+        batch_seconds: The same for making batches; 0 where it is the trainer who waits for them.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
@@ -102,6 +103,7 @@ class Host:
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
     clock: HookClock | None = None
     read_seconds: float = 0.0
+    batch_seconds: float = 0.0
 
 
 class HookLoop:

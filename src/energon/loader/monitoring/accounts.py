@@ -116,13 +116,10 @@ class BatchClock:
 
     Attributes:
         is_due: Whether hooks are measured in the next batch.
-        seconds: How long batches have taken, all of which the host adds itself. It need not, if it
-            is known how long the trainer waits for it.
     """
 
     def __init__(self, host: Host) -> None:
         self.is_due = True
-        self.seconds = 0.0
         self._host = host
         self._hooks = HookClock()
         self._calls = float(FIRST_CALLS)
@@ -143,7 +140,7 @@ class BatchClock:
         seconds = perf_counter() - self._began
         host, hooks = self._host, self._hooks
         times = {
-            Spent(BATCHES): self.seconds,
+            Spent(BATCHES): host.batch_seconds,
             Spent(CHOSEN): seconds - (host.read_seconds - self._read_before),
             Spent(READ): host.read_seconds,
             **{Spent(name, leaf): taken for (name, leaf), taken in hooks.seconds.items()},
@@ -155,7 +152,7 @@ class BatchClock:
         self._calls -= hooks.calls + BATCH_CALLS
         self.is_due = self._calls > 0
         hooks.clear()
-        self.seconds, host.read_seconds, host.clock = 0.0, 0.0, None
+        host.batch_seconds, host.read_seconds, host.clock = 0.0, 0.0, None
         return found
 
 

@@ -69,7 +69,6 @@ class Monitor:
         trainers.add(self)
         self._first_wait = 0.0
         self._first: LoaderMark | None = None
-        # After the first batch: everything before it is startup, not the run.
         self._recent: deque[LoaderMark] = deque()
         # Figures may be requested in any thread.
         self._lock = threading.Lock()
@@ -77,8 +76,15 @@ class Monitor:
         self._said = ""
         self._silent = self._silence = 0
 
-    def look(self, watched: Watched, now: float) -> None:
-        """Record the progress of the loader, and log what the trainer waits for if that is due."""
+    def look(self, watched: Watched, now: float) -> float:
+        """Record the progress of the loader, and log what the trainer waits for if that is due.
+
+        Called when the trainer asks for a batch, for the first time for its second one: everything
+        before is start-up, not the run.
+
+        Returns:
+            The time after it.
+        """
         mark = _mark(watched, now, self.waited)
         every = watched.options.verdict_seconds
         if self._first is None:
@@ -94,8 +100,9 @@ class Monitor:
             if now >= self._next_report and len(self._recent) > 1:
                 self._next_report = now + every
                 self._report(watched, mark)
-        # From here on the time belongs to the trainer again.
-        self.next_look = time.perf_counter() + step
+        ended = time.perf_counter()
+        self.next_look = ended + step
+        return ended
 
     def verdict(self, watched: Watched) -> str:
         """Return one sentence about what the trainer waited for in the last minute."""
@@ -121,7 +128,7 @@ class Monitor:
             "skipped_rows": {
                 v: list(p.skip_rows) for v, p in watched.positions.items() if p.skip_rows
             },
-            "seconds_to_first_batch": self._first_wait,
+            "seconds_to_first_batch": self.waited if self._first is None else self._first_wait,
             "run": figures_between(first, now, draws),
             "last_minute": figures_between(minute, now, draws),
             "workers": workers,
