@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.io.backends.local import OpenFile
-from energon.sources.extents import (
+from energon.sources.shards import (
     LOCAL_SPAN_BYTES,
     SKIPPED_GAP_BYTES,
     SMALL_PART_BYTES,

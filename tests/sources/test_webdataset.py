@@ -25,9 +25,9 @@ from energon.errors import (
 from energon.formats.meta import yaml
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
-from energon.sources.extents import MAX_SPAN_BYTES
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
+from energon.sources.shards import MAX_SPAN_BYTES
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.blocks import ReleasedRows
 from tests.datasets import make_crude, write_shard

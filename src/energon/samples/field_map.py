@@ -211,8 +211,8 @@ class FieldMap:
 DecoderOf = Callable[[str], Callable[[bytes], Any] | None]
 """Returns what decodes the bytes of a part of some name; None if it takes more than these."""
 SampleMaker = Callable[..., Any]
-"""`make(parts, raw)` makes a sample of parts, and of the entries of `KNOWN_NAMES` in `raw`, which is
-`parts` unless it is given."""
+"""`make(parts, raw)` makes a sample of parts, and of the entries of `KNOWN_NAMES` in `raw`; without
+`raw`, these are in `parts`, too."""
 KNOWN_NAMES = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 """What a sample takes over from the crude one."""
 

@@ -35,7 +35,9 @@ from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_document
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
-from energon.sources.extents import Extents, PartFilter, read_spans
+from energon.sources.kinds import Extents
+from energon.sources.shard_samples import PartFilter
+from energon.sources.shards import read_spans
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
 from energon.utf8 import decode_utf8
 

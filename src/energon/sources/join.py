@@ -21,8 +21,7 @@ from energon.formats.tables.join_index import (
 from energon.io.epath import AnyPath
 from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.extents import Extents
-from energon.sources.kinds import Location, Source, content_fingerprint
+from energon.sources.kinds import Extents, Location, Source, content_fingerprint
 from energon.sources.webdataset import WebdatasetSource
 
 HASHED_KEYS = 1 << 16

@@ -11,21 +11,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+import numpy as np
+
 from energon.arrays import Ints
 from energon.errors import ConfigError
+from energon.formats.tables.part_table import PartTable
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath
+from energon.io.range_file import RangeFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents, PartFilter
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
@@ -43,6 +47,39 @@ class Location(NamedTuple):
     offset: int
     """Its offset in the shard, in bytes."""
     parts: tuple[str, ...]
+
+
+class Extents(NamedTuple):
+    """Where samples of one shard are."""
+
+    file: RangeFile
+    places: Ints
+    """Which of the requested samples these are."""
+    low: Ints
+    """The first byte needed of each."""
+    high: Ints
+    """The byte after the last one needed of each."""
+
+
+def selected_extents(
+    table: PartTable, indices: Ints, parts: Container[str] | None
+) -> tuple[Ints, Ints]:
+    """Return the range in which to read samples of a shard.
+
+    Args:
+        table: Part table of the shard.
+        indices: Numbers of samples in it.
+        parts: Names of the parts to read; None for all.
+    """
+    names = table.common_parts
+    if names is not None:
+        selected = [at for at, name in enumerate(names) if parts is None or name in parts]
+        if selected:
+            numbers = indices[:, None] * len(names) + np.array(selected)
+            begin, size = table.extents(numbers)
+            return begin.min(axis=1), (begin + size).max(axis=1)
+    # Samples with different parts are read with everything they contain.
+    return table.sample_extents(indices)
 
 
 class Source(Protocol):

@@ -16,11 +16,49 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
-from energon.sources.extents import PartFilter, PartNames, lazy_spans, read_columns
-from energon.sources.shards import OpenShard
+from energon.sources.shards import OpenShard, lazy_spans, read_columns
 from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
 
 META_NAMES = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
+
+
+class PartNames:
+    """Names of parts, compared without regard to case.
+
+    Args:
+        names: The names.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(name.lower() for name in names)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self.names
+
+    def issuperset(self, names: Iterable[str]) -> bool:
+        """Return whether all of the names are among them."""
+        return all(name in self for name in names)
+
+
+class PartFilter:
+    """The set of part names that a function accepts.
+
+    Args:
+        accepts: Returns whether to read the part with a name. Called once for each name.
+    """
+
+    def __init__(self, accepts: Callable[[str], Any]) -> None:
+        self.accepts = accepts
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._known:
+            self._known[str(name)] = bool(self.accepts(str(name)))
+        return self._known[str(name)]
+
+    def issuperset(self, names: Iterable[str]) -> bool:
+        """Return whether all of the names are accepted."""
+        return all(name in self for name in names)
 
 
 @dataclass(frozen=True)
@@ -266,19 +304,19 @@ def read_shard(
         DuplicateSampleKeyError: If a sample has a part twice.
         TruncatedError: If the shard ends too early.
     """
-    table, file = shard
+    table, file = shard.table, shard.file
     names = table.common_parts
     if names is not None:
         _check_different(file, table, names, indices)
         numbers = indices[:, None] * len(names) + np.arange(len(names))
-        return _read_parts(file, table, names, numbers, (table.keys(indices), *notes), parts)
+        return _read_parts(shard, names, numbers, (table.keys(indices), *notes), parts)
     shards, restore_keys, subflavors = notes[0], list(notes[1]), notes[2]
     samples: list[Any] = [None] * len(indices)
     for names, rows, numbers in _by_schema(table, indices):
         _check_different(file, table, names, indices[rows])
         keys = [restore_keys[row] for row in rows.tolist()]
         meta = (table.keys(indices[rows]), shards, keys, subflavors)
-        found = _read_parts(file, table, names, numbers, meta, parts)
+        found = _read_parts(shard, names, numbers, meta, parts)
         found = found if isinstance(found, list) else found.rows()
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
@@ -294,14 +332,14 @@ def _check_different(
 
 
 def _read_parts(
-    file: RangeFile,
-    table: PartTable,
+    shard: OpenShard,
     names: tuple[str, ...],
     numbers: NDArray[np.int64],
     meta: Sequence[Any],
     chosen: PartNames | PartFilter | None,
 ) -> ReadRows:
     """Return samples with these parts, a row of numbers per sample and a column per name."""
+    table, file, most = shard
     if chosen is not None and not chosen.issuperset(names):
         places = [place for place, name in enumerate(names) if name in chosen]
         names, numbers = tuple(names[place] for place in places), numbers[:, places]
@@ -314,7 +352,6 @@ def _read_parts(
             "with a field_map"
         )
     starts, sizes = table.extents(numbers)
-    most = TAR_PART_BYTES.value
     if table.shard_size > most and sizes.max() > most:
         raise FormatError(
             f"{file.path}: has a part of {sizes.max()} bytes, expected at most {most}; "

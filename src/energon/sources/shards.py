@@ -1,4 +1,4 @@
-"""Open shards: the file and the part table of each, within one budget for all leaves.
+"""Open shards, within one budget for all leaves, and read spans of them with few calls.
 
 A file and its table are opened together, compared with what was indexed, and closed together,
 so that a shard which is replaced in the meantime is never read by the table of another.
@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
 from energon.errors import DatasetNotFoundError, EnergonError, ShardChangedError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
@@ -29,6 +34,7 @@ from energon.io.epath import AnyPath
 from energon.io.files import read_bytes
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
+from energon.limits import TAR_PART_BYTES
 from energon.messages import shell_word
 
 
@@ -115,6 +121,8 @@ class OpenShard(NamedTuple):
 
     table: PartTable
     file: RangeFile
+    max_part_bytes: int
+    """The limit of this process for parts of shards, looked up once per shard."""
 
 
 class ShardPool:
@@ -236,14 +244,15 @@ def default_max_open() -> int:
 def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int, int]:
     """Return an open shard, its size and modification time."""
     file = OpenFile(path)
-    shard = OpenShard(file=file, table=open_part_table(path, verify=verify, dataset=dataset))
+    table = open_part_table(path, verify=verify, dataset=dataset)
+    shard = OpenShard(table, file, TAR_PART_BYTES.value)
     about = os.fstat(file.descriptor)
     return shard, about.st_size, about.st_mtime_ns
 
 
 def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int, int]:
     file = RemoteFile(address)
-    shard = OpenShard(file=file, table=open_remote_table(file, dataset))
+    shard = OpenShard(open_remote_table(file, dataset), file, TAR_PART_BYTES.value)
     return shard, file.info.size, file.info.mtime_ns
 
 
@@ -257,7 +266,7 @@ def _indexed_size(path: str) -> int:
 
 def _compare(shard: OpenShard, count: int, dataset: AnyPath) -> None:
     """Raise ShardChangedError unless `count` samples are where the table says."""
-    table, file = shard
+    table, file = shard.table, shard.file
     index = find_misplaced(table, file.pread, count=count)
     if index is not None:
         raise ShardChangedError(
@@ -272,3 +281,105 @@ def _again(dataset: AnyPath) -> str:
         f"if the change is intended, run `energon index {shell_word(dataset)}`, otherwise restore "
         "the file"
     )
+
+
+SKIPPED_GAP_BYTES = 16 << 10
+"""Bytes between two samples that are read along rather than skipped."""
+MAX_SPAN_BYTES = 4 << 20
+"""Maximum size of one read in bytes."""
+LOCAL_SPAN_BYTES = 512 << 10
+"""The same for local files. Cutting samples of 12 small parts out of spans that fit into the cache
+of a core takes 6.5 µs a sample, out of spans of 4 MiB 9 µs."""
+
+
+SMALL_PART_BYTES = 4 << 10
+"""Up to this size, parts next to each other are read together: a call costs more than a copy."""
+
+
+def read_spans(
+    file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Read samples at `low` to `high`, ascending, with few calls.
+
+    Returns:
+        The buffer that each sample is in, and the position in the file where the buffer begins.
+    """
+    buffers, begin = lazy_spans(file, low, high)
+    return list(buffers), begin
+
+
+def lazy_spans(
+    file: RangeFile, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> tuple[Iterator[bytes], NDArray[np.int64]]:
+    """Do the same, but read from a local file only when the turn of a buffer comes.
+
+    What is cut out of a buffer right after it was read is still in the cache of the processor.
+    Requests to a store are made at once, since they wait for each other.
+    """
+    max_span = MAX_SPAN_BYTES if file.is_remote else LOCAL_SPAN_BYTES
+    edges = span_edges(low, high, max_span=max_span)
+    begin = low[edges]
+    size = np.maximum.reduceat(high, edges) - begin
+    spans: Iterable[bytes]
+    if file.is_remote:
+        spans = file.pread_many(begin.tolist(), size.tolist())
+    else:
+        spans = map(file.pread, begin.tolist(), size.tolist())
+    if len(edges) == len(low):
+        return iter(spans), low
+    counts = np.diff(edges, append=len(low))
+    return chain.from_iterable(map(repeat, spans, counts.tolist())), np.repeat(begin, counts)
+
+
+def span_edges(
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    *,
+    max_gap: int = SKIPPED_GAP_BYTES,
+    max_span: int = MAX_SPAN_BYTES,
+) -> NDArray[np.int64]:
+    """Return which of the samples at `low` to `high`, ascending, start a new call."""
+    cut = (low[1:] - high[:-1] > max_gap) | (low[1:] // max_span != low[:-1] // max_span)
+    return np.concatenate(([0], np.flatnonzero(cut) + 1))
+
+
+def read_columns(file: RangeFile, starts: Ints, sizes: Ints) -> list[Sequence[bytes]]:
+    """Return the parts of samples with large parts, a column per part.
+
+    Small parts that lie side by side, such as a caption and metadata, take one call a sample. Which
+    ones do is decided by the first sample, since the others are like it.
+    """
+    if not len(starts):
+        return [()] * starts.shape[1]
+    columns: list[Sequence[bytes]] = []
+    for part, stop in _runs_of_small_parts(starts[0].tolist(), sizes[0].tolist()):
+        begins, lengths = starts[:, part:stop], sizes[:, part:stop]
+        if stop - part == 1:
+            columns.append(list(map(file.pread, begins[:, 0].tolist(), lengths[:, 0].tolist())))
+            continue
+        low = begins.min(axis=1)
+        edges = begins - low[:, None]
+        ends = edges + lengths
+        runs = list(map(file.pread, low.tolist(), ends.max(axis=1).tolist()))
+        columns += [
+            [run[a:b] for run, a, b in zip(runs, low_edges, high_edges, strict=True)]
+            for low_edges, high_edges in zip(edges.T.tolist(), ends.T.tolist(), strict=True)
+        ]
+    return columns
+
+
+def _runs_of_small_parts(starts: list[int], sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the parts to be read together: the first of them, and the one after the last.
+
+    Example:
+        >>> list(_runs_of_small_parts([0, 90_112, 91_136], [90_000, 40, 300]))
+        [(0, 1), (1, 3)]
+    """
+    first = 0
+    for part in range(1, len(starts) + 1):
+        if part < len(starts):
+            gap = starts[part] - starts[part - 1] - sizes[part - 1]
+            if max(sizes[part - 1 : part + 1]) <= SMALL_PART_BYTES and 0 <= gap < SMALL_PART_BYTES:
+                continue
+        yield first, part
+        first = part

@@ -32,10 +32,16 @@ from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents, PartFilter, PartNames, selected_extents
-from energon.sources.kinds import Location, Source, content_fingerprint
+from energon.sources.kinds import Extents, Location, Source, content_fingerprint, selected_extents
 from energon.sources.reader import LazyKeys
-from energon.sources.shard_samples import ReadRows, SlicedRows, lazy_rows, read_shard
+from energon.sources.shard_samples import (
+    PartFilter,
+    PartNames,
+    ReadRows,
+    SlicedRows,
+    lazy_rows,
+    read_shard,
+)
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.stages.reading.blocks import LazyLeafRows, RowsAtOnce
 

@@ -14,8 +14,8 @@ from energon.io.files import file_info, is_file, open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import PartFilter
 from energon.sources.kinds import DatasetKind
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 

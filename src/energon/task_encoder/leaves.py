@@ -18,9 +18,9 @@ from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
-from energon.sources.extents import PartFilter
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, Source, kind_named
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.task_encoder.dataset_class import (
     DatasetCall,

@@ -21,7 +21,7 @@ from energon.io.address import join_address, redact
 from energon.io.files import read_text
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.field_map import SampleMaker, decoding_first, maker_of
-from energon.sources.extents import PartFilter
+from energon.sources.shard_samples import PartFilter
 
 
 @dataclass(frozen=True)

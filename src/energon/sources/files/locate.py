@@ -90,20 +90,21 @@ class TableLocator:
         """Return where a part of a sample is, or None."""
         encoded = key.encode("utf-8", "surrogateescape")
         for shard, sample in self._index.find(encoded):
-            table, file = self._open(shard)
+            opened = self._open(shard)
+            table = opened.table
             if table.encoded_key(sample) == encoded:
                 number = _part_number(table, sample, part)
                 if number is None:
                     return None
                 offset = int(table.columns["part_block"][number]) * BLOCK
                 size = int(table.columns["part_size"][number])
-                return FilePlace(self.counts[shard][0], file, offset, size)
+                return FilePlace(self.counts[shard][0], opened.file, offset, size)
         return None
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
         for shard in range(len(self.paths)):
-            table, _ = self._open(shard)
+            table = self._open(shard).table
             for sample, key in enumerate(table.keys(np.arange(table.num_samples))):
                 for part, _, _ in table.sample_parts(sample):
                     yield f"{key}.{part}"

@@ -16,10 +16,9 @@ from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range
 from energon.io.threads import WaitingThreads
 from energon.samples.crude import SourceInfo
-from energon.sources.extents import read_spans
 from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
 from energon.sources.files.store import FileStore, StoreFile
-from energon.sources.shards import ShardPool
+from energon.sources.shards import ShardPool, read_spans
 
 MAX_PARALLEL_FILES = 32
 """Shards read at the same time; several ranges may be requested from each."""

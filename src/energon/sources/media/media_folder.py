@@ -21,10 +21,11 @@ from energon.io.epath import any_path
 from energon.io.files import open_store
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
-from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
+from energon.sources.kinds import Extents
 from energon.sources.media.media_files import MediaFiles, note_listing
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions
 

@@ -26,7 +26,7 @@ from energon.io.backends.local import OpenFile, local_error
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
-from energon.sources.extents import PartFilter
+from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions

@@ -27,11 +27,11 @@ from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents
 from energon.sources.decoded_blocks import SliceCost
-from energon.sources.extents import Extents, PartFilter
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import DatasetKind, Location, content_fingerprint
+from energon.sources.kinds import DatasetKind, Extents, Location, content_fingerprint
 from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
 from energon.sources.tables.unpacked_file import UnpackedFile

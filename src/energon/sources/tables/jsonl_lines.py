@@ -33,9 +33,9 @@ from energon.io.range_file import RangeFile, RemoteFile
 from energon.messages import shell_word
 from energon.samples.crude import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
-from energon.sources.extents import read_spans
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
+from energon.sources.shards import read_spans
 from energon.sources.tables.unpacked_file import UnpackedFile
 
 

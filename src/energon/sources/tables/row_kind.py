@@ -25,9 +25,9 @@ from energon.metadataset.dataset_config import DatasetConfig, load_dataset_confi
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import DatasetKind, Location, Source, content_fingerprint
+from energon.sources.kinds import DatasetKind, Extents, Location, Source, content_fingerprint
 from energon.sources.numbered import NumberedSource
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 
 

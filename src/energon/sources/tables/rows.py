@@ -19,9 +19,9 @@ from energon.formats.meta.split import ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import warn_once
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
-from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import Location, content_fingerprint
+from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
+from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import (
     RowTable,
     class_name,

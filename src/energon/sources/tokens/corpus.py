@@ -23,8 +23,8 @@ from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, Documents, Pieces
-from energon.sources.extents import MAX_SPAN_BYTES, read_spans, span_edges
 from energon.sources.files.locate import local_copy
+from energon.sources.shards import MAX_SPAN_BYTES, read_spans, span_edges
 
 SUMMED_DOCUMENTS = 128 * BLOCK_DOCUMENTS
 """Documents whose lengths are checked together: an index of gigabytes is never in memory."""

@@ -21,10 +21,10 @@ from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, TokenWindows
-from energon.sources.extents import Extents, PartFilter
-from energon.sources.kinds import DatasetKind, Location, content_fingerprint
+from energon.sources.kinds import DatasetKind, Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
 from energon.sources.tokens.rows import TokenRows

@@ -30,8 +30,8 @@ from energon.formats.meta.split import load_split
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.crude import CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
-from energon.sources.extents import PartFilter
 from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.dataset_class import DatasetOpening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
