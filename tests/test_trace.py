@@ -21,6 +21,9 @@ next(iter(get_savable_loader(dataset)))
 print(*[name for name in sys.modules if name.startswith(("energon", "megatron"))])
 """
 
+FINDERS = {"/compat/megatron/finder.py"}
+"""Asked for every module that a decoder imports, once an earlier test has installed them."""
+
 
 def test_training_in_the_own_process_imports_at_most_150_modules(tmp_path):
     program = [sys.executable, "-c", MODULES, str(make_captions(tmp_path / "ds", [8]))]
@@ -52,7 +55,7 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
         next(batches)
         steady = min((traced(batches) for _ in range(8)), key=lambda trace: trace.calls.total())
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
-    assert len(steady.files) <= 14, steady.report()
-    assert steady.calls.total() <= 77, steady.report()
-    assert steady.deepest <= 14, steady.report()
-    assert len(first.files) <= 39, first.report()  # one finds modules, in a longer session
+    assert len(steady.files) <= 13, steady.report()
+    assert steady.calls.total() <= 75, steady.report()
+    assert steady.deepest <= 13, steady.report()
+    assert len(first.files - FINDERS) <= 25, first.report()

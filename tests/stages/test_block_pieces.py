@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.plan.rows import Rows
-from energon.stages.reading.blocks import BlockPieces
+from energon.stages.reading.shared_reading import BlockPieces
 
 LANES = 5
 PIECES = st.lists(st.tuples(st.integers(0, LANES - 1), st.integers(0, 7)), min_size=1, max_size=40)

@@ -107,7 +107,7 @@ class PlanRecipe:
         kept = self.kind == "concat" or (self.kind == "epochized" and not shuffles)
         return kept or self.streams is not None or self.parts > 1
 
-    @property
+    @cached_property
     def lane_stripe(self) -> int:
         """Consecutive rows of a stream that go to the same lane: a batch, or a part of it."""
         return self.stripe // self.parts

@@ -151,11 +151,21 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         return self._planned_stage(lane).open(lane)
 
     def _planned_stage(self, lane: Lane) -> Dataset[Any]:
-        plan = self.plan if self.restart else self.plan.after(lane.pass_number)
-        return ChangesDataset(self.stage, plan(lane.lanes), len(self.plan.past))
+        if lane.pass_number and not self.restart:
+            return self._with_plan(self.plan.after(lane.pass_number), lane.lanes)
+        return self._planned(lane.lanes)
+
+    def _planned(self, lanes: int) -> Dataset[Any]:
+        """Return the pipeline of the first pass for `lanes` lanes, the same object each time."""
+        if lanes not in self._stages:
+            self._stages[lanes] = self._with_plan(self.plan, lanes)
+        return self._stages[lanes]
+
+    def _with_plan(self, plan: PlanRecipe, lanes: int) -> Dataset[Any]:
+        return ChangesDataset(self.stage, plan(lanes), len(self.plan.past))
 
     def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.stage.num_items(lane, lanes)
+        return self._planned(lanes).num_items(lane, lanes)
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return self._planned_stage(lane).read_again(lane, places)
@@ -177,7 +187,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
         """Return the maximum number of batches of a lane; None means no end."""
-        return self.stage.num_items(lane, lanes)
+        return self.num_items(lane, lanes)
 
     def state_after(self, batches: int) -> State | None:
         """Return the state of a lane after this many batches, if no hook has skipped a sample.
@@ -200,6 +210,13 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         if self.batch_rows is None:
             return None
         return {**_at_row(self._start, row), "changes": list(changes)}
+
+    @cached_property
+    def _stages(self) -> dict[int, Dataset[Any]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @cached_property
     def _is_endless(self) -> bool:

@@ -1,11 +1,7 @@
-"""Read the next rows of lanes in blocks.
+"""Read the next rows of a lane in blocks.
 
 Rows are planned and samples are read in blocks, which grow from a single batch at the start
 (so that the first one comes at once) to what a good read takes.
-
-Lanes whose plan draws from the same slices are read together where one worker hosts several
-of them: a block then holds the next batches of all, in the order in which they are delivered.
-So it is not larger for many lanes than for one, and takes as few reads.
 """
 
 from __future__ import annotations
@@ -13,29 +9,23 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.rows import Plan, Rows
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import (
     MAX_BLOCK_BYTES,
     MAX_PLANNED_ROWS,
     NO_ROWS,
-    BlockPieces,
     LazyRows,
     NextRows,
     ReadAhead,
     Reader,
-    ReadSamples,
-    ReleasedRows,
     RowsAtOnce,
-    SharedBlock,
 )
 
 GAP = object()
@@ -71,7 +61,53 @@ class PlannedRows:
     def next_rows(self, count: int | None = None) -> Rows:
         """Return the next planned rows, at most `count`; None for all."""
         start = self.stop - self._planned_start
-        return self._planned.pick(slice(start, None if count is None else start + count))
+        chosen = slice(start, None if count is None else start + count)
+        leaf, epoch, ordinal = self._planned
+        return Rows(leaf[chosen], epoch[chosen], ordinal[chosen])
+
+
+class SharedBlock:
+    """One iterator over the samples of a block, shared by lanes that take from it in turn.
+
+    Args:
+        lazy: The samples.
+        stop: Number of samples.
+    """
+
+    __slots__ = ("lazy", "row", "samples")
+
+    def __init__(self, lazy: LazyRows, stop: int) -> None:
+        self.lazy = lazy
+        self.samples = lazy.between(0, stop)
+        self.row = 0
+
+
+@dataclass(slots=True, eq=False)
+class ReadSamples:
+    """The samples of a block that belong to one lane, built when they are taken.
+
+    Args:
+        start: Index in the block of the next one.
+        stop: Index after the last one of the same piece.
+        own: The lane's own iterator; None until it leaves the shared one.
+        block: The iterator that all lanes of the block share; None if the lane has its own.
+        pieces: The pieces that follow: the first index of each, and the one after its last.
+    """
+
+    start: int
+    stop: int
+    own: Iterator[Any] | None = None
+    block: SharedBlock | None = None
+    pieces: Iterator[tuple[int, int]] | None = None
+
+    def move_on(self) -> bool:
+        """Continue with the next piece; return False if there is none."""
+        piece = None if self.pieces is None else next(self.pieces, None)
+        if piece is None:
+            return False
+        self.start, self.stop = piece
+        self.own = None
+        return True
 
 
 class RowsOfLane(PlannedRows):
@@ -130,93 +166,57 @@ class RowsOfLane(PlannedRows):
         return used
 
 
-class BlocksOfLanes:
-    """Reads blocks for one lane, or for several that are read together.
+class BlocksOfLane:
+    """Reads blocks for one lane.
 
     Args:
         reader: Reads samples.
         lanes_of_stream: How many lanes read the same slices, over all workers.
     """
 
-    def __init__(self, reader: Reader, lanes_of_stream: int) -> None:
+    def __init__(self, reader: Reader, lanes_of_stream: int = 1) -> None:
         self._reader = reader
         self._lanes_of_stream = lanes_of_stream
-        # Lanes keep this object alive, not the reverse, so it is freed with the last of them.
-        self._lanes: WeakValueDictionary[int, RowsOfLane] = WeakValueDictionary()
         self._max_block = max(
             1,
             min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
         )
         self._next_block = 1
-        self._turn_rows = 0.0
         self._ahead: ReadAhead | None = None
         self._has_begun = False
-        self._stream = PlannedRows()
-
-    def add(self, rows: RowsOfLane) -> None:
-        """Add a lane, or replace it after it has moved to another row."""
-        self._lanes[rows.lane.number] = rows
 
     def read(self, first: RowsOfLane, requested: int) -> None:
-        """Read the next rows of all lanes; of `first` at least one, unless it has ended."""
+        """Read the next rows, at least one, unless the lane has ended."""
         count = min(self._max_block, max(requested, self._next_block))
         self._next_block = min(self._max_block, 2 * count)
-        if self._lanes.get(first.lane.number) is not first:
-            self.add(first)
-        lanes = self._in_order(first)
-        if not self._read_in_turn(lanes, count, requested):
-            self._read_shares(lanes, count, requested)
+        self._read_block(first, count, requested)
 
-    def _read_in_turn(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> bool:
-        """Read the next rows of the stream, if they are the next batches of its lanes in turn.
-
-        They are planned like those of a single lane, and neither divided nor put together.
-
-        Returns:
-            Whether they are; if not, nothing is read.
-        """
-        plan, number = lanes[0].plan, len(lanes)
-        if not self._has_begun or self._ahead is not None or not isinstance(plan, DealtPlan):
-            return False
-        row = plan.deal.row_in_turn([(lane.lane.number, lane.stop) for lane in lanes])
-        if row is None or any(lane.row != lane.stop for lane in lanes):
-            return False
-        stripe, used = plan.deal.stripe, row % plan.deal.stripe
-        if requested > stripe - used:
-            return False
-        if self._stream.stop != row:
-            self._stream = PlannedRows(row)
-        if not self._stream.has_planned(count):
-            ahead = max(count, min(MAX_PLANNED_ROWS, 8 * self._next_block))
-            planned = plan.plan.rows(plan.stream_of(lanes[0].lane.number), row, ahead)
-            self._stream.set_planned(planned, requested=ahead)
-        rows = self._stream.next_rows(count)
-        if (rows.leaf < 0).any():
-            return False
+    def _read_block(self, lane: RowsOfLane, count: int, requested: int) -> None:
+        """Read the next `count` rows."""
+        (rows,) = self._next_rows([lane], [count])
         size = len(rows.leaf)
-        self._stream.stop += size
-        bounds = [
-            [
-                (max(0, start), min(start + stripe, size))
-                for start in range(place * stripe - used, size, number * stripe)
-            ]
-            for place in range(number)
-        ]
         if size:
-            self._hand_out(self._read_lazily(rows), bounds, lanes, in_turn=True)
-        return True
+            lazy = self._read_lazily(rows, [lane], [size])
+            lane.pending.append(ReadSamples(0, size, lazy.between(0, size)))
+            lane.stop += size
 
-    def _read_shares(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> None:
-        """Read the next rows of each lane."""
-        pieces = self._share(lanes, count, requested)
-        shares = pieces.by_lane(len(lanes))
+    def _next_rows(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> list[Rows]:
+        """Return the next rows of each lane, planned if they are not yet."""
         blocks = 1 if self._ahead is None else self._ahead.planned_blocks
         if not all(lane.has_planned(blocks * n) for lane, n in zip(lanes, shares, strict=True)):
             self._plan(lanes, [blocks * share for share in shares])
-        rows = [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
-        counts = [len(each.leaf) for each in rows]
-        if not sum(counts):
-            return
+        return [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
+
+    def _plan(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> None:
+        """Plan the next rows, at least those about to be read."""
+        (lane,), (share,) = lanes, shares
+        count = max(share, min(MAX_PLANNED_ROWS, 8 * self._next_block))
+        lane.set_planned(lane.plan.rows(lane.lane.number, lane.stop, count), requested=count)
+
+    def _read_lazily(
+        self, rows: Rows, lanes: Sequence[RowsOfLane], counts: Sequence[int]
+    ) -> LazyRows:
+        """Return the samples of rows, so many of each lane, and prepare those that follow."""
         if not self._has_begun:
             self._has_begun = True
             self._ahead = self._reader.read_ahead(self._lanes_of_stream)
@@ -234,63 +234,21 @@ class BlocksOfLanes:
                     for number in [lane.lane.number]
                 ]
             )
-        if counts != shares:
-            pieces = pieces.cut(counts)
-        # Lanes that use different numbers of rows soon take turns in another order than planned.
-        in_step = pieces.are_even
-        if not in_step:
-            pieces = BlockPieces.of(enumerate(counts))
-        together = pieces.in_order(rows)
-        if (together.leaf < 0).any():
-            for lane in lanes:
-                lane.has_gaps = True
-            with _uncollected():
-                lazy: LazyRows = RowsAtOnce(self._read_between_gaps(together, counts, lanes))
-        else:
-            lazy = self._read_lazily(together)
+        with _uncollected():
+            if (rows.leaf < 0).any():
+                lazy: LazyRows = RowsAtOnce(self._read_between_gaps(rows, lanes, counts))
+            else:
+                lazy = self._reader.read_lazily(rows)
         if self._ahead is not None:
             lanes[0].lane.counts.update(self._ahead.take_counts())
-        self._hand_out(lazy, pieces.bounds(len(lanes)), lanes, in_turn=in_step)
-
-    def _read_lazily(self, rows: Rows) -> LazyRows:
-        with _uncollected():
-            return self._reader.read_lazily(rows)
-
-    def _hand_out(
-        self,
-        lazy: LazyRows,
-        bounds: Sequence[Sequence[tuple[int, int]]],
-        lanes: Sequence[RowsOfLane],
-        *,
-        in_turn: bool,
-    ) -> None:
-        """Append the samples of a block to those of its lanes.
-
-        Args:
-            lazy: The samples.
-            bounds: For each lane, where its pieces of the block start and stop.
-            lanes: The lanes.
-            in_turn: Whether they will take the pieces in order.
-        """
-        # Keeping samples that are already built until the block ends would evict them from the
-        # CPU cache.
-        shared = in_turn and not isinstance(lazy, ReleasedRows)
-        block = SharedBlock(lazy, max(each[-1][1] for each in bounds if each)) if shared else None
-        for lane, pieces in zip(lanes, bounds, strict=True):
-            if block is None:
-                lane.pending += [
-                    ReadSamples(*each, iter(()), own=lazy.between(*each)) for each in pieces
-                ]
-            elif pieces:
-                following = iter(pieces)
-                lane.pending.append(ReadSamples(*next(following), following, block))
-            lane.stop += sum([stop - start for start, stop in pieces])
+        return lazy
 
     def _read_between_gaps(
-        self, rows: Rows, counts: Sequence[int], lanes: Sequence[RowsOfLane]
+        self, rows: Rows, lanes: Sequence[RowsOfLane], counts: Sequence[int]
     ) -> list[Any]:
         """Return the samples of `rows`, with `GAP` where the dataset has been removed."""
         for lane, count in zip(lanes, counts, strict=True):
+            lane.has_gaps = True
             again = np.arange(lane.stop, min(lane.stop + count, lane.lane.reading.known))
             # Rows below `known` were read before the restore, and stages that hold samples back
             # need them again: `at` raises if their dataset is gone.
@@ -300,92 +258,6 @@ class BlocksOfLanes:
         for place, sample in zip(there.tolist(), self._reader.read(rows.pick(there)), strict=True):
             samples[place] = sample
         return samples
-
-    def _plan(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> None:
-        """Plan the next rows of all lanes at once, at least those about to be read."""
-        ahead = min(MAX_PLANNED_ROWS, 8 * self._next_block)
-        if len(lanes) > 1:
-            # The same number of batches for each lane, so that all run out at the same time.
-            turn = max(1, ceil(self._turn_rows))
-            ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
-            if 2 * sum(shares) > MAX_PLANNED_ROWS:
-                ahead = 0
-            else:  # enough for the next read too; otherwise half of the planning would be wasted
-                ahead = max(2 * max(shares), ahead // turn * turn)
-        requests = [
-            (lane.lane.number, lane.stop, max(share, ahead))
-            for lane, share in zip(lanes, shares, strict=True)
-        ]
-        plan = lanes[0].plan
-        planned = plan_together(plan, requests) if len(requests) > 1 else [plan.rows(*requests[0])]
-        for lane, rows, (*_, count) in zip(lanes, planned, requests, strict=True):
-            lane.set_planned(rows, requested=count)
-
-    def _in_order(self, first: RowsOfLane) -> list[RowsOfLane]:
-        """Return the lanes in the order of their next batches."""
-        if len(self._lanes) == 1:
-            return [first]
-        others = [
-            (lane.num_batches, number, lane)
-            for number, lane in self._lanes.items()
-            if lane is not first
-        ]
-        return [first, *(lane for *_, lane in sorted(others))]
-
-    def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> BlockPieces:
-        """Divide `count` rows among the lanes, in the order in which batches will need them.
-
-        Rows that were read but not yet taken count as well; the first lane always gets a row.
-        """
-        if len(lanes) == 1:
-            return BlockPieces.of([(0, count)])
-        turn = max(requested, ceil(self._rows_of_turn(lanes)))
-        missing = [turn - (lane.stop - lane.row) for lane in lanes]
-        missing[0] = max(requested, turn - lanes[0].used_of_turn)
-        room = count - sum(lane.stop - lane.row for lane in lanes)
-        pieces = [(0, min(missing[0], max(room, min(requested, count))))]
-        room -= pieces[0][1]
-        missing[0] -= pieces[0][1]
-        places = [place for place, lane in enumerate(lanes) if not lane.is_exhausted]
-        while room > 0 and any(missing[place] != turn for place in places):
-            for place in places:
-                share = max(0, min(missing[place], room))
-                pieces.append((place, share))
-                missing[place] -= share - turn
-                room -= share
-        # From here on, all lanes take as much in turn.
-        return BlockPieces.of(pieces).followed_by(places, turn, max(0, room))
-
-    def _rows_of_turn(self, lanes: Sequence[RowsOfLane]) -> float:
-        """Return how many rows recent batches have used, on average."""
-        # Every lane except the first is between two batches.
-        (new, used), *others = [lane.count_used() for lane in lanes]
-        batches, rows = map(sum, zip(*others, strict=True))
-        if batches > 0:
-            self._turn_rows = rows / batches
-        lanes[0].used_of_turn = max(0, round(used - new * self._turn_rows))
-        return self._turn_rows
-
-
-def blocks_of(rows: RowsOfLane, stage: object, reader: Reader) -> BlocksOfLanes:
-    """Return the object that reads for a lane, shared by lanes of a worker with the same slices.
-
-    Args:
-        rows: The rows of the lane.
-        stage: The stage that reads.
-        reader: The reader of the stage.
-    """
-    lane, plan = rows.lane, rows.lane.reading.plan
-    if not isinstance(plan, DealtPlan):
-        blocks = BlocksOfLanes(reader, 1)
-    else:
-        # Keyed by identity, since a stage may hold values that are not hashable. Its lanes keep
-        # the stage alive, so no other stage can get the same id.
-        blocks = lane.host.shared.setdefault(
-            (id(stage), plan.stream_of(lane.number)), BlocksOfLanes(reader, plan.lanes_of_stream)
-        )
-    blocks.add(rows)
-    return blocks
 
 
 @contextmanager

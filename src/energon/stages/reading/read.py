@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon.errors import ConfigError, StateError
+from energon.plan.dealt import DealtPlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
@@ -33,8 +34,9 @@ from energon.stages.base import (
     unpack,
 )
 from energon.stages.lane import Lane
-from energon.stages.reading.block_reading import GAP, RowsOfLane, blocks_of
-from energon.stages.reading.blocks import Reader, ReadSamples
+from energon.stages.reading.block_reading import GAP, BlocksOfLane, ReadSamples, RowsOfLane
+from energon.stages.reading.blocks import Reader
+from energon.stages.reading.shared_reading import BlocksOfLanes
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,12 @@ class _ReadIterator(DatasetIterator[Any]):
         self.rows = RowsOfLane(lane, stage.plan)
         # Samples that are built but not yet taken.
         self._waiting: list[Any] = []
-        self._blocks = blocks_of(self.rows, stage, stage.reader)
+        plan, reader = lane.reading.plan, stage.reader
+        self._blocks = (
+            BlocksOfLanes.of(self.rows, stage, reader, plan)
+            if isinstance(plan, DealtPlan)
+            else BlocksOfLane(reader)
+        )
         stage.register_finder(lane)
 
     @property
