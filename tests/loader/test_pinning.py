@@ -79,7 +79,7 @@ def test_pins_with_cuda():
 
 def test_torch_may_be_imported_after_the_loader_is_built(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("energon.loader.loader.pin_memory", lambda batch: "pinned")
+    monkeypatch.setattr("energon.loader.memory.pin_memory", lambda batch: "pinned")
     with monkeypatch.context() as before:
         before.delitem(sys.modules, "torch")
         loader = get_loader(fake())

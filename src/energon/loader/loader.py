@@ -13,7 +13,7 @@ from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
 from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
-from energon.loader.memory import keep_heap, pin_batches, pin_memory
+from energon.loader.memory import Pinning, keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
@@ -420,7 +420,7 @@ class _Loop(Iterator[Any]):
             # It has been imported since, perhaps for the tensors of this batch.
             loader._pins_later = False
             if sys.modules["torch"].cuda.is_available():
-                loader._pin = pin_memory
+                loader._pin = Pinning()
         if loader._pin is not None:
             batch = loader._pin(batch)
             if not ends and (following := stream.arrived()) is not None:

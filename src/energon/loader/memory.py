@@ -50,7 +50,7 @@ class Pinning:
         self._ahead: tuple[Any, Future[Any]] | None = None
 
     def begin(self, batch: Any) -> None:
-        """Begin to pin the batch that is expected to be asked for next."""
+        """Begin to pin the batch that the trainer is expected to take next."""
         if self._thread is None:
             from concurrent.futures import ThreadPoolExecutor  # takes 9 ms
 

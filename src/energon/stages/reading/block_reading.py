@@ -216,7 +216,7 @@ class BlocksOfLane:
     def _read_lazily(
         self, rows: Rows, lanes: Sequence[RowsOfLane], counts: Sequence[int]
     ) -> LazyRows:
-        """Return the samples of rows, and prepare those that follow; `counts` are those of each lane."""
+        """Return the samples of rows, and prepare those that follow; `counts` has each lane's."""
         if not self._has_begun:
             self._has_begun = True
             self._ahead = self._reader.read_ahead(self._lanes_of_stream)
