@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import energon
+from docs.site.rooms import lines_of_code
 from energon.metadataset.kind import KINDS
 
 ROOT = Path(energon.__file__).parent
@@ -231,3 +232,45 @@ LARGE_ROOMS = {
 def test_rooms_of_more_than_fifteen_files_have_sub_rooms():
     files = Counter(path.rpartition("/")[0] for path, _ in modules() if "__init__" not in path)
     assert {room for room, count in files.items() if count > 15} == {*LARGE_ROOMS}
+
+
+MEAN_SOMETHING = {
+    "cli/index.py": "the command `energon index`",
+    "compat/megatron/datasets/media.py": "names of megatron.energon about media",
+    "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
+    "formats/tar/window_parts.py": "parsing all headers of a window at once",
+    "io/backends/aistore.py": "a kind of storage",
+    "prepare/importers/archive.py": "a kind of source",
+    "prepare/index/mapped_parts.py": "looking for samples that lack a part",
+    "sources/decode_ahead.py": "a thread beside the hooks",
+    "task_encoder/mix_report.py": "a report on the mix",
+    "webdataset/stages/functional.py": "helpers that programs import",
+    "webdataset/stages/inspect_stages.py": "stages that show samples",
+}
+"""Small modules that only one other module of their room imports, and what each is."""
+
+
+def importers():
+    """Return for each module of the package, by its path, the paths of those that import it."""
+    paths = {path.removesuffix(".py").replace("/", "."): path for path, _ in modules()}
+    found = defaultdict(set)
+    for path, text in modules():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("energon."):
+                room = node.module.removeprefix("energon.")
+                for name in (room, *(f"{room}.{each.name}" for each in node.names)):
+                    if paths.get(name, path) != path:
+                        found[paths[name]].add(path)
+    return found
+
+
+def test_small_modules_that_serve_one_sibling_are_part_of_it_unless_they_mean_something():
+    by_module = importers()
+    found = set()
+    for path, text in modules():
+        users = {user for user in by_module[path] if not user.endswith("__init__.py")}
+        room = path.partition("/")[0]
+        serves_one = len(users) == 1 and {user.partition("/")[0] for user in users} == {room}
+        if serves_one and lines_of_code(text) < 80:
+            found.add(path)
+    assert found <= {*MEAN_SOMETHING}

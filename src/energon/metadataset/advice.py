@@ -20,7 +20,7 @@ from energon.io.address import (
 )
 from energon.io.files import describe_missing, is_file, open_store
 from energon.messages import nearest, shell_word
-from energon.metadataset.kind import KINDS, table_suffix
+from energon.metadataset.kind import KINDS, name_of_lines, table_suffix
 
 _EXPECTED = [entry.expected for entry in KINDS if entry.expected]
 _READABLE = f"expected {', '.join(_EXPECTED[:-1])} or {_EXPECTED[-1]}"
@@ -155,13 +155,13 @@ def advice(path: str) -> str:
     shown = redact(path)
     pack = f"`energon pack {shell_word(shown)} {_target(path)}`"
     if is_file(path) and not _is_bucket(path):
+        lines = name_of_lines(address_name(path))
+        if lines is not None:
+            return f"is compressed JSON; if each line is a sample, rename it to {lines}"
         if table_suffix(path):
             return f"is a table; {pack} makes a sample of each row"
         if path.endswith(".arrow"):
             return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
-        lines = _renamed_to_lines(address_name(path))
-        if lines is not None:
-            return f"is compressed JSON; if each line is a sample, rename it to {lines}"
         if path.endswith(".tar"):
             folder = shown.rpartition("/")[0] or "."
             return (
@@ -182,7 +182,7 @@ def advice(path: str) -> str:
         )
     if any(name.endswith(".tar") for name in names):
         return f"has no .nv-meta/.info.json; run `energon prepare {shell_word(shown)}`"
-    renamed = list(filter(None, map(_renamed_to_lines, map(address_name, names))))
+    renamed = list(filter(None, map(name_of_lines, map(address_name, names))))
     if 2 * len(renamed) > len(names):
         return (
             "has compressed JSON files; if each line is a sample, rename them to names such as "
@@ -206,12 +206,6 @@ def advice(path: str) -> str:
     if kinds:
         return f"has files ({kinds}) and no shards; {pack} makes a dataset of them"
     return f"has no .nv-meta/.info.json; {_READABLE}"
-
-
-def _renamed_to_lines(name: str) -> str | None:
-    """Return what a compressed file of JSON lines should be called; None for other files."""
-    stem, json, packing = name.rpartition(".json.")
-    return f"{stem}.jsonl.{packing}" if json and packing in ("gz", "zst") else None
 
 
 def _is_bucket(path: str) -> bool:

@@ -139,6 +139,17 @@ def table_suffix(name: str) -> str | None:
     return suffix if suffix in TABLES else None
 
 
+def name_of_lines(name: str) -> str | None:
+    """Return the name that a compressed file of JSON lines needs; None for files of other names.
+
+    Example:
+        >>> name_of_lines("a.json.gz"), name_of_lines("a.json")
+        ('a.jsonl.gz', None)
+    """
+    stem, json, packing = name.rpartition(".json.")
+    return f"{stem}{LINES[0]}.{packing}" if json and packing in ("gz", "zst") else None
+
+
 ENTRY_POINTS = "energon.dataset_kinds"
 """The group of entry points by which packages add a `KindEntry`."""
 
