@@ -72,10 +72,16 @@ def test_files_that_may_hold_anything_else_are_not_taken_for_images(name):
     assert SampleDecoder("rgb8").decode(f"a.{name}", b"data") == b"data"
 
 
-def test_images_are_channels_first_and_can_be_written_to():
-    image = decode_image(encoded("RGB", "png"), image_spec("torchrgb8"))
-    assert image.shape == (3, 13, 21)
+@pytest.mark.parametrize("spec", ["torchrgb8", "rgb8", "torchl8", "l8", "rgba8", "rgb"])
+@pytest.mark.parametrize("file_format", ["png", "jpg"])
+@pytest.mark.parametrize("size", [None, 5])
+def test_images_can_be_written_to(spec, file_format, size):
+    image = SampleDecoder(spec, image_size=size).decode("a.png", encoded("RGB", file_format))
     image += 1
+
+
+def test_tensors_of_images_have_channels_first():
+    assert decode_image(encoded("RGB", "png"), image_spec("torchrgb8")).shape == (3, 13, 21)
 
 
 def test_damaged_and_truncated_images_are_errors():

@@ -107,8 +107,8 @@ def test_images_of_one_size_are_decoded_into_the_batch(alike, form, kind):
         assert [encoder.places[name] for name in batch.__key__] == list(map(address, batch.image))
 
 
-@pytest.mark.parametrize("form", ["torchrgb", "rgb"])
-def test_floats_of_resized_images_are_written_into_the_batch(alike, form):
+@pytest.mark.parametrize("form", FORMS)
+def test_resized_images_are_written_into_the_batch(alike, form):
     folder, datas = alike
     encoder = Encoder(form, image_size=SIDE)
     found = batches(folder, encoder)

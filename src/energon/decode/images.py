@@ -142,7 +142,7 @@ def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
         planes = np.ascontiguousarray(pixels)  # faster than to divide them out of order
         row = empty_row(planes.shape, np.float32)
         pixels = np.divide(planes, np.float32(255), out=row, dtype=np.float32)
-    elif not pixels.flags.c_contiguous:
+    elif is_tensor or not (pixels.flags.c_contiguous and pixels.flags.writeable):
         planes, pixels = pixels, empty_row(pixels.shape, np.uint8)
         np.copyto(pixels, planes)
     if not is_tensor:
@@ -154,7 +154,7 @@ def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
             "images as tensors need torch; install energon-loader[torch], or choose arrays with "
             'SampleDecoder(image_decode="rgb8")'
         ) from error
-    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
+    return torch.from_numpy(pixels)
 
 
 def _open(
