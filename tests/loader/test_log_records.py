@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 
@@ -8,9 +9,11 @@ import pytest
 
 from energon import SampleError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.loader.transport.reports import LogReceiver, LogSender, explicit_levels
+from energon.loader.transport.wire import is_readable
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_crude
 from tests.effort import some
+from tests.loader.fake_pipeline import fake
 
 METHODS = ["forkserver", "spawn", "fork"]
 
@@ -116,3 +119,29 @@ def test_what_hooks_log_in_workers_appears_as_the_program_has_configured(tmp_pat
     assert keys <= {text.split()[1] for text in texts}
     assert str(os.getpid()) not in {text.split()[-1] for text in texts}
     assert all(each.processName != "MainProcess" for each in hooks.records if each.name == "hooks")
+
+
+def say_hello_in_lane_1(lane, row):
+    if lane == 1:
+        logging.getLogger("hooks").info("hello")
+    return lane, row
+
+
+def test_records_arrive_while_batches_come_from_other_workers(hooks, monkeypatch):
+    due_at = "energon.loader.processes.link._read_logs_at"
+    monkeypatch.setattr(due_at, math.inf)
+    loader = get_savable_loader(fake(say_hello_in_lane_1, workers=2, lanes=2))
+    other = get_savable_loader(fake(workers=1, lanes=1))
+    try:
+        next(iter(loader))
+        batches = iter(other)
+        next(batches)
+        [channel] = [worker._link._lifeline for worker in loader._workers[1:]]
+        assert is_readable(channel, 60)
+        assert not hooks.records
+        monkeypatch.setattr(due_at, 0.0)
+        next(batches)
+        assert "hello" in hooks.text
+    finally:
+        loader.close()
+        other.close()

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.2
 PROCESS_CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
 _LOG_SECONDS = 0.1
-"""How long log records of a worker may wait while batches keep coming."""
+"""How long log records of workers may wait while the trainer takes batches, whoever makes them."""
 
 
 TellsTime = Callable[[float, float], None]
@@ -87,7 +87,6 @@ class ProcessLink:
         self._kill_at = 0.0
         self.num_copied = 0
         self.rebuild_seconds = 0.0
-        self._read_logs_at = 0.0
         self._ours: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
         self._process: WorkerProcess | None = None
@@ -153,14 +152,13 @@ class ProcessLink:
     def receive(self, timeout: float) -> Sequence[Event | UnreadEvent] | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
         self._give_back()
-        if time.monotonic() >= self._read_logs_at:
-            self._read_logs()
+        read_logs_if_due()
         try:
             message = receive(self._channel)
         except BlockingIOError:
             if not self._wait(timeout):
                 return []
-            self._read_logs()
+            self.read_logs()
             return self.receive(0) if is_readable(self._channel, 0) else []
         except OSError:
             return None
@@ -214,7 +212,7 @@ class ProcessLink:
     def disconnect(self) -> None:
         """Close this side's descriptors, which tells the worker to exit."""
         if self in _links:
-            self._read_logs()
+            self.read_logs()
         self.leave()
         for each in self._theirs:
             each.close()
@@ -233,9 +231,9 @@ class ProcessLink:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
-    def _read_logs(self) -> None:
+    def read_logs(self) -> None:
+        """Pass on the log records that have arrived."""
         self._logs.drain()
-        self._read_logs_at = time.monotonic() + _LOG_SECONDS
 
     def count_rebuilding(self, begun: float) -> None:
         """Count the time since then as time to rebuild events."""
@@ -302,6 +300,20 @@ class ProcessLink:
 
 
 _links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
+_read_logs_at = 0.0
+
+
+def read_logs_if_due() -> None:
+    """Pass on what the workers of all loaders have logged, unless that was done just now.
+
+    It may be long until the trainer takes the next batch of a worker, such as one that validates.
+    """
+    global _read_logs_at
+    now = time.monotonic()
+    if now >= _read_logs_at:
+        _read_logs_at = now + _LOG_SECONDS
+        for link in list(_links):
+            link.read_logs()
 
 
 def _note(returned: deque[int], slot: int, _: object) -> None:

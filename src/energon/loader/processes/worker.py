@@ -8,115 +8,33 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
 from energon.loader.hosting import Event, WorkerStatus
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline
-from energon.loader.processes.link import POLL_SECONDS, ProcessLink, TellsTime, UnreadEvent
+from energon.loader.processes.deaths import (
+    DeathRecord,
+    SampleAddress,
+    Verdict,
+    describe_exit_code,
+)
+from energon.loader.processes.link import (
+    POLL_SECONDS,
+    ProcessLink,
+    TellsTime,
+    UnreadEvent,
+    read_logs_if_due,
+)
 from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline
 from energon.messages import Lines, counted
 from energon.plan.randomness import derive_seed
-
-SampleAddress = tuple[int, int]
-"""Lane and row."""
-
-
-MAX_SKIPPED = 16
-"""How many rows may be skipped before the next batch arrives."""
-
-FIRST_PAUSE_SECONDS = 0.1
-MAX_PAUSE_SECONDS = 10.0
-
-
-class Verdict(Enum):
-    """What to do after a death."""
-
-    RETRY = "retry"
-    SKIP = "skip"
-    GIVE_UP = "give up"
-
-
-@dataclass
-class DeathRecord:
-    """The deaths of one worker and its successors.
-
-    After `max_deaths` deaths at the same row, the row is skipped. Crashes elsewhere (while
-    starting, between samples, or in a hook that gets several) end the run after the same number in
-    a row. If no batch arrives in between, four times that number of crashes at ever-changing rows
-    end the run as well, and so does skipping more than `MAX_SKIPPED` rows: something else is
-    killing the workers then.
-
-    A worker that is killed from outside may survive next time: such deaths end the run once no
-    batch has arrived for `patience_seconds`.
-
-    Args:
-        max_deaths: How often a worker may die at the same row.
-        patience_seconds: How long to keep starting workers that are killed before their first
-            batch.
-        clock: Returns the time in seconds.
-    """
-
-    max_deaths: int
-    patience_seconds: float
-    clock: Callable[[], float] = time.monotonic
-    in_a_row: int = 0
-    """Deaths since the last batch."""
-    _at: Counter[SampleAddress] = field(default_factory=Counter)
-    _first: float = 0.0
-    _elsewhere: int = 0
-    _since_skip: int = 0
-    _skipped: int = 0
-
-    def died(self, address: SampleAddress | None, *, killed: bool = False) -> Verdict:
-        """Count a death.
-
-        Args:
-            address: The sample being worked on; None if it was not a single one.
-            killed: Whether it was killed from outside.
-        """
-        self.in_a_row += 1
-        if self.in_a_row == 1:
-            self._first = self.clock()
-        if address is not None:
-            self._at[address] += 1
-            if self._at[address] >= self.max_deaths:
-                self._since_skip = 0
-                self._skipped += 1
-                return Verdict.SKIP if self._skipped <= MAX_SKIPPED else Verdict.GIVE_UP
-        if killed:
-            given_up = self.seconds >= self.patience_seconds
-        elif address is None:
-            self._elsewhere += 1
-            given_up = self._elsewhere >= self.max_deaths
-        else:
-            self._since_skip += 1
-            given_up = self._since_skip >= 4 * self.max_deaths
-        return Verdict.GIVE_UP if given_up else Verdict.RETRY
-
-    @property
-    def seconds(self) -> float:
-        """How long ago the first death after the last batch was."""
-        return self.clock() - self._first if self.in_a_row else 0.0
-
-    @property
-    def pause_seconds(self) -> float:
-        """How long to wait before the next start: no time at first, then longer each time."""
-        if self.in_a_row < 2:
-            return 0.0
-        return float(min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.in_a_row - 2, 30)))
-
-    def delivered(self) -> None:
-        """Record that a batch has arrived."""
-        self.in_a_row = self._elsewhere = self._since_skip = self._skipped = 0
 
 
 def make_process_workers(
@@ -210,6 +128,7 @@ class ProcessWorker:
 
     def take(self) -> Event:
         """Return the next event, replacing the process as often as is useful."""
+        read_logs_if_due()
         while not self._events:
             self._receive()
         event = self._events[0]
@@ -324,7 +243,7 @@ class ProcessWorker:
         link.close()
         self._stats["worker_deaths"] += 1
         code = link.exit_code()
-        self._replace(link, _describe_exit(code), killed=code == -signal.SIGKILL)
+        self._replace(link, describe_exit_code(code), killed=code == -signal.SIGKILL)
 
     def _replace(self, link: ProcessLink, cause: str, *, killed: bool) -> None:
         """Start another process in place of `link`, or give up."""
@@ -395,14 +314,3 @@ class ProcessWorker:
             return ""
         state = self._positions[lane].saved_state()
         return f": {self._pipeline.describe_row(lane, self._lanes, row, state)}"
-
-
-def _describe_exit(code: int | None) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (the system does this when memory runs out)"
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"

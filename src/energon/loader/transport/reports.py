@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import socket
+import threading
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -97,16 +98,16 @@ class LogReceiver:
         channel.setblocking(False)
         self._channel = channel
         self._rest = b""
+        # Loaders in several threads drain each other's sockets, and so may a handler of records.
+        self._lock = threading.RLock()
 
     def drain(self) -> None:
         """Process the records that have arrived."""
-        while data := self._read():
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                record = logging.makeLogRecord(json.loads(line))
-                logger = logging.getLogger(record.name)
-                if logger.isEnabledFor(record.levelno) and not is_repeated(record):
-                    logger.handle(record)
+        with self._lock:
+            while data := self._read():
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    _handle(logging.makeLogRecord(json.loads(line)))
 
     def _read(self) -> bytes:
         """Return the bytes received; b"" if there are none, also once the other side is gone."""
@@ -114,6 +115,12 @@ class LogReceiver:
             return self._channel.recv(_MAX_READ)
         except OSError:
             return b""
+
+
+def _handle(record: logging.LogRecord) -> None:
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno) and not is_repeated(record):
+        logger.handle(record)
 
 
 class RemoteTraceback(Exception):
