@@ -100,23 +100,29 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         classes = [f"{number} {name}" for name, number in about["classes"].items()]
         more = [f"… {len(classes)} in all"] if len(classes) > MAX_CLASSES else []
         yield f"- classes: {', '.join([*classes[:MAX_CLASSES], *more])}"
-    if about["missing_shards"]:
+    if about.get("missing_shards"):
         yield f"- missing shards: {', '.join(about['missing_shards'])}"
     for reason in about.get("unreadable_shards", ()):
         yield f"- cannot be read: {reason}"
     yield from _problems(about)
-    for name, split in about["splits"].items():
-        share = 100 * split["samples"] / max(1, about["samples"])
-        excluded = f", {split['excluded']} excluded" if split["excluded"] else ""
-        yield (
-            f"- split {name}: {counted(split['samples'], 'sample')} ({share:.1f} %), "
-            f"{counted(split['shards'], 'shard')}{excluded}"
-        )
+    for name, split in about.get("splits", {}).items():
+        yield f"- split {name}{', '.join(_split(split, about['samples']))}"
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
     yield from _sizes("sample", about.get("sample_sizes", {}))
     if "hint" in about:
         yield f"- note: {about['hint']}"
+
+
+def _split(split: Mapping[str, Any], total: int) -> Iterator[str]:
+    """Yield what is known of a split: kinds of other packages may tell less."""
+    if "samples" in split:
+        share = 100 * split["samples"] / max(1, total)
+        yield f": {counted(split['samples'], 'sample')} ({share:.1f} %)"
+    if "shards" in split:
+        yield counted(split["shards"], "shard")
+    if split.get("excluded"):
+        yield f"{split['excluded']} excluded"
 
 
 def _files(about: Mapping[str, Any]) -> Iterator[str]:

@@ -304,7 +304,11 @@ class DatasetKind:
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        """Return its contents as plain data, for `energon info`."""
+        """Return its contents as plain data, for `energon info`.
+
+        `samples` is their number; `splits` has a dict for each, which may have `samples`, `shards`
+        and `excluded`. Sizes in `bytes`, and further facts, are optional.
+        """
         raise self.refusal(address, "described")
 
     def refusal(self, address: str, what: str) -> ConfigError:
