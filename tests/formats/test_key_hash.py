@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.tables.join_index import key_hashes
+from energon.formats.tables.join_index import table_hashes
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
@@ -14,7 +14,7 @@ def hashes(folder, keys, *, chosen=None):
     write_shard(folder / "s.tar", [(key, {"txt": b""}) for key in keys])
     table = PartTable.from_scan(scan_tar(folder / "s.tar"))
     indices = np.arange(len(keys)) if chosen is None else np.array(chosen)
-    return [tuple(row) for row in key_hashes(table, indices).tolist()]
+    return [tuple(row) for row in table_hashes(table, indices).tolist()]
 
 
 KEYS = st.lists(
