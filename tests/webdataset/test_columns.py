@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from hypothesis import strategies as st
 import energon.webdataset as wds
 from energon.errors import FieldAccessError
 from energon.webdataset.autodecode import Decoder, decoders
+from energon.webdataset.running.place import Place
+from energon.webdataset.stages.base import Context
+from energon.webdataset.stages.columns import Documents
 from energon.webdataset.stages.fields import ToTuple
 
 GOOD = {"__key__": "a", "__url__": "x.tar", "json": b'{"a": [1]}', "txt": b"\xc3\xa9", "cls": b"7"}
@@ -176,3 +181,31 @@ def test_positions_are_those_of_stages_one_by_one(tmp_path):
         resumed = stream()
         resumed.load_state_dict(state)
         assert list(resumed) == whole[number:]
+
+
+def test_a_sent_column_of_documents_is_a_plain_list_of_the_same_values():
+    values = [{"a": [1, None, 2.5, True, "\ud800é", 2**70]}, {}, [], -0.0]
+    received = pickle.loads(pickle.dumps(Documents(values)))
+    assert type(received) is list
+    assert repr(received) == repr(values)
+    assert received[0]["a"] is not values[0]["a"]
+
+
+def test_columns_with_the_same_values_still_have_the_same_after_sending():
+    sending = replace(Context(Place()), sends=True)
+    items = wds.to_tuple("json", "json", "txt")(wds.decode()(iter(samples(99, 99))))
+    batch = next(wds.batched(2).open(items, sending))
+    one, other, texts = pickle.loads(pickle.dumps(batch))
+    assert one == other == [{"a": [1]}] * 2
+    assert one[0] is other[0]
+    assert texts == ["é"] * 2
+
+
+def test_only_the_last_stage_of_what_is_sent_yields_documents():
+    loop = wds.DataPipeline(samples(99, 99), wds.decode(), wds.batched(2)).snapshot()
+    mapped = wds.DataPipeline(samples(99, 99), wds.decode(), wds.batched(2), wds.map(dict))
+    for snapshot, kind in [(loop, Documents), (mapped.snapshot(), list)]:
+        for sends in (False, True):
+            (batch,) = replace(snapshot, sends=sends).passes(Place(), first=0, count=1)
+            assert type(batch["json"]) is (kind if sends else list)
+            assert type(batch["txt"]) is list

@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from energon.errors import ConfigError, StateError, WorkerError
-from energon.webdataset import filters
+from energon.webdataset import filters, utils
 from energon.webdataset.compat import WebDataset
+from energon.webdataset.running.lanes import returns_argument
 from energon.webdataset.web_loader import WebLoader
 from tests.webdataset.shards import make_shards
 
@@ -59,6 +61,30 @@ def test_batches_as_the_loader_of_torch_does(urls, workers):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("collate", [None, lambda batch: batch, dict])
+def test_decoded_documents_come_from_workers_as_they_are_made_in_line(urls, collate):
+    dataset = WebDataset(urls[:1], shardshuffle=False).decode().batched(4)
+    loaders = [
+        WebLoader(dataset, batch_size=None, num_workers=workers, collate_fn=collate)
+        for workers in (0, 1)
+    ]
+    inline, sent = map(list, loaders)
+    for loader in loaders:
+        loader.close()
+    assert sent == inline
+    assert repr(sent) == repr(inline)
+
+
+def test_only_functions_that_return_their_argument_are_known_to():
+    assert all(map(returns_argument, [lambda value: value, utils.identity]))
+    others = [list, str.strip, lambda *values: values, lambda one, two=0: one, lambda: 0, None]
+    assert not any(map(returns_argument, [*others, lambda value: [value], endless, partial(id)]))
+
+
+def endless(value):
+    yield value
 
 
 def test_texts_in_batches_are_of_the_types_that_the_loader_of_torch_gives(urls):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -34,14 +35,33 @@ def decode_json(data: bytes) -> Any:
     return json_parser()(data)
 
 
+def decode_json_texts(texts: Sequence[bytes]) -> list[Any]:
+    """Return the values of several JSON texts, see `decode_json`."""
+    # No text has more levels than bytes, so the limits are looked up once for small ones.
+    if max(map(len, texts), default=0) > min(PART_DEPTH.value, DOCUMENT_BYTES.value):
+        return list(map(decode_json, texts))
+    with suppress(Exception):
+        return list(map(quick_json_parser(), texts))
+    # One of them is not for the quick parser.
+    return list(map(json_parser(), texts))
+
+
 @cache
 def json_parser() -> Callable[[bytes], Any]:
     """Return the fastest function that does what `json.loads` does."""
+    quick = quick_json_parser()
+    return quick if quick is _parse_json else first_of(quick, _parse_json)
+
+
+@cache
+def quick_json_parser() -> Callable[[bytes], Any]:
+    """Return the fastest function that returns what `json.loads` does, or refuses."""
     try:
         import msgspec
     except ImportError:
         return _parse_json
-    return first_of(msgspec.json.Decoder().decode, _parse_json)
+    quick: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+    return quick
 
 
 def first_of(

@@ -11,14 +11,13 @@ from typing import Any
 
 from energon.allow import refusal
 from energon.decode.arrays import decode_pth
-from energon.decode.documents import decode_json, json_parser
+from energon.decode.documents import decode_json, decode_json_texts
 from energon.decode.images import IMAGE_SPECS
 from energon.decode.sample_decoder import DECODERS
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
-from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stages.columns import SampleColumns
+from energon.webdataset.stages.columns import Documents, SampleColumns
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
@@ -237,10 +236,8 @@ def _column(decode: Callable[[bytes], Any], column: Sequence[bytes]) -> list[Any
     return list(map(decode, column))
 
 
-def _json_column(column: Sequence[bytes]) -> list[Any]:
-    # No text has more levels than bytes, so the limits are looked up once for small ones.
-    is_small = max(map(len, column)) <= min(PART_DEPTH.value, DOCUMENT_BYTES.value)
-    return list(map(json_parser() if is_small else decode_json, column))
+def _json_column(column: Sequence[bytes]) -> Documents:
+    return Documents(decode_json_texts(column))
 
 
 _QUICK: dict[Any, Callable[[Sequence[bytes]], Sequence[Any]]] = {

@@ -18,6 +18,7 @@ from energon.webdataset.running.lanes import (
     convert,
     has_torch,
     merge_rank_states,
+    returns_argument,
     torch_or_none,
 )
 from energon.webdataset.running.loop import Loop, Snapshot
@@ -100,7 +101,7 @@ class WebLoader(DataPipeline, FluidInterface):
             WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),
             None if batch_size is None else _batches(batch_size, collate_fn, drop_last),
             process,
-            collate_fn if batch_size is None else None,
+            collate_fn if batch_size is None and not returns_argument(collate_fn) else None,
         )
         options = LoaderOptions(
             start_method=_start_method(multiprocessing_context),

@@ -210,9 +210,11 @@ class TarParser:
 
 
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-_MAGIC = np.frombuffer(b"ustar", np.uint8)
+_MAGIC = b"ustar"
 _MTIME = np.frombuffer(b" mtime=", np.uint8)
-_PLAIN_BYTE, _OLD_PLAIN_BYTE, _CONTIGUOUS_BYTE, _FOLDER_BYTE, _EXTENDED_BYTE = b"0\x0075x"
+_IS_REGULAR = np.isin(np.arange(256), list(b"0\x007"))
+"""By type: that of plain files, its old form, and contiguous files."""
+_FOLDER_BYTE, _EXTENDED_BYTE = b"5x"
 
 
 class Run(NamedTuple):
@@ -241,16 +243,19 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
     candidates = np.flatnonzero(blocks[:, 257] == _MAGIC[0])
     headers = blocks[candidates]
     size, sized = _octal(headers[:, 124:135])
-    plain = sized & (headers[:, 257:262] == _MAGIC).all(axis=1)
+    plain = sized & (np.ascontiguousarray(headers[:, 257:262]).view("S5")[:, 0] == _MAGIC)
     # A prefix of the name is rare enough to be left to others.
     plain &= headers[:, 345] == 0
     kind = headers[:, 156]
-    regular = (kind == _PLAIN_BYTE) | (kind == _OLD_PLAIN_BYTE) | (kind == _CONTIGUOUS_BYTE)
-    plain &= regular | ((kind == _FOLDER_BYTE) & (size == 0)) | (kind == _EXTENDED_BYTE)
+    regular = _IS_REGULAR[kind]
+    has_others = not regular.all()
+    if has_others:
+        plain &= regular | ((kind == _FOLDER_BYTE) & (size == 0)) | (kind == _EXTENDED_BYTE)
     following = candidates + 1 + (size + BLOCK - 1) // BLOCK
     chain = _follow(candidates, following, plain & (following * BLOCK <= limit))
     chain = chain[: _length_of_sound(headers, chain)]
-    chain = chain[: _length_of_known_extensions(blocks, candidates, kind, size, chain)]
+    if has_others:
+        chain = chain[: _length_of_known_extensions(blocks, candidates, kind, size, chain)]
     if len(chain) and kind[chain[-1]] == _EXTENDED_BYTE:
         chain = chain[:-1]  # the file that it belongs to is not in this run
     return _members(headers, candidates, following, regular, kind, size, chain)
@@ -267,17 +272,16 @@ def _members(
 ) -> Run:
     is_file = regular[chain]
     files = chain[is_file]
-    header_block = candidates[files]
-    if not is_file.all() and len(files):
+    header_block = file_block = candidates[files]
+    if len(files) < len(chain) and len(files):
         places = np.flatnonzero(is_file)
         before = chain[places - 1]
         extended = (places > 0) & (kind[before] == _EXTENDED_BYTE)
         header_block = np.where(extended, candidates[before], header_block)
-    names = headers[files, :100]
     return Run(
-        names=names,
+        names=_rows(headers, files)[:, :100],
         header_offset=header_block * BLOCK,
-        offset=(candidates[files] + 1) * BLOCK,
+        offset=(file_block + 1) * BLOCK,
         size=size[files],
         stop=int(following[chain[-1]]) * BLOCK if len(chain) else 0,
     )
@@ -286,7 +290,10 @@ def _members(
 def _octal(digits: Bytes) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the numbers in fields of 11 octal digits, and which fields are valid."""
     values = digits - np.uint8(48)
-    return values @ _OCTAL, np.all(values < 8, axis=1)
+    valid = np.ones(len(values), np.bool_)
+    if values.max(initial=0) >= 8:
+        np.all(values < 8, axis=1, out=valid)
+    return values @ _OCTAL, valid
 
 
 def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Ints:
@@ -294,6 +301,8 @@ def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Int
     if not len(candidates) or candidates[0] != 0:
         return np.empty(0, np.int64)
     linked = np.append(following[:-1] == candidates[1:], False) & usable
+    if linked[:-1].all():
+        return np.arange(len(candidates) if usable[-1] else len(candidates) - 1)
     breaks = np.flatnonzero(~linked)
     pieces: list[Ints] = []
     at, next_break = 0, 0
@@ -313,8 +322,13 @@ def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Int
 
 def _length_of_sound(headers: Bytes, chain: Ints) -> int:
     """Return how many headers of the chain precede the first with a wrong checksum."""
-    chosen = headers[chain] if len(chain) != len(headers) else headers
-    return _length_of_true(have_checksums(chosen))
+    return _length_of_true(have_checksums(_rows(headers, chain)))
+
+
+def _rows(headers: Bytes, chosen: Ints) -> Bytes:
+    """Return some rows, in ascending order; nothing is copied if they are the first ones."""
+    count = len(chosen)
+    return headers[:count] if not count or chosen[-1] == count - 1 else headers[chosen]
 
 
 def _length_of_known_extensions(

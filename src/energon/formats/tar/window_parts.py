@@ -77,8 +77,11 @@ def find_parts(window: bytes) -> WindowParts | None:
 
 def _keys(joined: bytes, lengths: Ints) -> list[str]:
     """Return the keys that are joined in some bytes."""
+    if joined.isascii():
+        text, width = joined.decode(), len(joined) // max(1, len(lengths))
+        if width and (lengths == width).all():
+            return [text[start : start + width] for start in range(0, len(text), width)]
     edges = pairwise([0, *np.cumsum(lengths).tolist()])
     if joined.isascii():
-        text = joined.decode()
         return [text[start:stop] for start, stop in edges]
     return [joined[start:stop].decode("utf-8", "surrogateescape") for start, stop in edges]

@@ -32,6 +32,7 @@ from energon.webdataset.stages.base import (
     State,
     load_state,
     state_of,
+    take_function,
     unpack,
 )
 
@@ -188,6 +189,10 @@ class _NonEmptyIterator(StageIterator):
                 "empty_check=False if there may be none"
             )
 
+    def take(self, count: int) -> list[Any]:
+        # The generator has no part in what follows the first item.
+        return take_function(self._source)(count) if self._seen else super().take(count)
+
     def state_dict(self) -> State:
         return {"source": state_of(self._source), "seen": self._seen}
 
@@ -213,6 +218,7 @@ class _TarSamplesIterator(StageIterator):
         self._number = 0
         self._block_length = 0
         self._rest: Iterator[StreamSample] = iter(())
+        self._takes_all = True
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -237,10 +243,16 @@ class _TarSamplesIterator(StageIterator):
         finally:
             ahead.close()
 
+    def take(self, count: int) -> list[Any]:
+        # From a block that is not shared, the generator would yield just these.
+        found = list(islice(self._rest, count)) if self._takes_all else []
+        return found + super().take(count - len(found)) if len(found) < count else found
+
     def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+        self._takes_all = step == 1
         # Offset and number are those of the start of a block. After a restore, the samples before
         # number + taken have already been yielded.
         taken = self._block_length
@@ -255,7 +267,7 @@ class _TarSamplesIterator(StageIterator):
                 del block
                 if taken:
                     taken -= sum(1 for _ in islice(self._rest, taken))
-                if step == 1:
+                if self._takes_all:
                     yield from self._rest
                 else:
                     yield from self._every(first, step)

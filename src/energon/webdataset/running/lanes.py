@@ -15,10 +15,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import islice
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,14 @@ class LaneProcess:
         self._initialized = 0
         self._enforce_security = utils.enforce_security
 
+    @property
+    def is_parent(self) -> bool:
+        """Whether this is the training process."""
+        return os.getpid() == self._parent
+
     def enter(self, place: Place) -> None:
         """Say that this process works for the worker at `place` now."""
-        if os.getpid() == self._parent:
+        if self.is_parent:
             return
         utils.enforce_security = self._enforce_security
         module: Any = sys.modules.get("torch.utils.data._utils.worker")
@@ -122,6 +128,24 @@ def _position(state: State) -> dict[str, Any]:
     return dict(found)
 
 
+_IDENTITY: Any = lambda value: value  # noqa: E731
+
+
+def returns_argument(function: Any) -> bool:
+    """Return whether a function does nothing but return its only argument.
+
+    Many programs pass one to keep batches as they are.
+
+    Example:
+        >>> returns_argument(lambda batch: batch), returns_argument(list)
+        (True, False)
+    """
+    if type(function) is not FunctionType:
+        return False
+    code = function.__code__
+    return bool(code.co_code == _IDENTITY.__code__.co_code and code.co_argcount == 1)
+
+
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
 
 
@@ -150,11 +174,9 @@ def convert(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is dict:
-        return {name: convert(each) for name, each in value.items()}
+        return {n: v if type(v) in _PLAIN else convert(v) for n, v in value.items()}
     if kind is list or kind is tuple:
-        if _PLAIN.issuperset(map(type, value)):
-            return list(value)
-        return [convert(each) for each in value]
+        return [v if type(v) in _PLAIN else convert(v) for v in value]
     if isinstance(value, np.ndarray | np.generic):
         return value if value.dtype.kind in "USO" else torch_or_none().as_tensor(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -175,7 +197,7 @@ class LanePipeline:
         worker_config: Where this process stands, and how many workers it has.
         batch: Makes batches of its items; None leaves them as they are.
         process: Told of the worker process; None in the training process.
-        finish: Changes what is sent; None sends it as it is.
+        finish: Changes what is yielded; None yields it as it is.
         lanes: How many lanes the run has; None for the default.
     """
 
@@ -354,7 +376,9 @@ class EpochBatches(StageIterator):
 
 
 def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
-    snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
+    snapshot, batch, process = pipeline.dataset.snapshot(), pipeline.batch, pipeline.process
+    if process is not None and not process.is_parent and pipeline.finish is None and batch is None:
+        snapshot = replace(snapshot, sends=True)
     extent = snapshot.extent
     if extent.goes_on:
         items: Iterator[Any] = snapshot.passes(place, first=epoch, count=None)

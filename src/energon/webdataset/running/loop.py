@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -92,12 +92,14 @@ class Snapshot:
         stages: The same as stages of this package.
         seed: See `DataPipeline`.
         extent: How far a loop goes.
+        sends: Whether its items are pickled as they are, and nothing else sees them.
     """
 
     listed: tuple[Any, ...]
     stages: tuple[Stage, ...]
     seed: int
     extent: Extent
+    sends: bool = False
 
     def has_stages_of(self, other: Snapshot) -> bool:
         """Return whether both have the same stages, not only equal ones."""
@@ -114,9 +116,11 @@ class Snapshot:
         if not self.stages:
             raise ConfigError("a pipeline without stages has nothing to iterate over")
         items: Iterator[Any] = iter(())
-        for number, stage in enumerate(self.stages):
+        *rest, last = enumerate(self.stages)
+        for number, stage in rest:
             items = stage.open(items, context.at(number))
-        return items
+        number, stage = last
+        return stage.open(items, replace(context.at(number), sends=self.sends))
 
     def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
         """Return the items of `count` passes from number `first` on; None means no end."""

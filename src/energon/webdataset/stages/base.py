@@ -45,6 +45,8 @@ class Context:
     epoch: int = 0
     address: tuple[int | str, ...] = ()
     """The position of a stage in the pipeline, which distinguishes its random numbers."""
+    sends: bool = False
+    """Whether what the stage yields is pickled next, and nothing else sees it."""
 
     def seed_of(self, *purpose: int | str, shared: bool = False) -> int:
         """Return a seed for this stage and epoch.
@@ -58,7 +60,7 @@ class Context:
 
     def at(self, *address: int | str) -> Context:
         """Return the context of a stage within this one."""
-        return replace(self, address=(*self.address, *address))
+        return replace(self, address=(*self.address, *address), sends=False)
 
 
 class StageIterator(Iterator[Any]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -85,36 +86,39 @@ class Batched(Stage):
         check_positive("batchsize", self.batchsize)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _BatchedIterator(self, source, read_columns(source, context))
+        return _BatchedIterator(self, source, read_columns(source, context), context.sends)
 
-    def batches(self, lists: Iterator[Any]) -> Iterator[Any]:
+    def batches(self, lists: Iterator[Any], sends: bool = False) -> Iterator[Any]:
         """Return the batches of lists of items, some of which may be tables.
 
         No variable keeps a batch while the next one is made, which then reuses its memory.
         """
         if not self.partial:
             lists = filter(lambda batch: len(batch) == self.batchsize, lists)
-        return map(self._collated, lists)
+        return map(partial(self._collated, sends=sends), lists)
 
-    def _collated(self, samples: list[Any] | SampleColumns) -> Any:
+    def _collated(self, samples: list[Any] | SampleColumns, *, sends: bool) -> Any:
         collate = self.collation_fn
         if isinstance(samples, SampleColumns):
             if collate is default_collation_fn:
-                return samples.collated(collate_column)
+                return samples.collated(collate_column, sends)
             samples = samples.rows()
         return samples if collate is None else collate(samples)
 
 
 class _BatchedIterator(StageIterator):
-    def __init__(self, stage: Batched, source: Iterator[Any], columns: ColumnReader | None) -> None:
+    def __init__(
+        self, stage: Batched, source: Iterator[Any], columns: ColumnReader | None, sends: bool
+    ) -> None:
         self._stage = stage
         self._columns = columns
+        self._sends = sends
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
         stage, columns = self._stage, self._columns
         take = take_function(self._source) if columns is None else columns.take
-        yield from stage.batches(iter(lambda: take(stage.batchsize), []))
+        yield from stage.batches(iter(lambda: take(stage.batchsize), []), self._sends)
 
 
 @dataclass(frozen=True)

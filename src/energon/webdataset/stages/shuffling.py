@@ -22,6 +22,7 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
+    take_function,
     unpack,
 )
 
@@ -242,12 +243,13 @@ class _ShuffleIterator(StageIterator):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        take = take_function(self._source)
         # Only then the generator waits in `_exchanging`, and does so no matter who exchanges.
         while len(found) < count and len(buffer) == size:
             self._log.note(self._taken, self._oldest)
             draws = self._draws.block()
             wanted = min(count - len(found), NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
-            items = list(islice(iter(self._source), wanted))
+            items = take(wanted)
             places = [int(fraction * size) for fraction in islice(draws, len(items))]
             for number, (place, item) in enumerate(zip(places, items, strict=True), self._taken):
                 found.append(buffer[place])
