@@ -1,3 +1,4 @@
+import pickle
 import socket
 import weakref
 from types import SimpleNamespace
@@ -10,7 +11,6 @@ from energon.loader.processes import main
 from energon.loader.processes.link import ProcessLink
 from energon.loader.transport import outbox
 from energon.loader.transport.outbox import Outbox
-from energon.loader.transport.pickling import load_batch
 from energon.loader.transport.slots import Heartbeat, SlotPool, map_shared, read_table
 from energon.loader.transport.wire import is_readable, receive
 from tests.waiting import wait_until
@@ -50,7 +50,9 @@ class Parent:
     def event(self, view, layout):
         assert all(start % outbox.ALIGNMENT == 0 for start, _ in layout.buffers)
         buffers = [view[start:stop] for start, stop in layout.buffers]
-        lane, batch, _, _, _, _, error, _ = load_batch(view[layout.start : layout.stop], buffers)
+        lane, batch, _, _, _, _, error, _ = pickle.loads(
+            view[layout.start : layout.stop], buffers=buffers
+        )
         return lane, batch, error
 
 

@@ -14,7 +14,6 @@ import pytest
 from energon.loader.transport.pickling import (
     BatchPickler,
     dump_pipeline,
-    load_batch,
     mentions_torch,
 )
 from tests.effort import some
@@ -31,7 +30,7 @@ def dumped(value):
 
 def crossed(value):
     data, buffers = dumped(value)
-    return load_batch(memoryview(data), [bytearray(buffer.raw()) for buffer in buffers])
+    return pickle.loads(memoryview(data), buffers=[bytearray(buffer.raw()) for buffer in buffers])
 
 
 Point = namedtuple("Point", "x y")

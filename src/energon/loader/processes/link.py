@@ -26,7 +26,7 @@ from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.transport.columns import rebuild
 from energon.loader.transport.outbox import BUNDLE_SECONDS
-from energon.loader.transport.pickling import load_batch, mentions_torch
+from energon.loader.transport.pickling import mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
     LEASES,
@@ -327,8 +327,8 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
     if copied:
         buffers = [bytearray(each) for each in buffers]
     try:
-        lane, batch, state, counts, times, ended, error, columns = load_batch(
-            view[layout.start : layout.stop], buffers
+        lane, batch, state, counts, times, ended, error, columns = pickle.loads(
+            view[layout.start : layout.stop], buffers=buffers
         )
         if columns is not None:
             batch = rebuild(*columns)

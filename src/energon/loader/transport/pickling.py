@@ -14,9 +14,10 @@ import copyreg
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pickle import PickleBuffer
 from types import FunctionType, MethodType
 from typing import Any
@@ -46,8 +47,7 @@ def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
     """
     name = type(value).__name__
     for _ in range(MAX_PICKLED_DEPTH):
-        failing = ((inner, item) for inner, item in _inside(value) if _fails(pickles, item))
-        found = next(failing, None)
+        found = next((each for each in _inside(value) if _fails(pickles, each[1])), None)
         if found is None:
             break
         inner, value = found
@@ -245,9 +245,7 @@ class BatchPickler(pickle.Pickler):
         if torch is not None and issubclass(kind, torch.Tensor):
             self._tensors = self._tensors or TensorReducer(torch)
             return self._tensors.reduce
-        if _lost_slots(kind):
-            return _reduce_with_slots
-        return None
+        return _reduce_with_slots if _lost_slots(kind) else None
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Take `buffer` out of the pickle, unless it is small or not contiguous."""
@@ -260,9 +258,8 @@ class BatchPickler(pickle.Pickler):
 def _reduce_exception(error: BaseException) -> Any:
     """Reduce an exception as its class says.
 
-    Packages such as tblib, which comes with Dask, replace this for all exception classes by a
-    function that fails to rebuild some of them and rebuilds others without calling their
-    constructors.
+    Packages such as tblib, which comes with Dask, replace this for all exception classes: some
+    cannot be rebuilt then, and of others no constructor is called.
     """
     return error.__reduce_ex__(PROTOCOL)
 
@@ -352,17 +349,8 @@ class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, WorkerConfig):
             values = {**vars(value), "data_parallel_group": None}
-            return _rebuild_config, (type(value), values)
+            return partial(type(value), **values), ()
         return super().reducer_override(value)
-
-
-def _rebuild_config(kind: type[WorkerConfig], values: dict[str, Any]) -> WorkerConfig:
-    return kind(**values)
-
-
-def load_batch(data: memoryview, buffers: Sequence[Any]) -> Any:
-    """Return what `BatchPickler` pickled; arrays are views of `buffers`."""
-    return pickle.loads(data, buffers=buffers)
 
 
 def _reduce_named(named: Any) -> Any:
@@ -380,20 +368,18 @@ def _reduce_named(named: Any) -> Any:
 
 def _is_importable(named: Any) -> bool:
     """Return whether another process can import `named`; it cannot import the main program."""
-    if named.__module__ in _MAIN:
-        return False
+    module = named.__module__
     try:
-        return _attribute(named.__module__, named.__qualname__) is named
+        return module not in _MAIN and _attribute(module, named.__qualname__) is named
     except (KeyError, AttributeError):
         return False
 
 
 def _by_value(named: Any) -> Reduced:
     """Return `named` pickled by cloudpickle, once for each class or function."""
-    known = _BY_VALUE.get(named)
-    if known is None:
-        known = _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
-    return known
+    if named not in _BY_VALUE:
+        _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
+    return _BY_VALUE[named]
 
 
 _BY_VALUE: WeakKeyDictionary[Any, Reduced] = WeakKeyDictionary()
