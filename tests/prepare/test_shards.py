@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
+from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.prepare.engines import Engine
 from energon.prepare.index import index
-from energon.prepare.index.index import IndexOptions, find_shards, index_shards
+from energon.prepare.index.index import IndexOptions, find_shards, index_batch, index_shards
 from tests.datasets import write_shard
 
 
@@ -66,3 +67,21 @@ def test_what_was_indexed_before_an_error_is_kept(tmp_path):
         True,
         False,
     ]
+
+
+def test_no_table_is_looked_for_in_vain(tmp_path, monkeypatch):
+    for number in range(4):
+        write_shard(tmp_path / f"{number}.tar", [(f"{number}", {"txt": b"x"})])
+    opened = []
+    open_table = PartTable.open
+
+    def record(path, **settings):
+        opened.append(path.name)
+        return open_table(path, **settings)
+
+    monkeypatch.setattr(PartTable, "open", record)
+    names = find_shards(tmp_path)
+    index_batch(str(tmp_path), names, IndexOptions())
+    assert opened == []
+    index_batch(str(tmp_path), names, IndexOptions())
+    assert opened == [f"{name}.parts" for name in names]

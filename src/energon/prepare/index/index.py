@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -74,12 +75,13 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
         FormatError: If a shard is damaged, truncated or empty.
         DatasetNotFoundError: If a shard has vanished.
     """
+    folder = Path(dataset)
     done: list[IndexedShard] = []
     pending: list[tuple[Path, bytes]] = []
     pending_bytes = 0
     try:
         for name in names:
-            shard, files = _index(Path(dataset), name, options)
+            shard, files = _index(folder, name, options)
             done.append(shard)
             pending += files
             pending_bytes += sum(len(content) for _, content in files)
@@ -155,9 +157,12 @@ def _index(
 ) -> tuple[IndexedShard, list[tuple[Path, bytes]]]:
     path = dataset / name
     files: list[tuple[Path, bytes]] = []
-    table = None if options.force else known_table(path, checksum=options.checksum)
+    table, checksum = None, options.checksum
+    if os.path.lexists(part_table_path(path)):
+        table = None if options.force else known_table(path, checksum=checksum)
+        checksum = checksum or (table is None and _had_checksums(path))
     if table is None:
-        table, files = _scan(path, checksum=options.checksum or _had_checksums(path))
+        table, files = _scan(path, checksum=checksum)
     return summarize(name, table, was_read=bool(files)), files
 
 
