@@ -21,6 +21,8 @@ import yaml
 from energon.errors import ConfigError, FormatError, StorageError, WorkerError
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import MAX_TRIES, Engine, run_batches
+from energon.prepare.writers import tokens
+from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 from tests.servers.process import free_port, wait_for_port
@@ -184,8 +186,9 @@ def dask_address(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_dask_cluster_prepares_the_same(dask_address, tmp_path):
+def test_a_dask_cluster_prepares_and_tokenizes_the_same(dask_address, tmp_path):
     check_prepared(make_shards(tmp_path / "ds"), Engine("dask", dask_address))
+    check_tokenized(tmp_path, Engine("dask", dask_address))
 
 
 @pytest.mark.slow
@@ -246,7 +249,7 @@ def test_without_an_address_dask_runs_on_this_machine(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_ray_cluster_prepares_the_same(start, tmp_path, monkeypatch):
+def test_a_ray_cluster_prepares_and_tokenizes_the_same(start, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -259,3 +262,20 @@ def test_a_ray_cluster_prepares_the_same(start, tmp_path, monkeypatch):
     start("ray.scripts.scripts", *head, *place, stop=signal.SIGTERM)
     wait_until(lambda: "Ray runtime started" in (tmp_path / "0.log").read_text())
     check_prepared(make_shards(tmp_path / "ds"), Engine("ray", f"127.0.0.1:{port}"))
+    check_tokenized(tmp_path, Engine("ray", f"127.0.0.1:{port}"))
+
+
+def check_tokenized(folder, engine):
+    """Check that texts are tokenized as in this process, over several ranges."""
+    lines = [json.dumps({"text": "x" * (n % 9) + " yy" * (n % 5)}) for n in range(2000)]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
+    options = TokenizeOptions("tests.prepare.test_pack_tokens:words", vocabulary_size=100)
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "RANGE_BYTES", 5000)
+        for name, own in (("here", alone()), ("there", engine)):
+            pack_tokens([str(folder / "texts.jsonl")], folder / f"{name}.idx", options, engine=own)
+            files = (folder / f"{name}{suffix}" for suffix in (".idx", ".bin"))
+            written.append([file.read_bytes() for file in files])
+    assert written[0] == written[1]
+    assert len(written[0][1]) > 2 * 2000
