@@ -58,6 +58,13 @@ def test_says_what_was_looked_for(tmp_path, path, message):
     assert str(info.value).startswith(message.format(root=tmp_path))
 
 
+def test_a_dead_link_is_not_its_own_correction(tmp_path):
+    link = tmp_path / "lines.jsonl"
+    link.symlink_to("elsewhere.jsonl")
+    with pytest.raises(DatasetNotFoundError, match="is a link to 'elsewhere.jsonl', which does"):
+        dataset_kind(link)
+
+
 def test_a_bare_name_is_missing_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DatasetNotFoundError, match=r"^gone does not exist: no 'gone' in \.$"):

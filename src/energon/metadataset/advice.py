@@ -57,6 +57,8 @@ def explain_missing(path: str) -> str:
 def _explain(path: str) -> str:
     if os.path.exists(path):
         return f"{path} {advice(path)}"
+    if os.path.islink(path):
+        return f"{path} is a link to {os.readlink(path)!r}, which does not exist"
     parent, name = os.path.split(os.path.normpath(path))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
