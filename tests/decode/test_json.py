@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from energon.decode import documents
-from energon.errors import DecodeError
 
 TEXTS = [
     *(b"NaN", b"-Infinity", b"1e400", b"-0", b"-0.0", b"1E5", b"1.0", b"01", b"1.", b".5", b"+1"),
@@ -57,9 +56,6 @@ def test_values_and_errors_are_those_of_the_standard_library(monkeypatch, packag
         for text in texts:
             expected = outcome(json.loads, text)
             assert outcome(documents.decode_json, text) == expected, text
-            column = [b"1", text, b"[2]"]
-            expected = outcome(lambda texts: list(map(json.loads, texts)), column)
-            assert outcome(documents.decode_json_texts, column) == expected, text
     finally:
         forget_parsers()
 
@@ -67,13 +63,6 @@ def test_values_and_errors_are_those_of_the_standard_library(monkeypatch, packag
 def forget_parsers():
     documents.quick_json_parser.cache_clear()
     documents.json_parser.cache_clear()
-
-
-def test_the_depth_of_each_text_of_a_column_is_limited():
-    deep = b"[" * 500 + b"]" * 500
-    assert documents.decode_json_texts([]) == []
-    with pytest.raises(DecodeError, match="PART_DEPTH"):
-        documents.decode_json_texts([b"1", deep])
 
 
 def test_what_a_quick_parser_refuses_is_given_to_the_exact_one():

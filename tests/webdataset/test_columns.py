@@ -18,13 +18,16 @@ from energon.errors import FieldAccessError
 from energon.webdataset.autodecode import Decoder, decoders
 from energon.webdataset.running.place import Place
 from energon.webdataset.stages.base import Context
-from energon.webdataset.stages.columns import Documents
+from energon.webdataset.stages.columns import JsonColumn
 from energon.webdataset.stages.fields import ToTuple
 
 GOOD = {"__key__": "a", "__url__": "x.tar", "json": b'{"a": [1]}', "txt": b"\xc3\xa9", "cls": b"7"}
 ODD = [
     {"json": b"{"},
     {"json": b"null"},
+    {"json": b"[NaN, 1e400]"},
+    {"json": b'"\\ud800"'},
+    {"json": "[1]".encode("utf-16")},
     {"txt": b"\xff"},
     {"cls": b"x"},
     {"cls": b" 12 "},
@@ -185,7 +188,7 @@ def test_positions_are_those_of_stages_one_by_one(tmp_path):
 
 def test_a_sent_column_of_documents_is_a_plain_list_of_the_same_values():
     values = [{"a": [1, None, 2.5, True, "\ud800é", 2**70]}, {}, [], -0.0]
-    received = pickle.loads(pickle.dumps(Documents(values)))
+    received = pickle.loads(pickle.dumps(JsonColumn(values)))
     assert type(received) is list
     assert repr(received) == repr(values)
     assert received[0]["a"] is not values[0]["a"]
@@ -201,10 +204,10 @@ def test_columns_with_the_same_values_still_have_the_same_after_sending():
     assert texts == ["é"] * 2
 
 
-def test_only_the_last_stage_of_what_is_sent_yields_documents():
+def test_only_the_last_stage_of_what_is_sent_yields_columns_to_be_pickled_as_a_whole():
     loop = wds.DataPipeline(samples(99, 99), wds.decode(), wds.batched(2)).snapshot()
     mapped = wds.DataPipeline(samples(99, 99), wds.decode(), wds.batched(2), wds.map(dict))
-    for snapshot, kind in [(loop, Documents), (mapped.snapshot(), list)]:
+    for snapshot, kind in [(loop, JsonColumn), (mapped.snapshot(), list)]:
         for sends in (False, True):
             (batch,) = replace(snapshot, sends=sends).passes(Place(), first=0, count=1)
             assert type(batch["json"]) is (kind if sends else list)

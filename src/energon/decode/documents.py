@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,17 +32,6 @@ def decode_json(data: bytes) -> Any:
     if size > depth and data.count(b"[") + data.count(b"{") > depth < _json_depth(data):
         raise too_deep()
     return json_parser()(data)
-
-
-def decode_json_texts(texts: Sequence[bytes]) -> list[Any]:
-    """Return the values of several JSON texts, see `decode_json`."""
-    # No text has more levels than bytes, so the limits are looked up once for small ones.
-    if max(map(len, texts), default=0) > min(PART_DEPTH.value, DOCUMENT_BYTES.value):
-        return list(map(decode_json, texts))
-    with suppress(Exception):
-        return list(map(quick_json_parser(), texts))
-    # One of them is not for the quick parser.
-    return list(map(json_parser(), texts))
 
 
 @cache

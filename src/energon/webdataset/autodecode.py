@@ -6,18 +6,20 @@ import os
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from energon.allow import refusal
 from energon.decode.arrays import decode_pth
-from energon.decode.documents import decode_json, decode_json_texts
+from energon.decode.documents import decode_json, quick_json_parser
 from energon.decode.images import IMAGE_SPECS
 from energon.decode.sample_decoder import DECODERS
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stages.columns import Documents, SampleColumns
+from energon.webdataset.stages.columns import JsonColumn, SampleColumns
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
@@ -236,8 +238,12 @@ def _column(decode: Callable[[bytes], Any], column: Sequence[bytes]) -> list[Any
     return list(map(decode, column))
 
 
-def _json_column(column: Sequence[bytes]) -> Documents:
-    return Documents(decode_json_texts(column))
+def _json_column(column: Sequence[bytes]) -> JsonColumn:
+    # No text has more levels than bytes, so the limits are looked up once for small ones.
+    if max(map(len, column)) <= min(PART_DEPTH.value, DOCUMENT_BYTES.value):
+        with suppress(Exception):
+            return JsonColumn(map(quick_json_parser(), column))
+    return JsonColumn(map(decode_json, column))
 
 
 _QUICK: dict[Any, Callable[[Sequence[bytes]], Sequence[Any]]] = {

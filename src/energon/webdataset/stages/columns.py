@@ -20,7 +20,7 @@ from typing import Any
 from energon.webdataset.stages.base import take_function
 
 
-class Documents(list[Any]):
+class JsonColumn(list[Any]):
     """A column of decoded JSON, which pickle can take as a whole: it becomes a plain list.
 
     As nobody has seen the values, they are of the plain types that JSON has. marshal copies these
@@ -56,16 +56,16 @@ class SampleColumns:
 
         Args:
             collate: The function.
-            sends: Whether the result is to be pickled, and may hold `Documents`.
+            sends: Whether the result is to be pickled, and may hold a `JsonColumn`.
         """
         columns = [collate(list(column)) for column in self.columns]
         if sends:
             origins = list(map(id, self.columns))
             for at, column in enumerate(self.columns):
                 # Columns of the same values stay columns of the same values.
-                is_only = type(column) is Documents and origins.count(id(column)) == 1
+                is_only = type(column) is JsonColumn and origins.count(id(column)) == 1
                 if is_only and type(columns[at]) is list:
-                    columns[at] = Documents(columns[at])
+                    columns[at] = JsonColumn(columns[at])
         return tuple(columns) if self.names is None else dict(self._pairs(columns))
 
     def _pairs(self, values: Any) -> Iterator[tuple[Any, Any]]:
