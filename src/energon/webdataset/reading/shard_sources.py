@@ -257,10 +257,8 @@ class DirectoryShardList(TorchLookalike, Stage):
 
     def cleanup_files_without_processes(self) -> None:
         """Recycle files claimed by processes that no longer exist."""
-        for name in os.listdir(self.path):
-            pid = get_pid_from_filename(name)
-            if pid is not None and not check_pid_is_running(pid):
-                self.recycle(os.path.join(self.path, name))
+        for claimed in self._orphans():
+            self.recycle(claimed)
 
     def _claimed_files(
         self, chooser: random.Random, *, puts_back: bool
@@ -285,7 +283,8 @@ class DirectoryShardList(TorchLookalike, Stage):
 
     def _claim(self, chooser: random.Random) -> str | None:
         """Claim a file for this process, and return its new path."""
-        self._free_orphans()
+        for orphan in self._orphans():
+            _put_back(orphan)
         files = glob_with_braces(os.path.join(self.path, self.pattern))
         if self.select == "oldest":
             files = sorted(files, key=_age)
@@ -299,12 +298,12 @@ class DirectoryShardList(TorchLookalike, Stage):
                 return claimed
         return None
 
-    def _free_orphans(self) -> None:
-        """Release files claimed by processes that no longer exist: nobody has used them."""
+    def _orphans(self) -> Iterator[str]:
+        """Yield the paths of files claimed by processes that no longer exist."""
         for name in os.listdir(self.path):
             pid = get_pid_from_filename(name)
             if pid is not None and not check_pid_is_running(pid):
-                _put_back(os.path.join(self.path, name))
+                yield os.path.join(self.path, name)
 
 
 def _put_back(claimed: str) -> None:
@@ -374,9 +373,9 @@ def shard_source(
     if mode in ("unlink", "keep", "resample"):
         return DirectoryShardList(urls, mode=mode)
     resampled = resampled or mode == "resampled"
-    if isinstance(urls, Mapping) or _is_document(urls):
+    if isinstance(urls, Mapping) or _ends_with(urls, ".yaml", ".yml"):
         return MultiShardSample(urls, resampled=resampled, allow=allow)
-    if _is_descriptor(urls):
+    if _ends_with(urls, ".json"):
         from energon.webdataset.wids.descriptor import load_descriptor
 
         origin, from_afar = redact(os.fspath(urls)), is_remote(urls)
@@ -388,12 +387,9 @@ def shard_source(
     return ResampledShards(urls) if resampled else SimpleShardList(urls)
 
 
-def _is_document(urls: Any) -> bool:
-    return isinstance(urls, str | os.PathLike) and os.fspath(urls).endswith((".yaml", ".yml"))
-
-
-def _is_descriptor(urls: Any) -> bool:
-    return isinstance(urls, str | os.PathLike) and os.fspath(urls).endswith(".json")
+def _ends_with(urls: Any, *extensions: str) -> bool:
+    """Return whether this is the address of a file with one of some extensions."""
+    return isinstance(urls, str | os.PathLike) and os.fspath(urls).endswith(extensions)
 
 
 def _is_source(urls: Any) -> bool:
