@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 # The getters as well, which are imported when they are asked for: it is timed.
 from energon import __version__, get_savable_loader, get_train_dataset  # noqa: F401
 
-VERSION = __version__
+VERSION = f"{__version__}{' with msgspec' if find_spec('msgspec') else ''}"
+"""The extra `fast-json` decodes JSON."""
 
 
 def loader(path: str, num_workers: int, batch_size: int, shuffle: int, program: str) -> Any:
