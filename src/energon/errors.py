@@ -27,12 +27,14 @@ EnergonError
 
 SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
 
-`needs_extra` raises MissingExtraError where a package is imported that only some features need.
+`needs_extra` raises MissingExtraError where a package is imported that only some features need,
+`check_at_least` raises ConfigError where an argument should be a number of something.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from operator import index
+from typing import Any, Self
 
 from energon.messages import escape_text
 
@@ -227,3 +229,25 @@ class needs_extra:
             raise MissingExtraError(
                 f"{self._reason}; pip install 'energon-loader[{self._extra}]'"
             ) from error
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether an argument is a whole number; True and False are none.
+
+    Example:
+        >>> is_whole(2), is_whole(True), is_whole(2.0), is_whole("2")
+        (True, False, False, False)
+    """
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+def check_at_least(least: int, name: str, value: Any) -> None:
+    """Raise ConfigError unless an argument is a whole number that is large enough."""
+    if not is_whole(value):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value!r}")

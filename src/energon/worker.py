@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, is_whole
 from energon.messages import counted
 
 logger = logging.getLogger("energon")
@@ -82,7 +82,7 @@ class WorkerConfig:
             "lanes": 1 if self.lanes is None else self.lanes,
         }
         for name, value in numbers.items():
-            if not hasattr(value, "__index__"):
+            if not is_whole(value):
                 raise TypeError(
                     f"WorkerConfig({name}={value!r}): expected a whole number, found "
                     f"{type(value).__name__}; numbers of the command line or the environment need "

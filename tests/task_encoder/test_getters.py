@@ -427,6 +427,7 @@ def test_default_configurations_load(root):
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a whole number or None, got True"),
         ({"batch_size": -2}, "batch_size must be at least 1, got -2"),
         ({"packing_buffer_size": 8}, "does not override select_samples_to_pack"),
         ({"virtual_epoch_length": -1}, "got -1"),
@@ -454,6 +455,7 @@ def test_arguments_that_make_no_sense_are_refused(root, settings, message):
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a whole number or None, got True"),
         ({"packing_buffer_size": 8}, "does not override select_samples_to_pack"),
         ({"limit": -1}, "limit.*-1"),
         ({"split_part": "vall"}, "did you mean 'val'"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, is_whole
 from energon.plan.randomness import derive_seed
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _is_range(value: Any, largest: float) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_whole(value) and value > 0
 
 
 def _between(low: float, high: float, share: float) -> float:

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Literal, get_args
 
 from energon.cache.pool import CachePool
-from energon.errors import ConfigError
+from energon.errors import ConfigError, check_at_least, is_whole
 
 log = logging.getLogger("energon")
 
@@ -79,9 +79,7 @@ class LoaderOptions:
                     f"got {getattr(self, name)!r}"
                 )
         for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
-            value = getattr(self, name)
-            if not hasattr(value, "__index__") or value < 1:
-                raise ConfigError(f"{name} must be 1 or more, as a whole number, got {value!r}")
+            check_at_least(1, name, getattr(self, name))
         for name in (
             "watchdog_timeout_seconds",
             "watchdog_initial_timeout_seconds",
@@ -97,7 +95,7 @@ class LoaderOptions:
         if not (isinstance(patience, int | float) and patience >= 0):
             raise ConfigError(f"restart_patience_seconds must be 0 or more, got {patience!r}")
         start, stop = self.trace_window
-        if not 0 <= start < stop:
+        if not (is_whole(start) and is_whole(stop) and 0 <= start < stop):
             raise ConfigError(
                 "trace_batches must be a number of batches, or the first and the one after the "
                 f"last as in (100, 200), got {self.trace_batches!r}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from energon.errors import ConfigError
+from energon.errors import check_at_least
 from energon.samples.batch_arrays import BatchRows
 from energon.samples.crude import (
     RestoreKey,
@@ -46,8 +46,7 @@ class BatchDataset(Dataset[Any]):
     collates: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_at_least(1, "batch_size", self.batch_size)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _BatchIterator(self, lane)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from energon.errors import ConfigError, FatalSampleError
+from energon.errors import FatalSampleError, check_at_least
 from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import BatchIterator, restore_batch
@@ -46,8 +46,8 @@ class GroupDataset(Dataset[Any]):
     unit: str = "samples"
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.batch_size is not None:
+            check_at_least(1, "batch_size", self.batch_size)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _GroupIterator(self, lane)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from energon.errors import ConfigError, FatalSampleError, StateError
+from energon.errors import FatalSampleError, StateError, check_at_least
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
@@ -148,8 +148,7 @@ class PackDataset(Dataset[Any]):
     tolerance: int = 100
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise ConfigError(f"packing_buffer_size must be at least 1, got {self.buffer_size}")
+        check_at_least(1, "packing_buffer_size", self.buffer_size)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _PackIterator(self, lane)

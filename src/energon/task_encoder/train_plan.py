@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from numbers import Integral
 from typing import Any, Literal
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, is_whole
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
 from energon.plan.blends.curve import Clock
 from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
@@ -82,7 +81,7 @@ def _check_least(least: int, name: str, value: Any) -> None:
 
 
 def _check_whole(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Integral):
+    if value is not None and not is_whole(value):
         raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
 
-from energon.errors import ConfigError, StateError
+from energon.errors import ConfigError, StateError, is_whole
 from energon.plan.randomness import derive_seed
 from energon.webdataset.running.place import Place, current_place
 
@@ -237,7 +237,7 @@ def describe(value: Any) -> Any:
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ConfigError unless `value` is at least 1."""
-    if not isinstance(value, int) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
 
 
