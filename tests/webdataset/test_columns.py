@@ -212,3 +212,40 @@ def test_only_the_last_stage_of_what_is_sent_yields_columns_to_be_pickled_as_a_w
             (batch,) = replace(snapshot, sends=sends).passes(Place(), first=0, count=1)
             assert type(batch["json"]) is (kind if sends else list)
             assert type(batch["txt"]) is list
+
+
+class FailsOnce:
+    """Numbers of which one can only be read at the second attempt, as from an unreliable store."""
+
+    def __init__(self, count, at):
+        self.numbers, self.at = iter(range(count)), at
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.next == self.at:
+            self.at = -1
+            raise OSError("not now")
+        self.next += 1
+        return next(self.numbers)
+
+
+@pytest.mark.parametrize("count", [7, 600])
+def test_a_shuffle_loses_nothing_when_its_source_fails_in_mid_batch(count):
+    def batches(source):
+        shuffled = wds.shuffle(10, initial=10)(source)
+        first = [next(shuffled)]
+        while True:
+            try:
+                batch = shuffled.take(count)
+            except OSError:
+                continue
+            if not batch:
+                return first
+            first += batch
+
+    found = batches(FailsOnce(1000, at=640))
+    assert found == batches(iter(range(1000)))
+    assert sorted(found) == list(range(1000))

@@ -22,7 +22,6 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
-    take_function,
     unpack,
 )
 
@@ -200,7 +199,10 @@ class detshuffle(Stage):
 
 
 class _ShuffleIterator(StageIterator):
-    """A buffer of items, and the numbers of these items in the source."""
+    """A buffer of items, and the numbers of these items in the source.
+
+    `_read` contains items that were read before the source failed: they are exchanged next.
+    """
 
     def __init__(
         self, stage: Shuffle, source: Iterator[Any], seed_of: Callable[[int], int]
@@ -212,6 +214,9 @@ class _ShuffleIterator(StageIterator):
         self._draws = make_draws(stage.rng, seed_of)
         self._taken = 0
         self._is_restored = False
+        self._read: list[Any] = []
+        # A stage that fails has ended; other iterators may continue.
+        self._take = source.take if isinstance(source, StageIterator) else None
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -243,31 +248,39 @@ class _ShuffleIterator(StageIterator):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
-        take = take_function(self._source)
         # Only then the generator waits in `_exchanging`, and does so no matter who exchanges.
-        while len(found) < count and len(buffer) == size:
-            self._log.note(self._taken, self._oldest)
-            draws = self._draws.block()
-            wanted = min(count - len(found), NOTE_ITEMS, length_hint(draws, NOTE_ITEMS))
-            items = take(wanted)
-            places = [int(fraction * size) for fraction in islice(draws, len(items))]
-            for number, (place, item) in enumerate(zip(places, items, strict=True), self._taken):
-                found.append(buffer[place])
-                buffer[place] = item
-                numbers[place] = number
-            self._taken += len(items)
-            if len(items) < wanted:
-                break
+        if len(buffer) == size:
+            self._read_ahead(count)
+            items, self._read = self._read[:count], self._read[count:]
+            while len(found) < len(items):
+                draws = self._draws.block()
+                some = items[len(found) : len(found) + length_hint(draws, NOTE_ITEMS)]
+                places = [int(fraction * size) for fraction in islice(draws, len(some))]
+                for number, (place, item) in enumerate(zip(places, some, strict=True), self._taken):
+                    found.append(buffer[place])
+                    buffer[place] = item
+                    numbers[place] = number
+                self._taken += len(some)
         return found + super().take(count - len(found)) if len(found) < count else found
+
+    def _read_ahead(self, count: int) -> None:
+        """Read as many items, if there are; those before a failure of the source are kept."""
+        read = self._read
+        while (missing := min(count - len(read), NOTE_ITEMS)) > 0:
+            self._log.note(self._taken + len(read), self._oldest)
+            wanted = len(read) + missing
+            read += self._take(missing) if self._take else islice(self._source, missing)
+            if len(read) < wanted:
+                return
 
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield an item of the full buffer for each one that is taken."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
         while True:
-            self._log.note(self._taken, self._oldest)
+            self._log.note(self._taken + len(self._read), self._oldest)
             draws = self._draws.block()
             for fraction in islice(draws, NOTE_ITEMS):
-                item = next(items, _END)
+                item = self._read.pop(0) if self._read else next(items, _END)
                 if item is _END:
                     return
                 place = int(fraction * size)
