@@ -34,7 +34,8 @@ _ROOMS = {
         "MockLazy",
         "NoCachePool",
     ],
-    "decode.av": ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"],
+    "decode.av": ["AVData", "AVDecoder"],
+    "decode.av_sampling": ["get_clips_uniform", "get_single_frames_uniform"],
     "decode.resize": ["RandomResizedCrop"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [

@@ -16,7 +16,7 @@ from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
-from energon.io import epath as core
+from energon.io import epath
 from energon.io.files import read_text
 from energon.samples.crude import carries_key, get_source_info, stamp
 from energon.stages.hooks.failures import describe_sources, log_exception
@@ -31,10 +31,10 @@ class _AnyEPath(type):
     """Makes all paths of the core count as instances."""
 
     def __instancecheck__(cls, found: object) -> bool:
-        return isinstance(found, core.EPath)
+        return isinstance(found, epath.EPath)
 
 
-class EPath(core.EPath, metaclass=_AnyEPath):
+class EPath(epath.EPath, metaclass=_AnyEPath):
     """The path of a file or folder on any store, see `energon.EPath`."""
 
     __slots__ = ()

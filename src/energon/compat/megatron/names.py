@@ -89,7 +89,8 @@ HOMES: dict[str, str] = {
         MapDataset RepeatDataset ShuffleBufferDataset
     """,
     "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
-    "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
+    "decode.av": "AVData AVDecoder",
+    "decode.av_sampling": "get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
