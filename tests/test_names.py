@@ -240,6 +240,7 @@ MEAN_SOMETHING = {
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
     "formats/tar/window_parts.py": "parsing all headers of a window at once",
     "io/backends/aistore.py": "a kind of storage",
+    "loader/processes/deaths.py": "what is known of workers that died",
     "prepare/importers/archive.py": "a kind of source",
     "prepare/index/mapped_parts.py": "looking for samples that lack a part",
     "sources/decode_ahead.py": "a thread beside the hooks",
