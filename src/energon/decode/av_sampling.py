@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from energon.decode.av import AVData, AVDecoder
+from energon.decode.av import AVData, AVDecoder, as_tensor
 from energon.decode.av_container import decoding
 from energon.decode.av_video import FrameSize
 from energon.errors import ConfigError
@@ -96,10 +95,5 @@ def get_single_frames_uniform(
         av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
     )
     clips, times = found.video_clips or [], found.video_timestamps or []
-    if find_spec("torch") is None:
-        frames: Any = np.concatenate([clip[:1] for clip in clips])
-    else:
-        import torch
-
-        frames = torch.cat([clip[:1] for clip in clips])
+    frames = as_tensor(np.concatenate([np.asarray(clip[:1]) for clip in clips]))
     return (frames, [start for start, _ in times]) if return_timestamps else frames
