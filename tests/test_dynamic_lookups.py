@@ -154,11 +154,13 @@ REASONS = {
         "getattr(found, name)": PROCESSES,
         "getattr(value, name)": FIELDS,
         "hasattr(value, name)": FIELDS,
-        "pickle.loads(data, buffers=buffers)": PROCESSES,
         "sys.modules[module]": PROCESSES,
     },
     "energon/loader/transport/reports.py": {
         "pickle.loads(pickled)": PROCESSES,
+    },
+    "energon/loader/processes/link.py": {
+        "pickle.loads(view[layout.start:layout.stop], buffers=buffers)": PROCESSES,
     },
     "energon/loader/processes/main.py": {
         "pickle.loads(read_shared(description))": PROCESSES,
@@ -234,6 +236,9 @@ REASONS = {
     },
     "energon/task_encoder/cooker.py": {
         "getattr(cooker, f'need_{name}')": TABLE,
+    },
+    "energon/task_encoder/dataset.py": {
+        "getattr(self, name)": FIELDS,
     },
     "energon/task_encoder/encoder.py": {
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
