@@ -33,7 +33,7 @@ from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
-from energon.sources.tables import parquet_files
+from energon.sources.tables import parquet_files, rows
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from energon.sources.tables.parquet_groups import ParquetGroups
 from tests.commands import run
@@ -118,6 +118,25 @@ def test_columns_that_no_field_needs_are_never_read(folder):
     assert "n" not in source.read(np.array([0]))[0]
     with pytest.raises(FormatError, match=r"000\.parquet: row group 0 cannot be read"):
         ParquetSource(folder).read(np.array([0]))
+
+
+def test_only_rows_with_bytes_are_searched_for_files(tmp_path, monkeypatch):
+    texts, files = tmp_path / "texts.parquet", tmp_path / "files.parquet"
+    pq.write_table(pa.table({"n": [1, 2], "text": ["a", None], "list": [[1], [2]]}), texts)
+    pq.write_table(pa.table({"n": [1, 2], "content": [None, b"x"]}), files)
+    searched = []
+    made = rows._made
+
+    def record(sample, paths):
+        searched.append(sample["__key__"])
+        return made(sample, paths)
+
+    monkeypatch.setattr(rows, "_made", record)
+    found = [ParquetSource(path).read(np.arange(2)) for path in (texts, files)]
+    assert [dict(sample)["n"] for samples in found for sample in samples] == [1, 2, 1, 2]
+    assert found[0][0]["text"] == "a"
+    assert found[1][1]["content"] == b"x"
+    assert searched == ["files/0", "files/1"]
 
 
 @pytest.fixture

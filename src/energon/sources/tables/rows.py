@@ -131,6 +131,7 @@ class RowSource(LazySource):
             table = self.groups.table(group, self.columns, num_rows=len(places))
             values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
             given = {key: own[number] for key, own in self.partitions.items() if self.takes(key)}
+            has_files = bool(own_paths) or any(map(_holds_bytes, values.values()))
             taken = zip(
                 places.tolist(),
                 (rows[places] - base).tolist(),
@@ -149,7 +150,8 @@ class RowSource(LazySource):
                         **given,
                     }
                 )
-                paths[place] = dict(zip(own_paths, files, strict=True))
+                if has_files:
+                    paths[place] = dict(zip(own_paths, files, strict=True))
             held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
@@ -316,11 +318,11 @@ class _LateTableRows:
 
     Args:
         samples: The samples; None for those that were passed on.
-        paths: The paths of the files that each holds, by column.
+        paths: The paths of the files that each holds, by column; None for one without bytes.
     """
 
     samples: list[Any]
-    paths: list[Mapping[str, Any]]
+    paths: list[Mapping[str, Any] | None]
 
     def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
         """Yield the samples from `start` to `stop`."""
@@ -329,12 +331,17 @@ class _LateTableRows:
         samples, paths = self.samples, self.paths
         for place in range(start, stop):
             sample, samples[place] = samples[place], None
-            yield _made(sample, paths[place])
+            files = paths[place]
+            yield sample if files is None else _made(sample, files)
 
     def with_sources(self, dataset_path: str) -> _LateTableRows:
         """Record in the samples where they come from."""
         record_sources(dataset_path, self.samples)
         return self
+
+
+def _holds_bytes(values: list[Any]) -> bool:
+    return not {bytes, memoryview}.isdisjoint(map(type, values))
 
 
 def _by_row(columns: Mapping[str, list[Any]], count: int) -> Iterator[tuple[Any, ...]]:
