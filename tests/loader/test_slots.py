@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from energon.loader.transport.slots import LEASES, SMALLEST_SLOT, Slot, SlotPool
+from energon.loader.transport.slots import LEASES, SMALL_SLOT, SMALLEST_SLOT, Slot, SlotPool
 
 
 class Waited(Exception):
@@ -46,10 +46,12 @@ def test_memory_is_announced_once_each_time_it_changes():
     slot.release()
 
 
-def test_no_more_than_prefetch_are_on_their_way():
+@pytest.mark.parametrize(("size", "most"), [(100, 4), (SMALL_SLOT, 4), (SMALL_SLOT + 1, 2)])
+def test_no_more_than_prefetch_are_on_their_way_or_twice_as_many_small_ones(size, most):
     slots = pool(prefetch=2)
-    first = send_one(slots)
-    send_one(slots)
+    first = send_one(slots, size)
+    for _ in range(most - 1):
+        send_one(slots, size)
     with pytest.raises(Waited):
         slots.take(no_wait)
     slots.freed(first.index)
@@ -59,8 +61,8 @@ def test_no_more_than_prefetch_are_on_their_way():
 def test_leased_slots_do_not_count_as_on_their_way():
     slots = pool(prefetch=1)
     for _ in range(LEASES):
-        slots.leased(send_one(slots).index)
-    send_one(slots)
+        slots.leased(send_one(slots, SMALL_SLOT + 1).index)
+    send_one(slots, SMALL_SLOT + 1)
     with pytest.raises(Waited):
         slots.take(no_wait)
 
