@@ -137,32 +137,44 @@ def test_pictures_that_are_never_shown_do_not_count():
 
 
 class CountingReader(VideoReader):
-    """Counts the frames that are decoded."""
+    """Counts the frames that are decoded, and those of which arrays are made."""
 
-    decoded = 0
+    decoded = converted = 0
 
     def _frames(self, **settings):
         for frame in super()._frames(**settings):
             self.decoded += 1
             yield frame
 
+    def _pixels(self, *settings):
+        self.converted += 1
+        return super()._pixels(*settings)
+
 
 @pytest.mark.parametrize("kind", ["mp4 with leading pictures", "mkv", "avi"])
-def test_decoding_begins_at_the_key_frame_before_a_clip(kind):
+@pytest.mark.parametrize("unit", ["seconds", "frames"])
+def test_decoding_begins_at_the_key_frame_before_a_clip(kind, unit):
     """Two more frames than the clip has: its end is known when the next one is."""
-    data, frames, _ = video(kind)
+    data, frames, times = video(kind)
     keys = [
         number
         for number, frame in enumerate(av.open(io.BytesIO(data)).decode(video=0))
         if frame.key_frame
     ]
     reader = CountingReader(io.BytesIO(data))
+
+    def clip(low, high):
+        if unit == "frames":
+            return reader.by_number(low, high)
+        return reader.by_time(times[low] + 0.01, times[high] + 0.01)
+
     first = len(frames) - 3
     key = max(number for number in keys if number <= first)
     assert key > 0
-    assert same(reader.by_number(first, first + 1), frames[first : first + 2])
+    assert same(clip(first, first + 1), frames[first : first + 2])
     assert reader.decoded <= first + 2 - key + 2
     # The next clip continues where this one ended.
     before = reader.decoded
-    assert same(reader.by_number(first + 2, first + 2), frames[first + 2 :])
+    assert same(clip(first + 2, first + 2), frames[first + 2 :])
     assert reader.decoded <= before + 2
+    assert reader.converted == 3
