@@ -8,10 +8,11 @@ beginning of the file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import IO, Any, Literal, cast
 
 import numpy as np
@@ -187,24 +188,22 @@ class AVDecoder:
         Returns:
             Clips of at least one frame; empty ones beyond the end.
         """
-        reader = self._video
-        find: Callable[..., Clip | None] = {
-            "seconds": reader.by_time,
-            "frames": lambda low, high, size: reader.by_number(int(low), int(high), size),
-        }[_checked(video_unit, ("seconds", "frames"), "video_unit")]
-        clips: list[Any] = [None] * len(video_clip_ranges)
-        times: list[TimeRange] = [(0.0, 0.0)] * len(video_clip_ranges)
+        reader, size = self._video, video_out_frame_size
+        in_seconds = _checked(video_unit, ("seconds", "frames"), "video_unit") == "seconds"
+        found: dict[int, tuple[Any, TimeRange]] = {}
         # In ascending order, so that frames between two clips are decoded once.
-        for number in sorted(range(len(clips)), key=lambda n: video_clip_ranges[n]):
-            low, high = video_clip_ranges[number]
+        for number, (low, high) in sorted(enumerate(video_clip_ranges), key=itemgetter(1)):
             _check_range(low, high)
-            clip = find(low, high, video_out_frame_size)
+            if in_seconds:
+                clip = reader.by_time(low, high, size)
+            else:
+                clip = reader.by_number(int(low), int(high), size)
             if clip is None:
                 self._warn(low, high, video_unit)
                 clip = Clip([], reader.duration, reader.duration)
-            clips[number] = as_frames(clip, video_out_frame_size or reader.size[::-1])
-            times[number] = clip.start, clip.stop
-        return clips, times
+            found[number] = as_frames(clip, size or reader.size[::-1]), (clip.start, clip.stop)
+        in_order = [found[number] for number in range(len(found))]
+        return [frames for frames, _ in in_order], [times for _, times in in_order]
 
     @decoding()
     def get_audio_clips(
@@ -314,25 +313,20 @@ class AVDecoder:
             get_audio_duration: Whether to include its duration.
             get_audio_num_samples: Whether to include its number of samples, from the header.
         """
-        known: dict[str, Any] = {}
-        if get_video and self.has_video_stream():
-            video = self._video
-            known["video_fps"] = video.frames_per_second
-            if get_video_duration:
-                known["video_duration"] = video.duration
-            if get_video_frame_count:
-                known["video_num_frames"] = video.num_frames
-            if get_video_frame_size:
-                known["video_width"], known["video_height"] = video.size
-        if get_audio and self.has_audio_stream():
-            audio = self._audio
-            known["audio_sample_rate"] = audio.rate
-            known["audio_channels"] = audio.num_channels
-            if get_audio_duration:
-                known["audio_duration"] = audio.duration
-            if get_audio_num_samples:
-                known["audio_num_samples"] = audio.num_samples
-        return AVMetadata(**known)
+        video = self._video if get_video and self.has_video_stream() else None
+        audio = self._audio if get_audio and self.has_audio_stream() else None
+        width, height = video.size if video and get_video_frame_size else (None, None)
+        return AVMetadata(
+            video_duration=video.duration if video and get_video_duration else None,
+            video_num_frames=video.num_frames if video and get_video_frame_count else None,
+            video_fps=video.frames_per_second if video else None,
+            video_width=width,
+            video_height=height,
+            audio_duration=audio.duration if audio and get_audio_duration else None,
+            audio_channels=audio.num_channels if audio else None,
+            audio_sample_rate=audio.rate if audio else None,
+            audio_num_samples=audio.num_samples if audio and get_audio_num_samples else None,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"stream": self.stream, "suppress_warnings": self.suppress_warnings}
