@@ -123,6 +123,13 @@ def token_windows(folder):
     return {**tokens(folder), "read": {"unit": "sequence", "length": 4}}
 
 
+def token_lines(folder):
+    documents = numbered([3, 1, 0, 7, 5, 12] * 10)
+    pairs = [list(pair) for pair in zip(documents[::2], documents[1::2], strict=True)]
+    write_tokens(folder / "corpus", pairs)
+    return {"path": str(folder / "corpus"), "read": {"unit": "line"}}
+
+
 def parquet(folder):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (folder / "rows").mkdir()
@@ -169,6 +176,7 @@ def lines(suffix, pack, *, max_gap=seek_points.POINT_GAP_BYTES):
 
 KINDS = {
     "tokens": tokens,
+    "token lines": token_lines,
     "token windows": token_windows,
     "parquet": parquet,
     "arrow": arrow,

@@ -108,6 +108,24 @@ def test_a_document_of_several_sequences_says_where_they_begin(tmp_path):
     assert windows[0]["modes"].tolist() == [0, 0, 1, 0, 0, 1, 1, 0]
 
 
+def test_lines_are_the_sequences_of_all_documents(tmp_path):
+    for number, documents in enumerate(([[[1, 2], [3]], [[4]]], [], [[[5], [6, 7], []]])):
+        modes = [0, 1, 0] if documents else []
+        write_tokens(tmp_path / f"x/{number}", documents, dtype="int32", modes=modes)
+    source = TokenSource(tmp_path / "x", options=TokenOptions("line"))
+    assert tokens_of(source) == [[1, 2], [3], [4], [5], [6, 7], []]
+    samples = source.read(np.array([4, 1]))
+    assert [sample["modes"].tolist() for sample in samples] == [[1, 1], [1]]
+    assert [sample["cu_seqlens"].tolist() for sample in samples] == [[0, 2], [0, 1]]
+    assert [sample["__shard__"] for sample in samples] == ["2.bin", "0.bin"]
+    assert (source.find("4"), source.locate(4).offset) == ([4], 4)
+    options = TokenOptions("line", split="2,1,0")  # documents are not divided
+    assert tokens_of(TokenSource(tmp_path / "x", options=options)) == [[1, 2], [3], [4]]
+    val = TokenSource(tmp_path / "x", split_part="val", options=options)
+    assert tokens_of(val) == [[5], [6, 7], []]
+    assert val.read(np.array([0]))[0]["__key__"] == "3"
+
+
 def test_windows_hold_each_token_once_and_say_where_documents_begin(path):
     source = TokenSource(path, options=TokenOptions("sequence", 16))
     assert len(source) == TOTAL // 16
@@ -195,7 +213,7 @@ def test_a_ratio_deals_documents_to_splits(path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"unit": "line"}, "unit is 'line'; expected document or sequence"),
+        ({"unit": "word"}, "unit is 'word'; expected document, line or sequence"),
         ({"unit": "sequence"}, "needs a length"),
         ({"unit": "sequence", "length": 0}, "needs a length"),
         ({"unit": "sequence", "length": "many"}, "length is 'many'; expected a whole number"),

@@ -175,7 +175,7 @@ class TokenRuns(NamedTuple):
     """The sample, as its place among the requested ones."""
     file: Ints
     document: Ints
-    """Number of the document in its file."""
+    """Number of the document in its file; of a line, that of the line."""
     at: Ints
     """The sequence in the file; of a window, the token of the document that the piece begins at."""
     low: Ints
@@ -201,6 +201,8 @@ class TokenCorpus:
             raise FormatError(f"{redact(address)}: some of its files have modes, and others do not")
         self.has_modes = True in modes
         self.num_documents = self._ends[-1]
+        self._line_ends = [0, *accumulate(file.index.num_sequences for file in self.files)]
+        self.num_lines = self._line_ends[-1]
         self.num_bytes = sum(file.index.num_bytes for file in self.files)
 
     @cached_property
@@ -247,14 +249,14 @@ class TokenCorpus:
 
     def runs_of_windows(self, pieces: Pieces) -> TokenRuns:
         """Return where the tokens of windows are: a run for each document."""
-        number, own = self._in_files(pieces.document)
+        number, own = _in_files(self._ends, pieces.document)
         sizes = np.array([file.index.dtype.itemsize for file in self.files])[number]
         low, high = pieces.origin + pieces.start * sizes, pieces.origin + pieces.stop * sizes
         return TokenRuns(pieces.window, number, own, pieces.start, low, high)
 
     def runs_of_documents(self, documents: Ints) -> TokenRuns:
         """Return where the tokens of documents are: a run for each sequence."""
-        number, own = self._in_files(documents)
+        number, own = _in_files(self._ends, documents)
         first, stop = np.zeros(len(own), np.int64), np.zeros(len(own), np.int64)
         for each in distinct(number).tolist():
             inside = number == each
@@ -262,14 +264,32 @@ class TokenCorpus:
         counts = stop - first
         window = np.repeat(np.arange(len(own)), counts)
         sequence = first[window] + np.arange(len(window)) - (np.cumsum(counts) - counts)[window]
-        number = number[window]
+        return self._runs_of_sequences(window, number[window], own[window], sequence)
+
+    def first_line(self, document: int) -> int:
+        """Return the number of the first line of a document; of the one after the last, all."""
+        if document == self.num_documents:
+            return self.num_lines
+        ((number,), (own,)) = _in_files(self._ends, np.array([document]))
+        first, _ = self.files[number].index.sequences(np.array([own]))
+        return int(self._line_ends[number] + first[0])
+
+    def runs_of_lines(self, lines: Ints) -> TokenRuns:
+        """Return where the tokens of lines are: a run for each."""
+        number, own = _in_files(self._line_ends, lines)
+        return self._runs_of_sequences(np.arange(len(lines)), number, own, own)
+
+    def _runs_of_sequences(
+        self, window: Ints, number: Ints, document: Ints, sequence: Ints
+    ) -> TokenRuns:
         low, high = np.zeros(len(window), np.int64), np.zeros(len(window), np.int64)
         for each in distinct(number).tolist():
             inside = number == each
             low[inside], high[inside] = self.files[each].index.extents(sequence[inside])
-        return TokenRuns(window, number, own[window], sequence, low, high)
+        return TokenRuns(window, number, document, sequence, low, high)
 
-    def _in_files(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the files that documents are in, and their numbers there."""
-        number = np.searchsorted(self._ends, documents, side="right") - 1
-        return number, documents - np.array(self._ends)[number]
+
+def _in_files(ends: list[int], numbers: Ints) -> tuple[Ints, Ints]:
+    """Return the files that documents or lines are in, and their numbers there."""
+    file = np.searchsorted(ends, numbers, side="right") - 1
+    return file, numbers - np.array(ends)[file]

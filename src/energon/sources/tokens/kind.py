@@ -1,6 +1,7 @@
 """Read the samples of token files, which Megatron-LM calls indexed datasets: `x.bin` and `x.idx`.
 
-A sample is a document, or a window over the documents laid end to end in a shuffled order.
+A sample is a document, a line of one (what the files call a sequence), or a window over the
+documents laid end to end in a shuffled order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
 from energon.sources.tokens.rows import TokenRows
 
-Unit = Literal["document", "sequence"]
+Unit = Literal["document", "line", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class TokenOptions:
     """The options under `read` in a document for token files.
 
     Args:
-        unit: Whether a sample is a document, or a window over concatenated documents.
+        unit: Whether a sample is a document, a line of one, or a window over concatenated
+            documents.
         length: Number of tokens in a window.
         overlap: Number of tokens that a window shares with the previous one.
         seed: Determines the order in which documents are concatenated; None keeps theirs.
@@ -62,13 +64,13 @@ class TokenOptions:
 
     def _problems(self) -> Iterator[str]:
         if self.unit not in get_args(Unit):
-            yield f"unit is {self.unit!r}; expected document or sequence"
+            yield f"unit is {self.unit!r}; expected document, line or sequence"
         for name in ("length", "overlap", "seed"):
             value = getattr(self, name)
             if value is not None and type(value) is not int:
                 yield f"{name} is {value!r}; expected a whole number"
-        if self.unit == "document" and (self.length is not None or self.overlap):
-            yield "length and overlap are for `unit: sequence`; a document has its own length"
+        if self.unit != "sequence" and (self.length is not None or self.overlap):
+            yield f"length and overlap are for `unit: sequence`; a {self.unit} has its own length"
         if self.unit == "sequence":
             if self.length is None or self.length < 1:
                 yield "`unit: sequence` needs a length, the number of tokens in a sample"
@@ -79,10 +81,10 @@ class TokenOptions:
 
 
 class TokenSource(LazySource):
-    """The documents of a split of token files, or windows over them, numbered from 0.
+    """The documents of a split of token files, their lines or windows, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
-    `TokensSample`. Its key is the number of the document, or of the window.
+    `TokensSample`. Its key is the number of the document, line or window.
 
     Args:
         address: See `token_files`.
@@ -118,11 +120,10 @@ class TokenSource(LazySource):
             what="documents",
             origin=self.options.origin or str(path),
         )
-        documents = self.first_document, self.last_document
         super().__init__(
             path,
             split_part=split_part,
-            bounds=documents if self.windows is None else (0, len(self.windows)),
+            bounds=self._bounds(),
             subsets=subsets,
             exclude=exclude,
         )
@@ -134,15 +135,27 @@ class TokenSource(LazySource):
     def mean_sample_bytes(self) -> float:
         """Average size of a sample in the files, in bytes."""
         if self.windows is None:
-            return self.corpus.num_bytes / max(1, self.corpus.num_documents)
+            is_line, corpus = self.options.unit == "line", self.corpus
+            count = corpus.num_lines if is_line else corpus.num_documents
+            return corpus.num_bytes / max(1, count)
         return float(
             self.windows.length * max(file.index.dtype.itemsize for file in self.corpus.files)
         )
 
+    def _bounds(self) -> tuple[int, int]:
+        """Return the numbers of the first sample of the split, and the one after its last."""
+        if self.windows is not None:
+            return 0, len(self.windows)
+        documents = self.first_document, self.last_document
+        if self.options.unit == "document":
+            return documents
+        first, stop = map(self.corpus.first_line, documents)
+        return first, stop
+
     @cached_property
     def windows(self) -> TokenWindows | None:
-        """The windows over the documents of the split; None if samples are documents."""
-        if self.options.unit == "document":
+        """The windows over the documents of the split; None if samples are no windows."""
+        if self.options.unit != "sequence":
             return None
         first, last = self.first_document, self.last_document
         return TokenWindows(
@@ -165,6 +178,8 @@ class TokenSource(LazySource):
             "excluded": self.excluded.tolist(),
             "range": [self.start, self.stop],
         }
+        if options.unit == "line":
+            content["unit"] = "line"
         return content_fingerprint(len(self), content)
 
     def read_lazily(
@@ -237,10 +252,12 @@ class TokenSource(LazySource):
                 place = (str(self.path), *map(str, (*documents, self.options)))
                 return ("windows", *place), {"": (low, high)}
             low, high = documents
-        return ("documents", str(self.path)), {"": (low, high)}
+        return (f"{self.options.unit}s", str(self.path)), {"": (low, high)}
 
     def _runs(self, numbers: Ints) -> TokenRuns:
         """Return where the tokens of samples are, in the order of the samples."""
+        if self.options.unit == "line":
+            return self.corpus.runs_of_lines(numbers)
         if self.windows is None:
             return self.corpus.runs_of_documents(numbers)
         pieces = self.windows.pieces(numbers)
