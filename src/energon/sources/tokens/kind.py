@@ -154,7 +154,7 @@ class TokenSource(LazySource):
 
     @cached_property
     def windows(self) -> TokenWindows | None:
-        """The windows over the documents of the split; None if samples are no windows."""
+        """The windows over the documents of the split; None for other samples."""
         if self.options.unit != "sequence":
             return None
         first, last = self.first_document, self.last_document
