@@ -8,6 +8,7 @@ import pytest
 from energon.errors import WorkerError
 from energon.prepare import crash_isolation as surviving
 from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_isolated
+from tests.waiting import wait_until
 
 
 def look(deadly, noting, ordinals):
@@ -44,6 +45,25 @@ def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
         number: ([n for n in range(8) if n not in some], sorted(some))
         for number, some in enumerate(deadly)
     }
+
+
+def wait_once_or_die(marker, ordinals):
+    """Die at 3, once another process waits for ever at another number."""
+    if ordinals == [3]:
+        wait_until(marker.exists)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not marker.exists():
+        marker.touch()
+        signal.pause()
+    return ordinals
+
+
+def test_a_process_that_started_too_late_to_be_terminated_with_the_others_ends(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.terminate", lambda _: None)
+    jobs = [IsolatedCall(n, (tmp_path / "waits",), [n]) for n in (1, 3)]
+    assert run(jobs, wait_once_or_die) == {1: ([1], []), 3: ([], [3])}
 
 
 def test_what_another_call_has_noted_accuses_nobody():

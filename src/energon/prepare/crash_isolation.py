@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from energon.errors import WorkerError
 from energon.prepare.engines import begin_worker, run_unless_interrupted
-from energon.prepare.processes import process_context
+from energon.prepare.processes import kill_processes, process_context, shut_down
 
 T = TypeVar("T")
 AHEAD = 2
@@ -172,8 +172,7 @@ def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolE
         yield pool
     except BaseException:
         # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
-        for process in list((pool._processes or {}).values()):
-            process.kill()
+        kill_processes(pool)
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        shut_down(pool)

@@ -167,7 +167,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
     # A few shards need no processes, nor the time to import what starts them.
     from concurrent.futures import ProcessPoolExecutor
 
-    from energon.prepare.processes import portable, process_context
+    from energon.prepare.processes import portable, process_context, shut_down
 
     context = process_context("energon.prepare.index.index")
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
@@ -178,7 +178,7 @@ def _local(engine: Engine) -> Iterator[Workers]:
     try:
         yield Workers(submit, engine.num_local)
     finally:
-        pool.shutdown(cancel_futures=True)
+        shut_down(pool)
 
 
 class _Interrupt:

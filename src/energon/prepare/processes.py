@@ -12,7 +12,10 @@ import pickle
 from collections.abc import Callable
 from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 _MAIN = ("__main__", "__mp_main__")
 _ABOUT_MAIN = ("init_main_from_name", "init_main_from_path")
@@ -72,6 +75,21 @@ class _Process(ForkServerProcess):
 
 class _Context(ForkServerContext):
     Process = _Process
+
+
+def shut_down(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, at once if one of them has died."""
+    if pool._broken:
+        # A process that was started while the pool broke came too late to be terminated with the
+        # others, and the pool would wait for it forever.
+        kill_processes(pool)
+    pool.shutdown(cancel_futures=True)
+
+
+def kill_processes(pool: ProcessPoolExecutor) -> None:
+    """Kill the processes of a pool."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
 
 
 def portable(function: Callable[..., Any]) -> Callable[..., Any]:
