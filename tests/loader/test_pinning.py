@@ -145,15 +145,17 @@ def test_a_batch_that_has_arrived_is_pinned_while_the_trainer_works(kind, pinned
     assert rows == list(range(len(rows)))
 
 
-def test_an_error_while_pinning_ahead_comes_with_its_batch(pinned_by, monkeypatch):
+def test_a_batch_that_cannot_be_pinned_is_made_again(pinned_by, monkeypatch):
     with get_loader(fake(numbers, workers=1), workers="thread") as loader:
-        batches = iter(loader)
-        next(batches)
+        assert first_numbers(iter(loader), 1) == [0]
         wait_until(loader._stream.arrived)
-        monkeypatch.setattr("energon.loader.memory._pinned", lambda _: 1 / 0)
-        loader._pin.begin(loader._stream.arrived())
+        with monkeypatch.context() as failing:
+            failing.setattr("energon.loader.memory._pinned", lambda _: 1 / 0)
+            loader._pin.begin(loader._stream.arrived())
+            wait_until(loader._pin._ahead[1].done)
         with pytest.raises(ZeroDivisionError):
-            next(batches)
+            next(iter(loader))
+        assert first_numbers(iter(loader), 3) == [1, 2, 3]
 
 
 PINNED = [

@@ -382,8 +382,11 @@ class RankStream:
             self._hosts |= dict.fromkeys(dealt, worker)
             worker.open({lane: positions[lane] for lane in dealt}, lanes=lanes)
 
-    def next_batch(self) -> Any:
+    def next_batch(self, prepare: Callable[[Any], Any] | None = None) -> Any:
         """Return the next batch of the rank and count it as delivered.
+
+        Args:
+            prepare: Returns what is delivered in place of the batch; if it raises, nothing is.
 
         Raises:
             StopIteration: If all lanes have ended.
@@ -397,6 +400,7 @@ class RankStream:
                     f"a worker sent a batch of lane {event.lane}, expected lane {lane}; this is a "
                     "defect of energon, please report it"
                 )
+            batch = event.batch if prepare is None else prepare(event.batch)
             position = self.positions[lane]
             if event.counts is not None:
                 position.counts = event.counts
@@ -409,7 +413,7 @@ class RankStream:
                 position.ended = False
                 self._order.advance()
                 self.delivered = True
-                return event.batch
+                return batch
             position.ended = True
             self._order.drop()
         raise StopIteration

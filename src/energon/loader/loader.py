@@ -13,7 +13,7 @@ from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
 from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
 from energon.loader.local_workers import InlineWorker, ThreadWorker
-from energon.loader.memory import Pinning, keep_heap, pin_batches
+from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
@@ -347,6 +347,13 @@ class BasicDataLoader:
             return replace(options, trace=trace.path, trace_batches=trace.window(workers))
         return options if options.trace is None else replace(options, trace=None)
 
+    def _pinned(self, batch: Any) -> Any:
+        """Return a batch, pinned if batches are."""
+        if self._pins_later and "torch" in sys.modules:
+            # It has been imported since, perhaps for the tensors of this batch.
+            self._pins_later, self._pin = False, pin_batches(None)
+        return batch if self._pin is None else self._pin(batch)
+
     def _end_loop(self, error: BaseException) -> None:
         """Give up what belongs to a loop that ends with an error, or because there is no more."""
         self._monitor.waiting_since = None
@@ -408,24 +415,17 @@ class _Loop(Iterator[Any]):
         self._over = True  # unless a batch comes, and is not the last
         try:
             stream = loader._stream or loader._open_stream()
-            batch = stream.next_batch()
+            pins = loader._pins_later or loader._pin is not None
+            batch = stream.next_batch(loader._pinned if pins else None)
+            if loader._pin is not None and (following := stream.arrived()) is not None:
+                loader._pin.begin(following)
         except BaseException as error:
             loader._end_loop(error)
             raise
-        ends = loader._count_batch(asked_at)
+        self._over = loader._count_batch(asked_at)
         self._count += 1
         if self._count == loader._pass_length + 1:
             _warn_of_endless_loop(loader._pass_length)
-        if loader._pins_later and "torch" in sys.modules:
-            # It has been imported since, perhaps for the tensors of this batch.
-            loader._pins_later = False
-            if sys.modules["torch"].cuda.is_available():
-                loader._pin = Pinning()
-        if loader._pin is not None:
-            batch = loader._pin(batch)
-            if not ends and (following := stream.arrived()) is not None:
-                loader._pin.begin(following)
-        self._over = ends
         return batch
 
 
