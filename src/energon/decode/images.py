@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -243,9 +245,7 @@ def _jpeg_pixels(
     """Decode with simplejpeg if it yields the same pixels as Pillow, else return None.
 
     A JPEG is a sequence of Huffman codes without entry points: what is above a part must be
-    decoded, but nothing below it. Decoders stop at the height that the frame says, so a copy with
-    a smaller one makes them stop early. They report the codes that are left, as they do after
-    restarts; a report of anything else means that the file is damaged.
+    decoded, but nothing below it.
 
     Args:
         data: The file.
@@ -281,17 +281,12 @@ def _jpeg_pixels(
         rows = -(-end // _ROWS_OF_BLOCKS) * _ROWS_OF_BLOCKS
         ends_early = frame > 0 and rows < height
         if ends_early:
-            height, place = rows, frame + _HEIGHT
-            data = b"".join((data[:place], height.to_bytes(2, "big"), data[place + 2 :]))
+            height, data = rows, _with_height(data, frame, rows)
         shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
         pixels = np.empty(shape, np.uint8)
         least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
-        try:
+        with _tolerating_codes_left() if ends_early else nullcontext():
             simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
-        except ValueError as error:
-            # Only the first of several reports is shown, so everything before it was in order.
-            if not (ends_early and _LEFT_OVER.search(str(error))):
-                raise
     except DecodeError:
         raise
     except ValueError:
@@ -300,6 +295,28 @@ def _jpeg_pixels(
     if space == "Gray":
         pixels = pixels[:, :, 0]
     return resize.scaled_pixels(pixels, box, factor, library=spec.library)
+
+
+def _with_height(data: bytes, frame: int, height: int) -> bytes:
+    """Return a JPEG whose frame, which is at `frame`, says another height.
+
+    Decoders stop there.
+    """
+    place = frame + _HEIGHT
+    return b"".join((data[:place], height.to_bytes(2, "big"), data[place + 2 :]))
+
+
+@contextmanager
+def _tolerating_codes_left() -> Iterator[None]:
+    """Ignore the report that codes are left where decoding stopped: any other means damage.
+
+    Only the first of several reports is shown, so everything before it was in order.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not _LEFT_OVER.search(str(error)):
+            raise
 
 
 def _check_scans(data: bytes) -> int:
