@@ -106,7 +106,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"- cannot be read: {reason}"
     yield from _problems(about)
     for name, split in about.get("splits", {}).items():
-        yield f"- split {name}{', '.join(_split(split, about['samples']))}"
+        known = ", ".join(_split(split, about["samples"]))
+        yield f"- split {name}: {known}" if known else f"- split {name}"
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
     yield from _sizes("sample", about.get("sample_sizes", {}))
@@ -118,7 +119,7 @@ def _split(split: Mapping[str, Any], total: int) -> Iterator[str]:
     """Yield what is known of a split: kinds of other packages may tell less."""
     if "samples" in split:
         share = 100 * split["samples"] / max(1, total)
-        yield f": {counted(split['samples'], 'sample')} ({share:.1f} %)"
+        yield f"{counted(split['samples'], 'sample')} ({share:.1f} %)"
     if "shards" in split:
         yield counted(split["shards"], "shard")
     if split.get("excluded"):
