@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,20 +35,30 @@ def undisturbed() -> Iterator[None]:
     calls `leave_signals_to_parent`.
     """
     caught: list[tuple[Any, ...]] = []
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    handlers: dict[signal.Signals, Any] = {}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handlers = []
+    # Another thread may take a signal, but Python handles it in the main thread.
+    if threading.current_thread() is threading.main_thread():
+        found = [(number, signal.getsignal(number)) for number in SIGNALS]
+        handlers = [(number, handler) for number, handler in found if callable(handler)]
     try:
-        # Another thread may take the signal, but Python handles it in the main thread.
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    handlers[number] = handler
-                    signal.signal(number, lambda *about: caught.append(about))
+        # Signals are blocked last and unblocked first, while no handler raises: an exception in
+        # between would leave them blocked.
+        for number, _ in handlers:
+            signal.signal(number, lambda *about: caught.append(about))
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _set_all(handlers)
         for about in caught:
-            handlers[about[0]](*about)
+            dict(handlers)[about[0]](*about)
+
+
+def _set_all(handlers: Sequence[tuple[signal.Signals, Any]]) -> None:
+    """Set handlers of signals, even if one that is set raises at once."""
+    if handlers:
+        try:
+            signal.signal(*handlers[0])
+        finally:
+            _set_all(handlers[1:])
