@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from energon.decode import resize as resizing
 from energon.decode.resize import Box, RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
@@ -81,6 +82,59 @@ def test_reduced_decoding_stays_near_to_full_decoding(spec):
     error = np.square(found - expected).mean()
     assert error > 0
     assert 10 * math.log10(255**2 / error) > 38
+
+
+def recorded_shapes(monkeypatch):
+    shapes, resize = [], resizing.resize_pixels
+
+    def recorded(pixels, *arguments, **settings):
+        shapes.append(pixels.shape[:2])
+        return resize(pixels, *arguments, **settings)
+
+    monkeypatch.setattr(resizing, "resize_pixels", recorded)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("data", "max_enlargement", "decoded"),
+    [
+        (SMALL, 1, (375, 500)),
+        (SMALL, 1.19, (375, 500)),
+        (SMALL, 1.2, (188, 250)),
+        (SMALL, 2.3, (188, 250)),
+        (SMALL, 2.5, (94, 125)),
+        (LARGE, 1.1, (384, 512)),
+        (LARGE, 1.2, (192, 256)),
+        (LARGE, 2.4, (96, 128)),
+    ],
+)
+def test_decoding_may_go_below_the_size_by_as_much_as_images_may_be_enlarged(
+    monkeypatch, data, max_enlargement, decoded
+):
+    shapes = recorded_shapes(monkeypatch)
+    decoder = SampleDecoder("torchrgb8", image_size=224, max_enlargement=max_enlargement)
+    assert decoder.decode("a.jpg", data).shape == (3, 224, 224)
+    assert shapes == [decoded]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("data", "least"), [(SMALL, 33), (LARGE, 31)])
+def test_enlarged_images_stay_near_to_full_decoding(spec, data, least):
+    found = pixels_of(
+        SampleDecoder(spec, image_size=224, max_enlargement=1.2).decode("a.jpg", data)
+    )
+    expected = as_pillow_would(data, (224, 224), mode="L" if "l8" in spec else "RGB")
+    assert 10 * math.log10(255**2 / np.square(found - expected).mean()) > least
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_only_reduced_jpegs_depend_on_how_much_images_may_be_enlarged(spec):
+    for data, size in ((PNG, 224), (SMALL, 300), (SMALL, (100, 600))):
+        default, enlarged = (
+            SampleDecoder(spec, image_size=size, max_enlargement=each).decode("a.jpg", data)
+            for each in (1, 1.2)
+        )
+        assert np.array_equal(pixels_of(default), pixels_of(enlarged))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -216,6 +270,12 @@ def test_where_no_box_fits_the_middle_is_taken():
         ({"min_size": 1.5}, "min_size=1.5: expected a number of pixels"),
         ({"min_size": 9, "image_size": 9}, "expected one of them"),
         ({"min_size": 9, "exact_resize": True}, "image_size resizes them"),
+        ({"max_enlargement": 0.9, "image_size": 9}, "max_enlargement=0.9: expected a number from"),
+        ({"max_enlargement": "2", "image_size": 9}, "max_enlargement='2': expected a number from"),
+        ({"max_enlargement": True, "image_size": 9}, "max_enlargement=True: expected"),
+        ({"max_enlargement": 1.2}, "expected with image_size"),
+        ({"max_enlargement": 1.2, "min_size": 9}, "expected with image_size"),
+        ({"max_enlargement": 2, "image_size": 9, "exact_resize": True}, "without exact_resize"),
         ({"random_resized_crop": True}, "requires image_size"),
         ({"random_resized_crop": (0.1, 1), "image_size": 9}, "RandomResizedCrop"),
     ],

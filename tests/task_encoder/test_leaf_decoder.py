@@ -128,7 +128,8 @@ def test_a_getter_allows_the_decoder_to_unpickle(tmp_path):
 def test_a_dataset_may_want_images_of_one_size(tmp_path):
     root = describe(
         make_captions(tmp_path / "ds", [2]),
-        "decoder: {image_decode: rgb8, image_size: [6, 5], random_resized_crop: true}\n",
+        "decoder: {image_decode: rgb8, image_size: [6, 5], random_resized_crop: true, "
+        "max_enlargement: 1.2}\n",
     )
     assert first(root).image.shape == (6, 5, 3)
     with pytest.raises(ConfigError, match="one number for a square"):
@@ -136,7 +137,8 @@ def test_a_dataset_may_want_images_of_one_size(tmp_path):
 
 
 class Cropping(Listing):
-    decoder = SampleDecoder("rgb8", image_size=4, random_resized_crop=True)
+    # With 1.5, crops of at least 6 x 6 are decoded at half size, not only those of 8 x 8.
+    decoder = SampleDecoder("rgb8", image_size=4, random_resized_crop=True, max_enlargement=1.5)
 
     def batch(self, samples):
         return [

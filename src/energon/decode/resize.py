@@ -2,8 +2,8 @@
 
 JPEG stores blocks of 8 x 8 frequencies, so a decoder can produce 4 x 4, 2 x 2 or 1 x 1 pixels from
 a block for a fraction of the work. The factor is the largest that keeps at least as many pixels
-as requested; a triangle filter over all pixels does the rest (bilinear with antialiasing, as in
-Pillow and torchvision).
+as requested, or fewer if images may be enlarged afterwards; a triangle filter over all pixels does
+the rest (bilinear with antialiasing, as in Pillow and torchvision).
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ class Resize:
             8; None does not reduce it, unless there is a `size`.
         crop: The part to cut out; None for the whole image.
         exact: Whether to decode all pixels first.
+        max_enlargement: By how much a reduced image may be enlarged to `size`.
     """
 
     size: tuple[int, int] | None = None
     min_size: int | None = None
     crop: RandomResizedCrop | None = None
     exact: bool = False
+    max_enlargement: float = 1.0
 
     def box(self, width: int, height: int, seed: int, name: str) -> Box:
         """Return the part of an image to cut out."""
@@ -119,6 +121,7 @@ class Resize:
         height, width = self.size or (self.min_size or math.inf,) * 2
         if self.exact:
             return 1
+        width, height = width / self.max_enlargement, height / self.max_enlargement
         fitting = (
             each for each in FACTORS if box.width // each >= width and box.height // each >= height
         )
@@ -168,6 +171,20 @@ def check_count(value: Any, name: str) -> int:
     if not _is_count(value):
         raise ConfigError(f"{name}={value!r}: expected a number of pixels, 1 or more")
     return int(value)
+
+
+def check_enlargement(value: Any) -> float:
+    """Return by how much images may be enlarged.
+
+    Raises:
+        ConfigError: If it is not valid.
+    """
+    if not _is_number(value) or not 1 <= value < math.inf:
+        raise ConfigError(
+            f"max_enlargement={value!r}: expected a number from 1, which reduces no image below "
+            "image_size, like 1.2"
+        )
+    return float(value)
 
 
 def reduced(box: Box, factor: int, width: int, height: int) -> Box:
@@ -224,10 +241,14 @@ def resize_image(image: Image, size: tuple[int, int] | None, box: Box) -> Image:
 def _is_range(value: Any, largest: float) -> bool:
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
-    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in value):
+    if not all(map(_is_number, value)):
         return False
     low, high = value
     return bool(0 < low <= high <= largest and high < math.inf)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_count(value: Any) -> bool:

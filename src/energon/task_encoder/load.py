@@ -31,7 +31,7 @@ from energon.task_encoder.user_dataset import CodeFields
 _MODULES = ("energon", "megatron.energon")
 _SETTINGS = (
     *("image_decode", "image_size", "min_size", "random_resized_crop", "exact_resize"),
-    *("av_decode", "video_decode_audio", "guess_content"),
+    *("max_enlargement", "av_decode", "video_decode_audio", "guess_content"),
 )
 """Settings of decoders that a document may make; anything that decides which code runs is not."""
 
