@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
+    IndexingOptions,
     allow_option,
     explaining,
-    indexing_options,
     local_folder,
     logging_to_terminal,
-    open_indexing,
+    options_object,
     progress_bar,
     refuse_options,
     show_size,
@@ -70,11 +71,16 @@ def prepare_file(
 @click.argument("path", type=ADDRESS)
 @click.option("--no-sqlite", is_flag=True, help="Do not write index.sqlite.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@indexing_options
+@options_object(IndexingOptions, name="indexing")
 @allow_option
 @click.pass_context
 def command(
-    context: click.Context, /, path: AnyPath, no_sqlite: bool, as_json: bool, **indexing: Any
+    context: click.Context,
+    /,
+    path: AnyPath,
+    no_sqlite: bool,
+    as_json: bool,
+    indexing: IndexingOptions,
 ) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
 
@@ -92,11 +98,8 @@ def command(
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
-        prepare_file(context, path, upkeep, as_json=as_json, progress=indexing["progress"])
+        prepare_file(context, path, upkeep, as_json=as_json, progress=indexing.progress)
         return
-    with explaining(path), local_folder(path, **indexing) as folder:
-        if folder != path:
-            indexing["reindex"] = False  # everything has been read again, to fill the folder
-        with open_indexing(sqlite=not no_sqlite, **indexing) as how:
-            info = reindex_dataset(folder, how)
+    with explaining(path), local_folder(path, indexing) as (folder, left), left.open() as how:
+        info = reindex_dataset(folder, replace(how, sqlite=not no_sqlite))
     show_size(info, path, as_json=as_json)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
-from energon.cli.options import allow_option, open_indexing, option, options_object, reading_options
+from energon.cli.options import ReadingOptions, allow_option, option, options_object
 from energon.errors import ConfigError, EnergonError
 from energon.io.epath import any_path
 from energon.messages import counted
@@ -66,8 +66,10 @@ class LintOptions:
 @click.argument("path")
 @options_object(LintOptions)
 @partial(allow_option, expose_value=True)
-@reading_options
-def command(path: str, options: LintOptions, allow: tuple[str, ...], **indexing: Any) -> None:
+@options_object(ReadingOptions, name="reading")
+def command(
+    path: str, options: LintOptions, allow: tuple[str, ...], reading: ReadingOptions
+) -> None:
     """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
 
     PATH may also be filesystem://FOLDER, to decode its files.
@@ -86,9 +88,9 @@ def command(path: str, options: LintOptions, allow: tuple[str, ...], **indexing:
     if options.exclude_from is not None and not any_path(options.exclude_from).exists():
         raise ConfigError(f"--exclude-from {options.exclude_from}: no such file or folder")
     if options.parallel is not None:
-        indexing["num_workers"] = options.parallel
+        reading = replace(reading, num_workers=options.parallel)
     try:
-        with open_indexing(doing="checking samples", **indexing) as how:
+        with reading.open("checking samples") as how:
             report = lint.lint_dataset(
                 path,
                 splits=splits,

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -206,44 +206,17 @@ def check_engine(path: EPath, engine: Engine) -> None:
         )
 
 
-@contextmanager
-def local_folder(path: AnyPath, *, exclude: Sequence[str] = (), **indexing: Any) -> Iterator[Path]:
-    """Yield the folder of a dataset: its own, or a local one that stands for a remote one.
+@dataclass(frozen=True)
+class ReadingOptions:
+    """Where shards are read, see the help of the options."""
 
-    Changes in the latter are uploaded at the end, unless there was an error. Its shards are
-    already indexed, and have no content.
-
-    Args:
-        path: Path or address of the dataset.
-        exclude: Regular expressions; shards whose path matches one of them are excluded.
-        indexing: The arguments of `open_indexing`.
-    """
-    if isinstance(path, Path):
-        yield path
-        return
-    from energon.prepare.index.index import IndexOptions
-    from energon.prepare.remote import mirrored
-
-    with ExitStack() as stack:
-        with open_indexing(**indexing) as how:
-            options = IndexOptions(how.checksum, how.force)
-            folder = stack.enter_context(
-                mirrored(path.url, exclude=exclude, options=options, progress=how.progress)
-            )
-        yield folder
-
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_PLACE = (
-    click.option(
-        *("--workers", "--num-workers", "num_workers"),
+    num_workers: int = option(
+        *("--workers", "--num-workers"),
         type=click.IntRange(1),
         default=16,
         help="Number of processes that read shards.",
-    ),
-    click.option(
-        "--engine",
+    )
+    engine: EngineName = option(
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
@@ -251,67 +224,69 @@ _PLACE = (
             "Where shards are read: processes of this machine, or a cluster with access to the "
             "files."
         ),
-    ),
-    click.option(
-        "--address",
-        metavar="ADDRESS",
-        help="Scheduler or head of the cluster; without it, one is started.",
-    ),
-    click.option("--progress/--no-progress", default=True, help="Show a progress bar."),
-)
-_WRITING = (
-    click.option(
-        "--checksum", is_flag=True, help="Read the contents too, and store a checksum of each."
-    ),
-    click.option("--reindex", is_flag=True, help="Reread all shards, even unchanged ones."),
-    click.option(
-        "--wait", is_flag=True, help="Wait for another process that is preparing the dataset."
-    ),
-)
+    )
+    address: str | None = option(
+        metavar="ADDRESS", help="Scheduler or head of the cluster; without it, one is started."
+    )
+    progress: bool = option("--progress/--no-progress", default=True, help="Show a progress bar.")
+
+    @contextmanager
+    def open(self, doing: str = "indexing shards") -> Iterator[Indexing]:
+        """Yield the values as settings, with a progress bar if anyone can see it."""
+        from energon.prepare.dataset import Indexing
+        from energon.prepare.engines import Engine
+
+        engine = Engine(self.engine, self.address, self.num_workers)
+        with logging_to_terminal(), progress_bar(self.progress, doing) as advance:
+            yield Indexing(engine, progress=advance)
 
 
-def indexing_options(command: Command) -> Command:
-    """Add the options to a command that indexes; pass them to `open_indexing`."""
-    for option in reversed((*_WRITING, *_PLACE)):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class IndexingOptions(ReadingOptions):
+    """How shards are indexed, see the help of the options."""
 
+    checksum: bool = option(
+        is_flag=True, help="Read the contents too, and store a checksum of each."
+    )
+    reindex: bool = option(is_flag=True, help="Reread all shards, even unchanged ones.")
+    wait: bool = option(
+        is_flag=True, help="Wait for another process that is preparing the dataset."
+    )
 
-def reading_options(command: Command) -> Command:
-    """Add the options about where shards are read to a command."""
-    for option in reversed(_PLACE):
-        command = option(command)
-    return command
+    @contextmanager
+    def open(self, doing: str = "indexing shards") -> Iterator[Indexing]:
+        """Yield the values as settings, with a progress bar if anyone can see it."""
+        with super().open(doing) as how:
+            yield replace(how, checksum=self.checksum, force=self.reindex, wait=self.wait)
 
 
 @contextmanager
-def open_indexing(
-    *,
-    num_workers: int,
-    engine: EngineName,
-    address: str | None,
-    progress: bool,
-    checksum: bool = False,
-    reindex: bool = False,
-    wait: bool = False,
-    sqlite: bool = True,
-    fix_duplicates: bool = False,
-    doing: str = "indexing shards",
-) -> Iterator[Indexing]:
-    """Yield the values of the options, with a progress bar if anyone can see it."""
-    from energon.prepare.dataset import Indexing
-    from energon.prepare.engines import Engine
+def local_folder(
+    path: AnyPath, indexing: IndexingOptions, *, exclude: Sequence[str] = ()
+) -> Iterator[tuple[Path, IndexingOptions]]:
+    """Yield the folder of a dataset, or a local one that stands for a remote one, and how to index.
 
-    with logging_to_terminal(), progress_bar(progress, doing) as advance:
-        yield Indexing(
-            engine=Engine(engine, address, num_workers),
-            sqlite=sqlite,
-            checksum=checksum,
-            force=reindex,
-            fix_duplicates=fix_duplicates,
-            wait=wait,
-            progress=advance,
-        )
+    Changes in the latter are uploaded at the end, unless there was an error. Its shards are
+    already indexed, and have no content.
+
+    Args:
+        path: Path or address of the dataset.
+        indexing: How to index its shards.
+        exclude: Regular expressions; shards whose path matches one of them are excluded.
+    """
+    if isinstance(path, Path):
+        yield path, indexing
+        return
+    from energon.prepare.index.index import IndexOptions
+    from energon.prepare.remote import mirrored
+
+    with ExitStack() as stack:
+        with indexing.open() as how:
+            options = IndexOptions(how.checksum, how.force)
+            folder = stack.enter_context(
+                mirrored(path.url, exclude=exclude, options=options, progress=how.progress)
+            )
+        yield folder, replace(indexing, reindex=False)  # all shards have just been read
 
 
 def show_size(info: DatasetInfo, path: AnyPath, *, as_json: bool, **more: Any) -> None:

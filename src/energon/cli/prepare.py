@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,9 @@ from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.index import prepare_file
 from energon.cli.options import (
     ADDRESS,
+    IndexingOptions,
     allow_option,
-    indexing_options,
     local_folder,
-    open_indexing,
     options_object,
     refuse_options,
     show_size,
@@ -58,7 +57,7 @@ _INDEX_ONLY = {
 @click.argument("path", type=ADDRESS)
 @options_object(PrepareOptions)
 @options_object(MediaOptions, name="media")
-@indexing_options
+@options_object(IndexingOptions, name="indexing")
 @allow_option
 @click.pass_context
 def command(
@@ -67,7 +66,7 @@ def command(
     path: AnyPath,
     options: PrepareOptions,
     media: MediaOptions,
-    **indexing: Any,
+    indexing: IndexingOptions,
 ) -> None:
     """Turn a folder of tar shards into a dataset.
 
@@ -101,7 +100,7 @@ def command(
             split_ratio=options.ratio,
             exclude_from=options.exclude_from,
             as_json=options.as_json,
-            progress=indexing["progress"],
+            progress=indexing.progress,
         )
         return
     chosen = _chosen_media(options, media)
@@ -114,13 +113,12 @@ def command(
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
     preparation = _Preparation(path, options, chosen)
     if isinstance(path, Path):
-        info, report = preparation.run(path, **indexing)
+        info, report = preparation.run(path, indexing)
     else:
         preparation.refuse_again()
-        with local_folder(path, exclude=options.exclude, **indexing) as folder:
-            # All shards have been read, to fill the folder.
-            info, _ = preparation.run(folder, **{**indexing, "reindex": False})
-        report = None if chosen is None else _prepare_remote_media(path, chosen, **indexing)
+        with local_folder(path, indexing, exclude=options.exclude) as (folder, left):
+            info, _ = preparation.run(folder, left)
+        report = None if chosen is None else _prepare_remote_media(path, chosen, indexing)
     _show(path, info, report, options.as_json)
 
 
@@ -154,16 +152,20 @@ class _Preparation:
             f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
         )
 
-    def run(self, folder: Path, **indexing: Any) -> tuple[DatasetInfo, MediaReport | None]:
+    def run(
+        self, folder: Path, indexing: IndexingOptions
+    ) -> tuple[DatasetInfo, MediaReport | None]:
         """Prepare a folder; return its size, and the media report if it is the source."""
-        from energon.prepare.dataset import prepare_dataset
+        from energon.prepare.dataset import prepare_dataset, reindex_dataset
         from energon.prepare.media.prepare import prepare_media
 
-        options, sqlite = self.options, not self.options.no_sqlite
-        if options.tar_index_only:
-            return _index_only(folder, sqlite=sqlite, **indexing), None
-        arguments = self._choose(folder)
-        with open_indexing(sqlite=sqlite, fix_duplicates=options.fix_duplicates, **indexing) as how:
+        options = self.options
+        arguments = {} if options.tar_index_only else self._choose(folder)
+        with indexing.open() as how:
+            how = replace(how, sqlite=not options.no_sqlite)
+            if options.tar_index_only:
+                return reindex_dataset(folder, how), None
+            how = replace(how, fix_duplicates=options.fix_duplicates)
             info = prepare_dataset(folder, exclude=options.exclude, indexing=how, **arguments)
             if self.media is None or folder != self.source:
                 return info, None
@@ -233,12 +235,14 @@ def _chosen_media(options: PrepareOptions, media: MediaOptions) -> MediaFilter |
     return chosen
 
 
-def _prepare_remote_media(path: EPath, media: MediaFilter, **indexing: Any) -> MediaReport:
+def _prepare_remote_media(
+    path: EPath, media: MediaFilter, indexing: IndexingOptions
+) -> MediaReport:
     from energon.prepare.media.prepare import prepare_remote_media
 
-    with open_indexing(doing="reading headers of media", **indexing) as how:
+    with indexing.open("reading headers of media") as how:
         return prepare_remote_media(
-            path.url, media, num_workers=how.engine.num_workers, progress=how.progress
+            path.url, media, num_workers=indexing.num_workers, progress=how.progress
         )
 
 
@@ -267,10 +271,3 @@ def _prepare_as_it_is(
         echo(f"Done. Found {num_samples} samples.")
         if kind.hint:
             echo(f"Note: {kind.hint}", err=True)
-
-
-def _index_only(path: Path, *, sqlite: bool, **indexing: Any) -> DatasetInfo:
-    from energon.prepare.dataset import reindex_dataset
-
-    with open_indexing(sqlite=sqlite, **indexing) as how:
-        return reindex_dataset(path, how)

@@ -11,11 +11,10 @@ import click
 from energon.cli.command_group import echo, echo_json
 from energon.cli.options import (
     ADDRESS,
+    ReadingOptions,
     allow_option,
-    open_indexing,
     option,
     options_object,
-    reading_options,
 )
 from energon.errors import ConfigError
 from energon.io.address import redact
@@ -103,7 +102,7 @@ def show_failures(report: MediaReport) -> None:
 )
 @click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@reading_options
+@options_object(ReadingOptions, name="reading")
 @allow_option
 def command(
     path: AnyPath,
@@ -111,7 +110,7 @@ def command(
     wait: bool,
     tmp_path: Path | None,
     as_json: bool,
-    **reading: Any,
+    reading: ReadingOptions,
 ) -> None:
     """Record the sizes and durations of media files, for file stores to look up.
 
@@ -132,14 +131,14 @@ def command(
             "choose the media files with --media-metadata-by-extension, "
             "--media-metadata-by-header or --media-metadata-by-glob"
         )
-    with open_indexing(doing="reading headers of media", wait=wait, **reading) as how:
+    with reading.open("reading headers of media") as how:
         if isinstance(path, EPath):
             report = prepare_remote_media(
-                path.url, chosen, num_workers=how.engine.num_workers, progress=how.progress
+                path.url, chosen, num_workers=reading.num_workers, progress=how.progress
             )
         else:
             report = prepare_media(
-                path, chosen, engine=how.engine, wait=how.wait, progress=how.progress
+                path, chosen, engine=how.engine, wait=wait, progress=how.progress
             )
     if as_json:
         echo_json({"path": redact(path), **report_json(report)})

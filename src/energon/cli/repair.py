@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
 from energon.cli.options import (
     ADDRESS,
+    IndexingOptions,
     allow_option,
     check_engine,
     explaining,
-    indexing_options,
-    open_indexing,
+    options_object,
 )
 from energon.cli.verify import show_report
 from energon.errors import EnergonError
@@ -25,6 +25,7 @@ from energon.io.epath import AnyPath
 if TYPE_CHECKING:
     from energon.prepare.dataset import Indexing
     from energon.prepare.upkeep import Repair
+    from energon.prepare.verify.shard import Depth
 
 
 @click.command("repair")
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@indexing_options
+@options_object(IndexingOptions, name="indexing")
 @allow_option
 def command(
     path: AnyPath,
@@ -45,7 +46,7 @@ def command(
     drop: bool,
     quarantine: str | None,
     as_json: bool,
-    **indexing: Any,
+    indexing: IndexingOptions,
 ) -> None:
     """Rewrite what is missing, damaged or out of date in the index of the dataset at PATH.
 
@@ -64,14 +65,9 @@ def command(
       energon repair s3://bucket/coco
     """
     try:
-        with explaining(path), open_indexing(doing="verifying shards", **indexing) as how:
-            done = _repair(
-                path,
-                depth="content" if content else "headers",
-                drop=drop,
-                quarantine=quarantine,
-                indexing=how,
-            )
+        with explaining(path), indexing.open("verifying shards") as how:
+            depth: Depth = "content" if content else "headers"
+            done = _repair(path, depth, how, drop=drop, quarantine=quarantine)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     if as_json:
@@ -91,12 +87,14 @@ def command(
     sys.exit(0 if done.after.ok else 1)
 
 
-def _repair(path: AnyPath, *, indexing: Indexing, **what: Any) -> Repair:
+def _repair(
+    path: AnyPath, depth: Depth, how: Indexing, *, drop: bool, quarantine: str | None
+) -> Repair:
     if isinstance(path, Path):
         from energon.prepare.verify.repair import repair_dataset
 
-        return repair_dataset(path, indexing=indexing, **what)
+        return repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)
     from energon.prepare.verify.remote import repair_remote
 
-    check_engine(path, indexing.engine)
-    return repair_remote(path.url, indexing=indexing, **what)
+    check_engine(path, how.engine)
+    return repair_remote(path.url, depth=depth, drop=drop, quarantine=quarantine, indexing=how)

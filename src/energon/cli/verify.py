@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli.command_group import NotCheckedError, echo
 from energon.cli.options import (
     ADDRESS,
+    ReadingOptions,
     allow_option,
     check_engine,
     explaining,
-    open_indexing,
-    reading_options,
+    options_object,
 )
 from energon.errors import EnergonError
 from energon.io.epath import AnyPath
@@ -40,7 +40,7 @@ MAX_PROBLEMS = 50
     metavar="FILE",
     help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`.",
 )
-@reading_options
+@options_object(ReadingOptions, name="reading")
 @allow_option
 def command(
     path: AnyPath,
@@ -48,7 +48,7 @@ def command(
     content: bool,
     as_json: bool,
     quarantine: str | None,
-    **indexing: Any,
+    reading: ReadingOptions,
 ) -> None:
     """Check the prepared dataset at PATH, and report problems. Changes nothing.
 
@@ -70,9 +70,9 @@ def command(
 
     if quick and content:
         raise click.UsageError("choose one of --quick and --content")
-    depth: Any = "quick" if quick else "content" if content else "headers"
+    depth: Depth = "quick" if quick else "content" if content else "headers"
     try:
-        with open_indexing(doing="verifying shards", **indexing) as how, explaining(path):
+        with reading.open("verifying shards") as how, explaining(path):
             report = _verify(path, depth, how)
         if quarantine is not None:
             write_lost(quarantine, report)
