@@ -58,6 +58,15 @@ def test_a_missing_file_says_what_to_do(tmp_path):
             read(FilePool(), str(tmp_path / "x.tar"))
 
 
+def test_files_that_other_libraries_index_are_not_to_be_prepared(tmp_path):
+    advice = "restore it, or run `energon prepare` again if the dataset was prepared with it"
+    (tmp_path / "shard.00000.mds").write_bytes(b"x" * 10)
+    with pytest.raises(TruncatedError, match=advice):
+        OpenFile(str(tmp_path / "shard.00000.mds")).pread(0, 20)
+    with pytest.raises(DatasetNotFoundError, match=advice):
+        OpenFile(str(tmp_path / "shard.00001.mds"))
+
+
 def test_a_forked_child_opens_files_of_its_own(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"parent")

@@ -71,13 +71,7 @@ def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
     keys = Counter(key for line in lines for key in line.get("keys") or ())
     ranks = Counter(line["r"] for line in lines)
     if options.heatmap_path is not None:
-        _draw(
-            lines,
-            options.heatmap_path,
-            options.heatmap_steps,
-            options.heatmap_samples,
-            options.heatmap_gain,
-        )
+        _draw(lines, options.heatmap_path, options)
     if options.as_json:
         about = {
             "batches": len(lines),
@@ -112,9 +106,7 @@ def _show(
         echo(f"{number:>6}  {key}")
 
 
-def _draw(
-    lines: Sequence[Mapping[str, Any]], path: Path, steps: int, samples: int, gain: float
-) -> None:
+def _draw(lines: Sequence[Mapping[str, Any]], path: Path, options: AnalyzeOptions) -> None:
     """Draw how often samples were seen over time, as brightness."""
     import numpy as np
     from PIL import Image
@@ -123,12 +115,15 @@ def _draw(
     numbers = {key: number for number, key in enumerate(keys)}
     # A lane counts its own batches; those of all lanes are the columns.
     ordered = sorted(lines, key=lambda line: (line.get("idx") or 0, line.get("w") or 0))
-    height, width = min(samples, len(numbers)), min(steps, len(ordered))
+    height, width = (
+        min(options.heatmap_samples, len(numbers)),
+        min(options.heatmap_steps, len(ordered)),
+    )
     seen = np.zeros((height, width))
     for column, line in enumerate(ordered):
         for key in line.get("keys") or ():
             seen[numbers[key] * height // len(numbers), column * width // len(ordered)] += 1
-    pixels = np.minimum(255, seen * gain * 2.55).astype(np.uint8)
+    pixels = np.minimum(255, seen * options.heatmap_gain * 2.55).astype(np.uint8)
     Image.fromarray(pixels).save(path, "PNG")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from energon.cli.command_group import echo, echo_lines
+from energon.cli.command_group import echo, echo_json, echo_lines
 from energon.cli.options import ADDRESS, option, options_object
 from energon.io.epath import AnyPath
 from energon.messages import counted
@@ -59,7 +59,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 
     state = read_states(files)
     if as_json:
-        click.echo(json.dumps(state, indent=2))
+        echo_json(state)
         return
     echo_lines(_report(state))
 
@@ -129,7 +129,7 @@ def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
 
     lines = list(compare_states(read_states([first]), read_states([second])))
     if as_json:
-        click.echo(json.dumps({"differences": lines}, indent=2))
+        echo_json({"differences": lines})
         return
     echo_lines(lines or ["both states are at the same position of the same run"])
 

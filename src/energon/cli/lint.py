@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.command_group import NotCheckedError, echo, echo_json
 from energon.cli.options import ReadingOptions, allow_option, option, options_object
 from energon.errors import ConfigError, EnergonError
 from energon.io.epath import any_path
@@ -107,7 +106,7 @@ def command(
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     if options.as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+        echo_json(report.to_json())
     else:
         _show(report)
     if report.ok:

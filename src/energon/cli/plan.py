@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.core import ParameterSource
 
-from energon.cli.command_group import echo, echo_lines
-from energon.cli.options import ADDRESS, allow_option, option, options_object, refuse_options
+from energon.cli.command_group import echo, echo_json, echo_lines
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    is_given,
+    option,
+    options_object,
+    refuse_options,
+)
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -99,8 +104,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     from energon.worker import WorkerConfig
 
     if options.states:
-        run = _saved_run(context, path, options.states)
-        _show(run, options.key, options.step, options.batches, options.plot, options.as_json)
+        _show(_saved_run(context, path, options), options)
         return
     if options.exclude_from is not None:
         raise click.UsageError("--exclude-from requires --state")
@@ -121,7 +125,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
         seed_offset=options.seed,
     )
     run = open_run(path, settings, workers, split_part=options.split_part or "train")
-    _show(run, options.key, options.step, options.batches, options.plot, options.as_json)
+    _show(run, options)
 
 
 _OF_ANY_RUN = frozenset(
@@ -133,23 +137,18 @@ _OF_ANY_RUN = frozenset(
 """Parameters that a state does not determine."""
 
 
-def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPath]) -> PlannedRun:
+def _saved_run(context: click.Context, path: str | None, options: PlanOptions) -> PlannedRun:
     """Return the run of a state, and print what its plan does not know."""
     from energon.inspect.saved_run import ReadFrom, open_saved_run
     from energon.loader.state_files import read_states
 
-    given = context.params
     refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
-    source = context.get_parameter_source("world_size")
-    state = read_states(states)
+    state = read_states(options.states)
     read_from = ReadFrom.of(
-        state, path=path, split_part=given["split_part"], exclude_from=given["exclude_from"]
+        state, path=path, split_part=options.split_part, exclude_from=options.exclude_from
     )
-    saved = open_saved_run(
-        read_from,
-        state,
-        world_size=None if source is ParameterSource.DEFAULT else given["world_size"],
-    )
+    world_size = options.world_size if is_given(context, "world_size") else None
+    saved = open_saved_run(read_from, state, world_size=world_size)
     echo(f"The state was saved before step {saved.step}.", err=True)
     if saved.shifted:
         echo(
@@ -160,42 +159,36 @@ def _saved_run(context: click.Context, path: str | None, states: Sequence[AnyPat
     return saved.run
 
 
-def _show(
-    run: PlannedRun,
-    key: str | None,
-    step: int | None,
-    batches: int | None,
-    plot: str | None,
-    as_json: bool,
-) -> None:
+def _show(run: PlannedRun, options: PlanOptions) -> None:
     from energon.inspect.plan_report import describe_run
     from energon.inspect.planned_run import find_key, list_step
 
+    batches = options.batches
     if batches is None:
         samples = sum(len(leaf.source) for leaf in run.leaves)
         batches = run.num_batches or -(-samples // run.batch_size)
-    if key is not None:
-        _show_sightings(find_key(run, key, batches=batches), as_json)
-    elif step is not None:
-        _show_sightings(list_step(run, step), as_json)
+    if options.key is not None:
+        _show_sightings(find_key(run, options.key, batches=batches), options.as_json)
+    elif options.step is not None:
+        _show_sightings(list_step(run, options.step), options.as_json)
     else:
         about = describe_run(run, batches=batches)
-        if plot is not None:
+        if options.plot is not None:
             from energon.inspect.plan_report import draw_run
 
-            draw_run(run, about, plot)
-        if as_json:
-            click.echo(json.dumps(about, indent=2))
+            draw_run(run, about, options.plot)
+        if options.as_json:
+            echo_json(about)
         else:
             echo_lines(_report(about))
 
 
 def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
     if as_json:
-        rows = [{**each._asdict(), **each.moment._asdict(), "moment": None} for each in found]
+        rows = [{**each._asdict(), **each.moment._asdict()} for each in found]
         for row in rows:
             del row["moment"]
-        click.echo(json.dumps(rows, indent=2))
+        echo_json(rows)
         return
     if not found:
         echo("not read in these batches; pass a larger --batches to look further")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.command_group import NotCheckedError, echo, echo_json
 from energon.cli.options import (
     ADDRESS,
     IndexingOptions,
@@ -77,7 +76,7 @@ def command(
             "indexed": done.indexed,
             "dropped": done.dropped,
         }
-        click.echo(json.dumps(about, indent=2))
+        echo_json(about)
     else:
         for name in done.indexed:
             echo(f"indexed again: {name}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import NotCheckedError, echo
+from energon.cli.command_group import NotCheckedError, echo, echo_json
 from energon.cli.options import (
     ADDRESS,
     ReadingOptions,
@@ -79,7 +78,7 @@ def command(
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+        echo_json(report.to_json())
     else:
         show_report(report)
     sys.exit(0 if report.ok else 1)

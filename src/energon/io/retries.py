@@ -182,15 +182,34 @@ class Retries:
         is_needed = request_is_needed()
         if is_needed is not None and not is_needed():
             raise NotNeededError from error
-        if isinstance(error, StorageAccessError) and not error.transient:
-            if not self._renew(asked_at):
-                self.is_denied = True
-                if self._renew_credentials is None:
-                    raise error
-                raise _denied(error) from error
-        elif not error.transient:
-            raise error
+        self._refuse_lasting(error, asked_at)
         self._note(error, asked_at)
+        pause = self._pause(error, begun, attempts, seconds)
+        self._say(error, begun, seconds)
+        while pause > 0:
+            self._sleep(min(pause, STEP_SECONDS))
+            pause -= STEP_SECONDS
+            if is_needed is not None and not is_needed():
+                raise NotNeededError from error
+            if self._is_calm():
+                return  # a trainer may be waiting for this request
+            if pause > 0:
+                self._say(error, begun, seconds)
+
+    def _refuse_lasting(self, error: StorageError, asked_at: float) -> None:
+        """Raise an error that another attempt would meet again, even with new credentials."""
+        if error.transient:
+            return
+        if not isinstance(error, StorageAccessError):
+            raise error
+        if not self._renew(asked_at):
+            self.is_denied = True
+            if self._renew_credentials is None:
+                raise error
+            raise _denied(error) from error
+
+    def _pause(self, error: StorageError, begun: float, attempts: int, seconds: float) -> float:
+        """Return how long to wait before the next attempt; raise if that would be too late."""
         settings, now = self._settings, time.monotonic()
         longest = settings.longest_wait_seconds
         # A server that has answered before is likely to come back, others need another address.
@@ -209,16 +228,7 @@ class Retries:
                 f"{error}; gave up after {counted(attempts, 'attempt')} in {now - begun:.1f} s. "
                 f"{self._advice(error)}"
             ) from error
-        self._say(error, begun, seconds)
-        while pause > 0:
-            self._sleep(min(pause, STEP_SECONDS))
-            pause -= STEP_SECONDS
-            if is_needed is not None and not is_needed():
-                raise NotNeededError from error
-            if self._is_calm():
-                return  # a trainer may be waiting for this request
-            if pause > 0:
-                self._say(error, begun, seconds)
+        return pause
 
     @contextmanager
     def watching(self, place: str) -> Iterator[None]:

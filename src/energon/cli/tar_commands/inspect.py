@@ -10,7 +10,7 @@ from itertools import islice
 import click
 
 from energon.cli import tar
-from energon.cli.command_group import echo
+from energon.cli.command_group import echo, echo_json
 from energon.cli.options import option, options_object, progress_bar
 from energon.formats.json_text import parse_json
 from energon.messages import counted
@@ -85,7 +85,7 @@ def stat_command(
             advance(found.shards, len(urls))
     about = found.to_json()
     if as_json:
-        click.echo(json.dumps(about, indent=2))
+        echo_json(about)
         return
     echo(f"shards  {about['shards']}")
     echo(f"samples {about['samples']}")
@@ -139,7 +139,7 @@ def verify_command(
             advance(number, len(urls))
     if as_json:
         about = {"shards": len(urls), "samples": verifier.samples, "problems": problems}
-        click.echo(json.dumps(about, indent=2))
+        echo_json(about)
     read = counted(verifier.samples, "sample")
     shards = counted(len(urls), "shard")
     tar.report(f"{read} in {shards}, {counted(len(problems), 'problem')}")

@@ -141,18 +141,21 @@ class OpenFile:
             close(self.descriptor)
 
 
+_INDEX_AGAIN = ", or run `energon prepare` again if the dataset was prepared with it"
+"""Datasets of other libraries have an index that only those can write."""
+
+
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
     """Return the error for a range that a file ending at byte `end` does not have."""
     return TruncatedError(
         f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is "
-        "truncated or changed since it was indexed, restore it or run `energon prepare` again"
+        f"truncated or has changed, restore it{_INDEX_AGAIN}"
     )
 
 
 def _missing(path: str) -> DatasetNotFoundError:
     return DatasetNotFoundError(
-        f"{path}: no such file, but the dataset lists it; restore it, or run `energon prepare` "
-        "again without it"
+        f"{path}: no such file, but the dataset lists it; restore it{_INDEX_AGAIN}"
     )
 
 
