@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 from functools import cache
 
 import av
@@ -102,6 +103,20 @@ def test_frames_are_scaled_when_they_are_decoded():
     data, _, _ = video("mp4")
     clip = VideoReader(io.BytesIO(data)).by_number(3, 4, size=(16, 24))
     assert [frame.shape for frame in clip.frames] == [(16, 24, 3)] * 2
+
+
+def test_frames_are_as_stored_whatever_rotation_the_header_asks_for():
+    data, frames, _ = video("mp4")
+    upright, turned = (
+        struct.pack(">9i", *(each << 16 for each in corner), 0, 0, 0, 1 << 30)
+        for corner in ((1, 0, 0, 0, 1), (0, 1, 0, -1, 0))
+    )
+    place = data.index(upright, data.index(b"tkhd"))
+    data = data[:place] + turned + data[place + len(turned) :]
+    assert abs(next(av.open(io.BytesIO(data)).decode(video=0)).rotation) == 90
+    reader = VideoReader(io.BytesIO(data))
+    assert reader.size == (48, 32)
+    assert same(reader.all(), frames)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100, 0.5])

@@ -125,6 +125,15 @@ def test_grey_values_of_16_bits_keep_their_brightness(file_format, caplog):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_numbers_in_32_bits_that_are_clipped_are_said(monkeypatch, caplog, kind):
+    monkeypatch.setattr("energon.messages._given", {})  # what was said once
+    buffer = io.BytesIO()
+    Image.fromarray(np.array([[0.5, 7, 300]]).astype(kind)).save(buffer, "TIFF")
+    assert decode_image(buffer.getvalue(), image_spec("l8")).tolist() == [[0, 7, 255]]
+    assert "32 bits per pixel" in caplog.text
+
+
 def test_numbers_in_16_bits_that_become_black_are_said(caplog):
     labels = np.arange(16).reshape(4, 4)
     assert not decode_image(grey(labels, "PNG"), image_spec("l8")).any()

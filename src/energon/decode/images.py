@@ -216,6 +216,14 @@ def _in_8_bits(image: Image) -> Image:
     Of colors with 16 bits, Pillow keeps these; gray values above 255 it would turn into white.
     """
     if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in _UP_TO_16)):
+        if image.mode in ("I", "F"):
+            warn_once(
+                logger,
+                "32 bits",
+                "an image has 32 bits per pixel, of which only whole numbers from 0 to 255 are "
+                "kept, and others become the next of them; have the decoder leave it as bytes, "
+                "and decode those in a cooker",
+            )
         return image
     from PIL.Image import fromarray
 
