@@ -233,9 +233,11 @@ def resize_image(image: Image, size: tuple[int, int] | None, box: Box) -> Image:
     from PIL import Image as images
 
     corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    # Not `resize(box=…)`, whose filter looks at pixels outside of the box.
+    part = image if corners == (0, 0, *image.size) else image.crop(corners)
     if size is None or size == (box.height, box.width):
-        return image if corners == (0, 0, *image.size) else image.crop(corners)
-    return image.resize(size[::-1], images.Resampling.BILINEAR, box=corners)
+        return part
+    return part.resize(size[::-1], images.Resampling.BILINEAR)
 
 
 def _is_range(value: Any, largest: float) -> bool:
