@@ -48,6 +48,20 @@ def escape_line(text: str) -> str:
     return escape_text(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with a unit.
+
+    Example:
+        >>> [format_bytes(count) for count in (0, 999, 1500, 70_000_000)]
+        ['0 B', '999 B', '1.5 kB', '70.0 MB']
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def shell_word(value: object) -> str:
     """Return a path or address as a shell takes it, for commands that messages suggest.
 

@@ -17,7 +17,7 @@ from energon.cli.options import (
     options_object,
     refuse_options,
 )
-from energon.messages import counted
+from energon.messages import counted, format_bytes
 
 if TYPE_CHECKING:
     from energon.inspect.planned_run import PlannedRun, Sighting
@@ -209,7 +209,7 @@ def _report(about: Mapping[str, Any]) -> list[str]:
         summary(about),
         "The data ends then." if ends == about["batches"] else "The data continues after that.",
         f"Each rank reads {counted(rank['samples'], 'sample', grouped=True)}, about "
-        f"{_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
+        f"{format_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
         "",
     ]
     lines += _table(about)
@@ -235,7 +235,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
                 f"{leaf['epochs']:.2f}",
                 f"{leaf['drawn'] / max(1, about['samples']):.1%}",
                 sparkline(shares),
-                "-" if per_request is None else _bytes(per_request),
+                "-" if per_request is None else format_bytes(per_request),
                 "-" if mixing is None else f"{mixing:.2f}",
             ]
         )
@@ -258,11 +258,3 @@ def _table(about: Mapping[str, Any]) -> list[str]:
 def sparkline(shares: Sequence[float]) -> str:
     """Return shares as a line of bars: a full bar is a whole batch."""
     return "".join(_BARS[0 if not share else max(1, round(share * 8))] for share in shares)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

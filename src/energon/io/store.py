@@ -171,16 +171,7 @@ class Store:
         waited: float = 0.0,
     ) -> Iterator[bytes]:
         if size is None:
-            size = -1
-            try:
-                left = self.settings.deadline_seconds - waited
-                info = self._try(lambda: self.backend.head(key), key, seconds=left)
-                size = info.size
-            except StorageError:
-                if self.gives_ranges:
-                    raise
-            else:
-                version = version or (info.version if self.gives_ranges else None)
+            size, version = self._look_up(key, version, waited)
         if 0 <= size < start:
             raise TruncatedError(
                 f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is "
@@ -222,6 +213,17 @@ class Store:
                     seconds=self.settings.deadline_seconds,
                 )
                 waited += time.monotonic() - begun
+
+    def _look_up(self, key: str, version: str | None, waited: float) -> tuple[int, str | None]:
+        """Return the size of an object, -1 if a server does not say, and the version to read."""
+        left = self.settings.deadline_seconds - waited
+        try:
+            info = self._try(lambda: self.backend.head(key), key, seconds=left)
+        except StorageError:
+            if self.gives_ranges:
+                raise
+            return -1, version
+        return info.size, version or (info.version if self.gives_ranges else None)
 
     def _check_end(self, key: str, position: int, size: int) -> None:
         if 0 <= size < position:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from energon.errors import EnergonError
 from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.io.address import address_name
-from energon.messages import escape_text
+from energon.messages import escape_text, format_bytes
 from energon.viewer.notes import Notes, SampleNote
 from energon.viewer.parts import Tokenizer, snippet
 from energon.viewer.reading_order import ImageParts, image_parts
@@ -111,20 +111,6 @@ def number_of(request: Request, name: str, default: int = 0) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise HTTPException(400, f"{name}={text!r}: expected a whole number of 0 or more")
     return int(text)
-
-
-def format_bytes(count: float) -> str:
-    """Return a number of bytes with a unit.
-
-    Example:
-        >>> [format_bytes(count) for count in (0, 999, 1500, 70_000_000)]
-        ['0 B', '999 B', '1.5 kB', '70.0 MB']
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 class Card(NamedTuple):
