@@ -220,9 +220,9 @@ def _in_8_bits(image: Image) -> Image:
             warn_once(
                 logger,
                 "32 bits",
-                "an image has 32 bits per pixel, of which only whole numbers from 0 to 255 are "
-                "kept, and others become the next of them; have the decoder leave it as bytes, "
-                "and decode those in a cooker",
+                "an image has 32 bits per pixel; its values are clipped to 0 to 255 and their "
+                "fractions dropped; if they are numbers and not brightness, have the decoder "
+                "leave them as bytes, and decode those in a cooker",
             )
         return image
     from PIL.Image import fromarray
