@@ -8,6 +8,7 @@ import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -215,6 +216,19 @@ def test_large_samples_of_a_block_are_released_as_they_are_taken(tmp_path):
     first, _ = next(samples), next(samples)
     references = sys.getrefcount(first["bin"])
     assert references == 2  # the sample's, and that of the call
+
+
+@pytest.mark.parametrize("size", [10, MIB])
+def test_samples_are_taken_many_at_once_one_by_one_and_to_the_end(tmp_path, size):
+    root = make(tmp_path, [[(f"s{n}", {"bin": content(n, size)}) for n in range(7)]])
+    chosen = np.arange(7)
+    keys = LazyKeys(0, np.zeros_like(chosen), chosen)
+    samples = WebdatasetSource(root).read_lazily(chosen, restore_keys=keys).between(0, 7)
+    found = [*samples.take(3), next(samples), *islice(iter(samples), 1), *samples.take(9)]
+    assert [sample["bin"] for sample in found] == [content(n, size) for n in range(7)]
+    assert samples.take(1) == list(samples) == []
+    with pytest.raises(StopIteration):
+        next(samples)
 
 
 def test_parts_that_are_filtered_out_are_not_read(tmp_path):

@@ -167,7 +167,7 @@ def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
     return list(LazyKeys(leaf, rows.epoch, rows.ordinal))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LazyKeys(Sequence[tuple[int, int, int]]):
     """The restore keys of samples of a leaf, made when their turn comes.
 
@@ -249,7 +249,8 @@ class _LazyMix:
         kinds = {getattr(lazy, "column_names", None) for lazy in self.lazy.values()}
         if len(kinds) == 1 and None not in kinds:
             return _MixedSamples(leaf, own)
-        return map(next, map(own.__getitem__, leaf.tolist()))
+        following = {number: iter(samples) for number, samples in own.items()}
+        return map(next, map(following.__getitem__, leaf.tolist()))
 
 
 class _MixedSamples(Iterator[Any]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -160,12 +161,16 @@ class _LazyRows:
     dataset_path: str | None = None
     """The dataset of the samples, if it is to be recorded in them."""
 
-    def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
-        """Yield the samples from `start` to `stop`."""
+    def between(self, start: int, stop: int) -> _NextRows:
+        """Return the samples from `start` to `stop`, one by one or many at once."""
+        # Without a reference to this, which has the parts of samples that were released.
+        rows = zip(*self._columns(start, stop), strict=False)
+        return _NextRows(self._builder, rows, self.dataset_path)
+
+    @cached_property
+    def _builder(self) -> Callable[[str], Callable[..., Any]]:
         with_sources = self.dataset_path is not None
-        build = _row_builder(self.parts, self.values, self.names, "()", with_sources=with_sources)
-        rows: Iterator[CrudeSample] = build(*self._columns(start, stop), self.dataset_path)
-        return rows
+        return partial(_row_builder, self.parts, self.values, self.names, with_sources=with_sources)
 
     def _columns(self, start: int, stop: int) -> list[Iterable[Any]]:
         return [column[start:stop] for column in self.columns]
@@ -184,6 +189,35 @@ class _ReleasedRows(_LazyRows, ReleasedRows):
         return [*columns, released(list(contents))]
 
 
+class _NextRows(Iterator[CrudeSample]):
+    """The next of some lazy samples.
+
+    Many at once take a list comprehension, which does not switch frames for each as a generator
+    does.
+    """
+
+    __slots__ = ("_builder", "_rows", "take")
+
+    def __init__(
+        self,
+        builder: Callable[[str], Callable[..., Any]],
+        rows: Iterator[tuple[Any, ...]],
+        dataset_path: str | None,
+    ) -> None:
+        self._builder, self._rows = builder, (rows, dataset_path)
+        self.take: Callable[[int], list[CrudeSample]] = partial(builder("[]"), rows, dataset_path)
+        """Return the next samples: that many, or as many as are left."""
+
+    def __next__(self) -> CrudeSample:
+        for sample in self.take(1):
+            return sample
+        raise StopIteration
+
+    def __iter__(self) -> Iterator[CrudeSample]:
+        rows: Iterator[CrudeSample] = self._builder("()")(*self._rows)
+        return rows
+
+
 def slice_rows(
     parts: tuple[str, ...],
     meta: Sequence[Sequence[Any]],
@@ -199,10 +233,13 @@ def slice_rows(
         bounds: Two columns for each part: where it starts and where it stops in the buffer.
     """
     values, names = _slices(len(parts))
-    rows: list[CrudeSample] = _row_builder(parts, values, names)(*meta, buffers, *bounds)
+    rows: list[CrudeSample] = _row_builder(parts, values, names)(
+        zip(*meta, buffers, *bounds, strict=False)
+    )
     return rows
 
 
+@lru_cache(maxsize=64)
 def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return source code for the values of parts, and names for the columns that it uses."""
     values = tuple(f"buffer[a{index}:b{index}]" for index in range(count))
@@ -214,14 +251,14 @@ def join_rows(
 ) -> list[CrudeSample]:
     """Return samples of parts that already exist; `contents` has a column for each name."""
     names = tuple(f"c{index}" for index in range(len(parts)))
-    rows: list[CrudeSample] = _row_builder(parts, names, names)(*meta, *contents)
+    rows: list[CrudeSample] = _row_builder(parts, names, names)(zip(*meta, *contents, strict=False))
     return rows
 
 
 @lru_cache(maxsize=1024)
 def _cutter(values: tuple[str, ...], names: tuple[str, ...]) -> Callable[..., Any]:
     """Compile a function of columns that returns a tuple of values per row, in a list."""
-    columns = _columns(len(names))
+    columns = ", ".join(f"_{index}" for index in range(len(names)))
     loop = f"({', '.join(values)},) for {', '.join(names)} in zip({columns})"
     cutter: Callable[..., Any] = eval(f"lambda {columns}: [{loop}]")
     return cutter
@@ -236,7 +273,7 @@ def _row_builder(
     *,
     with_sources: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a function of columns that returns a dict per row, in a list or a generator.
+    """Compile a function of rows of columns that returns a dict for each, in a list or a generator.
 
     Names of parts come from data, so they appear in the source as string literals only. With
     `with_sources`, each row records its origin: the function then takes the dataset, too. Doing it
@@ -249,6 +286,10 @@ def _row_builder(
             names, for a column of tuples.
         brackets: Of a list or of a generator.
         with_sources: Whether each row records its origin.
+
+    Returns:
+        A function of an iterator over rows, which takes the dataset and how many rows to take, too;
+        None for all.
     """
     meta = tuple(f"m{index}" for index in range(len(META_NAMES)))
     keys, given = (*META_NAMES, *parts), (*meta, *values)
@@ -259,19 +300,15 @@ def _row_builder(
         known = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"
         more = f" for source in (blank_source(),) if fill_source(source, {known}) is None"
     fields = ", ".join(f"{key!r}: {value}" for key, value in zip(keys, given, strict=True))
-    columns = _columns(len(META_NAMES) + len(names))
-    loop = f"CrudeSample({{{fields}}}) for {', '.join((*meta, *names))} in zip({columns}){more}"
-    source = f"lambda {columns}, dataset_path=None: {brackets[0]}{loop}{brackets[1]}"
+    row = f"CrudeSample({{{fields}}})"
+    each = f"for {', '.join((*meta, *names))} in islice(rows, count){more}"
+    source = f"lambda rows, dataset_path=None, count=None: {brackets[0]}{row} {each}{brackets[1]}"
     builder: Callable[..., Any] = eval(source, dict(_OF_ROWS))
     return builder
 
 
-def _columns(count: int) -> str:
-    """Return source code for that many columns, as the arguments of a function."""
-    return ", ".join(f"_{index}" for index in range(count))
-
-
 _OF_ROWS = {
+    "islice": islice,
     "CrudeSample": CrudeSample,
     "blank_source": blank_source,
     "fill_source": fill_source,

@@ -93,6 +93,7 @@ class WebdatasetSource:
     ) -> None:
         self.path = any_path(path)
         self.is_remote = is_remote(self.path)
+        self._paths: dict[int, str] = {}
         self.split_part = split_part
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
         counts = load_info(self.path, allow).shard_counts
@@ -391,7 +392,11 @@ class WebdatasetSource:
             return read()
 
     def _shard_path(self, shard: int) -> str:
-        return os.fspath(self.path / self.shards[shard])
+        # Joining takes longer than reading a sample, and is asked for with every few samples.
+        path = self._paths.get(shard)
+        if path is None:
+            path = self._paths[shard] = os.fspath(self.path / self.shards[shard])
+        return path
 
     def open_shard(self, shard: int) -> OpenShard:
         """Return one of `shards`, open."""

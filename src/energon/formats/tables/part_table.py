@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from operator import lt
 from typing import Any, NamedTuple
@@ -241,7 +242,7 @@ class PartTable:
         """(P,) CRC-32 of each content; None if unknown."""
         return self.columns.get("part_crc32")
 
-    @property
+    @cached_property
     def common_parts(self) -> tuple[str, ...] | None:
         """The parts that every sample has, in this order and no others; None if they differ."""
         if self.schema is None:

@@ -31,9 +31,10 @@ class LazyRows(Protocol):
     def between(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the samples from `start` to `stop`.
 
-        The iterator may have a method `columns(count)` that returns the next `count` samples
-        already collated, or None if fewer are left; it then also has a length hint. Rows of
-        several datasets are collated together if each has the same `column_names`.
+        The iterator may have a method `take(count)` that returns the next samples in a list:
+        `count`, or as many as are left. It may also have `columns(count)`, which returns the next
+        `count` samples already collated, or None if fewer are left, and needs a length hint. Rows
+        of several datasets are collated together if each has the same `column_names`.
         """
 
 

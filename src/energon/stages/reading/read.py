@@ -231,12 +231,15 @@ def _take(run: ReadSamples, count: int) -> list[Any]:
     start, block = run.start, run.block
     count = min(count, run.stop - start)
     run.start += count
-    if run.own is None and block is not None:
+    samples = run.own
+    if samples is None and block is not None:
         if block.row == start:
             block.row += count
-            return list(islice(block.samples, count))
-        run.own = block.lazy.between(start, run.stop)
-    return [] if run.own is None else list(islice(run.own, count))
+            samples = block.samples
+        else:
+            samples = run.own = block.lazy.between(start, run.stop)
+    take: Callable[[int], list[Any]] | None = getattr(samples, "take", None)
+    return list(islice(samples or (), count)) if take is None else take(count)
 
 
 def _take_columns(run: ReadSamples, count: int) -> Any:

@@ -180,13 +180,9 @@ class BlocksOfLanes(BlocksOfLane):
             return False
         size = len(rows.leaf)
         self._stream.stop += size
-        bounds = [
-            [
-                (max(0, start), min(start + stripe, size))
-                for start in range(place * stripe - used, size, number * stripe)
-            ]
-            for place in range(number)
-        ]
+        bounds: list[list[tuple[int, int]]] = [[] for _ in lanes]
+        for batch, start in enumerate(range(-used, size, stripe)):
+            bounds[batch % number].append((max(0, start), min(start + stripe, size)))
         if size:
             self._hand_out(self._read_lazily(rows, (), ()), bounds, lanes, in_turn=True)
         return True
@@ -229,9 +225,11 @@ class BlocksOfLanes(BlocksOfLane):
         shared = in_turn and not isinstance(lazy, ReleasedRows)
         block = SharedBlock(lazy, max(each[-1][1] for each in bounds if each)) if shared else None
         for lane, pieces in zip(lanes, bounds, strict=True):
+            if not pieces:
+                continue
             if block is None:
                 lane.pending += [ReadSamples(*each, lazy.between(*each)) for each in pieces]
-            elif pieces:
+            else:
                 following = iter(pieces)
                 lane.pending.append(ReadSamples(*next(following), None, block, following))
             lane.stop += sum([stop - start for start, stop in pieces])
