@@ -117,28 +117,26 @@ def read_columns(items: Iterator[Any], context: Context) -> ColumnReader | None:
     return ColumnReader(items, functions, one_by_one)
 
 
-def _goes_on(error: Exception, item: Any, handler: Handler) -> bool:
-    """Ask the handler about an error, after adding the key of the item to it."""
-    _note_origin(error, item)
-    return handler(error)
+def _goes_on(error: BaseException, item: Any, handler: Handler) -> bool:
+    """Ask the handler about an error, after adding the key of the item to it.
 
-
-def _note_origin(error: BaseException, item: Any) -> None:
+    Handlers are not asked about what ends a program, such as an interrupt: it is raised.
+    """
     if isinstance(item, dict) and "__key__" in item:
         error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
+    if not isinstance(error, Exception):
+        raise error
+    return handler(error)
 
 
 def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
     for item in source:
         try:
             result = function(item)
-        except Exception as error:
+        except BaseException as error:
             if _goes_on(error, item, handler):
                 continue
             return
-        except BaseException as error:
-            _note_origin(error, item)
-            raise
         if result is None:
             continue
         if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
@@ -153,13 +151,10 @@ def _apply(
     for item in source:
         try:
             result = function(item)
-        except Exception as error:
+        except BaseException as error:
             if _goes_on(error, item, handler):
                 continue
             return
-        except BaseException as error:
-            _note_origin(error, item)
-            raise
         yield result
         del item, result  # the next ones reuse their memory
 
@@ -170,13 +165,10 @@ def _select(
     for item in source:
         try:
             selected = predicate(item)
-        except Exception as error:
+        except BaseException as error:
             if _goes_on(error, item, handler):
                 continue
             return
-        except BaseException as error:
-            _note_origin(error, item)
-            raise
         if selected:
             yield item
 
