@@ -38,3 +38,16 @@ def test_errors_of_functions_say_which_sample_it_was(stage):
     assert caught.value.__notes__ == ["sample 'a/1' of x.tar"]
     with pytest.warns(UserWarning, match="ValueError: no good; sample 'a/1' of x.tar"):
         assert list(stage(fail, handler=wds.warn_and_continue)(samples)) == []
+
+
+@pytest.mark.parametrize("stage", [wds.map, wds.select, wds.decode])
+def test_handlers_are_not_asked_about_interrupts(stage):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    asked = []
+    samples = [{"__key__": "a/1", "__url__": "x.tar", "txt": b""}]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(stage(interrupt, handler=asked.append)(samples))
+    assert asked == []
+    assert "sample 'a/1' of x.tar" in caught.value.__notes__
