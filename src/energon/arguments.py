@@ -1,9 +1,8 @@
-"""Report arguments that a function does not have, and where they belong; pass them on by name."""
+"""Report arguments that a function does not have, and where they belong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -11,7 +10,6 @@ from energon.errors import UnknownArgumentError
 from energon.messages import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 _CONFIG = "worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2)"
 ARGUMENT_HOMES = {
@@ -57,9 +55,3 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
         return f"; {ARGUMENT_HOMES[name]}"
     close = nearest(name, names, cutoff=0.75)
     return f"; did you mean {close!r}?" if close else f"; it has {', '.join(names)}"
-
-
-def from_arguments(kind: type[T], arguments: Mapping[str, Any]) -> T:
-    """Return an object of the dataclass `kind`, made of the arguments that are its fields."""
-    names = (each.name for each in fields(kind))  # type: ignore[arg-type]
-    return kind(**{name: arguments[name] for name in names if name in arguments})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from energon.arguments import check_arguments, from_arguments
+from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
@@ -64,7 +64,20 @@ def get_savable_loader(
         >>> next(iter(resumed)).__key__ == expected
         True
     """
-    options = from_arguments(LoaderOptions, locals())
+    options = LoaderOptions(
+        workers=workers,
+        start_method=start_method,
+        prefetch_factor=prefetch_factor,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        restart_patience_seconds=restart_patience_seconds,
+        pin_memory=pin_memory,
+        verdict_seconds=verdict_seconds,
+        trace=trace,
+        trace_batches=trace_batches,
+        cache_pool=cache_pool,
+    )
     return SavableDataLoader(dataset, worker_config=worker_config, options=options)
 
 
@@ -95,5 +108,18 @@ def get_loader(
         >>> len(list(get_loader(dataset)))
         2
     """
-    options = from_arguments(LoaderOptions, locals())
+    options = LoaderOptions(
+        workers=workers,
+        start_method=start_method,
+        prefetch_factor=prefetch_factor,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        restart_patience_seconds=restart_patience_seconds,
+        pin_memory=pin_memory,
+        verdict_seconds=verdict_seconds,
+        trace=trace,
+        trace_batches=trace_batches,
+        cache_pool=cache_pool,
+    )
     return BasicDataLoader(dataset, worker_config=worker_config, options=options)

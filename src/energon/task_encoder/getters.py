@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from energon.arguments import check_arguments, from_arguments
-from energon.metadataset.leaf import LeafList
+from energon.arguments import check_arguments
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
@@ -88,8 +87,32 @@ def get_train_dataset(
         >>> type(batch).__name__, len(batch.caption)
         ('CaptioningSample', 4)
     """
-    call = GetterArguments(locals(), training=True)
-    return call.pipeline(*call.open())
+    settings = TrainSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        virtual_epoch_length=virtual_epoch_length,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        parallel_shard_iters=parallel_shard_iters,
+        blend_unit=blend_unit,
+        repeat=repeat,
+        exclude_from=exclude_from,
+    )
+    resolved = resolve(
+        path,
+        split_part=split_part,
+        training=True,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    )
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=True)
+    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow, call)
+    recipe = train_recipe(resolved, opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 @check_arguments
@@ -145,8 +168,25 @@ def get_val_dataset(
         >>> [batch.caption for batch in get_loader(dataset)]
         [['grey number 8', 'grey number 9']]
     """
-    call = GetterArguments(locals(), training=False)
-    return call.pipeline(*call.open())
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    ).leaves
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
+    opened = open_leaves(leaves, subflavors, exclude_from, allow, call)
+    recipe = validation_recipe(opened, encoder, settings, worker_config)
+    return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
 
 @check_arguments
@@ -177,60 +217,33 @@ def get_val_datasets(
         >>> len(get_val_datasets("photos", worker_config=config, batch_size=4))
         1
     """
-    call = GetterArguments(locals(), training=False)
-    resolved, opened = call.open()
-    return [(call.pipeline(resolved, [leaf]), leaf) for leaf in opened]
+    settings = ValidationSettings(
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+    leaves = resolve(
+        path,
+        split_part=split_part,
+        training=False,
+        dataset_config=dataset_config,
+        split_config=split_config,
+        allow=allow,
+    ).leaves
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    call = _call(encoder, worker_config, training=False)
+    return [
+        (encoder.assemble(validation_recipe([leaf], encoder, settings, worker_config)), leaf)
+        for leaf in open_leaves(leaves, subflavors, exclude_from, allow, call)
+    ]
 
 
-class GetterArguments:
-    """The arguments of a dataset getter, by their names, and what is made of them.
-
-    Raises:
-        ConfigError: If one of the settings is invalid on its own.
-    """
-
-    def __init__(self, given: Mapping[str, Any], *, training: bool) -> None:
-        self.given = given
-        self.training = training
-        kind: Any = TrainSettings if training else ValidationSettings
-        self.settings: TrainSettings | ValidationSettings = from_arguments(kind, given)
-        self.encoder: AnyTaskEncoder = given["task_encoder"] or DefaultTaskEncoder()
-        self.worker_config: WorkerConfig = given["worker_config"]
-
-    def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        """Return the resolved document, and its opened datasets."""
-        given = self.given
-        resolved = resolve(
-            given["path"],
-            split_part=given["split_part"],
-            training=self.training,
-            dataset_config=given["dataset_config"],
-            split_config=given["split_config"],
-            allow=given["allow"],
+def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
+    """Return the description of a call that is passed to dataset classes of the program."""
+    if not isinstance(worker_config, WorkerConfig):
+        raise TypeError(
+            f"worker_config={worker_config!r}: expected a WorkerConfig, as "
+            "WorkerConfig.default_worker_config(num_workers=2) returns it"
         )
-        return resolved, open_leaves(
-            resolved.leaves,
-            given["subflavors"],
-            given["exclude_from"],
-            given["allow"],
-            self.dataset_call(),
-        )
-
-    def dataset_call(self) -> DatasetCall:
-        """Return the description of the call that is passed to dataset classes of the program."""
-        if not isinstance(self.worker_config, WorkerConfig):
-            raise TypeError(
-                f"worker_config={self.worker_config!r}: expected a WorkerConfig, as "
-                "WorkerConfig.default_worker_config(num_workers=2) returns it"
-            )
-        settings = {"decoder": getattr(self.encoder, "decoder", None)}
-        return DatasetCall(self.training, self.worker_config, settings)
-
-    def pipeline(self, resolved: LeafList, opened: Sequence[OpenedLeaf]) -> SavableDataset:
-        """Return the pipeline over `opened`, mixed as `resolved` says if it is for training."""
-        encoder, settings, config = self.encoder, self.settings, self.worker_config
-        if isinstance(settings, TrainSettings):
-            recipe = train_recipe(resolved, opened, encoder, settings, config)
-        else:
-            recipe = validation_recipe(opened, encoder, settings, config)
-        return encoder.assemble(recipe)  # type: ignore[no-any-return]
+    return DatasetCall(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})

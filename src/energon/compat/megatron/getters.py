@@ -8,8 +8,8 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from energon.arguments import ARGUMENT_HOMES
 from energon.compat.megatron.datasets.leaf import LeafDataset
@@ -21,11 +21,14 @@ from energon.metadataset.leaf import LeafList
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
-from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.recipe import train_recipe, validation_recipe
+from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
+
+T = TypeVar("T")
 
 _OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
 _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
@@ -47,8 +50,11 @@ def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
             `subset` and those of dataset classes of the program. Deprecated decoder arguments
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
-    call = _Call(core.get_train_dataset, path, arguments, training=True)
-    return call.pipeline(*call.open())
+    call = _Call.of(core.get_train_dataset, path, arguments, training=True)
+    resolved, opened = call.open()
+    settings = call.settings(TrainSettings)
+    recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
+    return as_planned(call.encoder.assemble(recipe))
 
 
 def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
@@ -57,8 +63,9 @@ def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call(core.get_val_dataset, path, arguments, training=False)
-    return call.pipeline(*call.open())
+    call = _Call.of(core.get_val_dataset, path, arguments, training=False)
+    _, opened = call.open()
+    return call.validation(opened)
 
 
 def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any]]:
@@ -67,9 +74,17 @@ def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call(core.get_val_datasets, path, arguments, training=False)
-    resolved, opened = call.open()
-    return [(call.pipeline(resolved, [leaf]), call.dataset(leaf)) for leaf in opened]
+    call = _Call.of(core.get_val_datasets, path, arguments, training=False)
+    _, opened = call.open()
+    config, encoder = call.worker_config, call.encoder
+    return [
+        (
+            call.validation([leaf]),
+            leaf.dataset
+            or LeafDataset(leaf, encoder=encoder, worker_config=config, training=False),
+        )
+        for leaf in opened
+    ]
 
 
 for _name in ("get_train_dataset", "get_val_dataset", "get_val_datasets"):
@@ -83,51 +98,80 @@ class SampleTypeError(ConfigError, AssertionError):
     """A dataset yields samples of another type than a program requests."""
 
 
-class _Call(core.GetterArguments):
-    """The arguments of a getter: its own ones, older ones, and those for the datasets."""
+@dataclass(frozen=True)
+class _Call:
+    """A call of a getter: its own arguments, and those for the datasets."""
 
-    def __init__(
-        self,
+    known: Mapping[str, Any]
+    encoder: AnyTaskEncoder
+    dataset_arguments: Mapping[str, Any]
+    sample_type: type | None
+    training: bool
+
+    @classmethod
+    def of(
+        cls,
         getter: Callable[..., Any],
         path: DatasetPath,
         arguments: Mapping[str, Any],
         *,
         training: bool,
-    ) -> None:
+    ) -> _Call:
         signature = inspect.signature(getter)
-        known = {name: value for name, value in arguments.items() if name in signature.parameters}
+        given = {name: value for name, value in arguments.items() if name in signature.parameters}
         older = {name: value for name, value in arguments.items() if name in _INSTEAD}
-        others = arguments.keys() - known.keys() - older.keys()
-        more = {name: value for name, value in arguments.items() if name in others}
-        self.sample_type: type | None = more.pop("sample_type", None)
+        more = {
+            name: value
+            for name, value in arguments.items()
+            if name not in given and name not in older
+        }
+        sample_type = more.pop("sample_type", None)
         for name in more:
             check_known(name, signature.parameters)
-        bound = signature.bind(path, **known)
+        bound = signature.bind(path, **given)
         bound.apply_defaults()
-        super().__init__(bound.arguments, training=training)
-        self.dataset_arguments = more
+        known = bound.arguments
+        encoder: AnyTaskEncoder = known["task_encoder"] or DefaultTaskEncoder()
         if older:
-            self.encoder = with_legacy_arguments(self.encoder, older)
+            encoder = with_legacy_arguments(encoder, older)
+        return cls(known, encoder, more, sample_type, training)
 
-    def dataset_call(self) -> GetterCall:
-        settings = {"decoder": getattr(self.encoder, "decoder", None)}
-        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
-            settings[name] = self.given.get(name)
-        return GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
+    @property
+    def worker_config(self) -> WorkerConfig:
+        config: WorkerConfig = self.known["worker_config"]
+        return config
+
+    def settings(self, kind: Callable[..., T]) -> T:
+        """Return the arguments that are fields of `kind`, a class of settings."""
+        names = inspect.signature(kind).parameters
+        return kind(**{name: self.known[name] for name in names if name in self.known})
 
     def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        resolved, opened = super().open()
+        """Return the resolved document, and its opened datasets."""
+        known = self.known
+        resolved = resolve(
+            known["path"],
+            split_part=known["split_part"],
+            training=self.training,
+            dataset_config=known["dataset_config"],
+            split_config=known["split_config"],
+            allow=known["allow"],
+        )
+        settings = {"decoder": getattr(self.encoder, "decoder", None)}
+        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
+            settings[name] = known.get(name)
+        call = GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
+        opened = open_leaves(
+            resolved.leaves, known["subflavors"], known["exclude_from"], known["allow"], call
+        )
         check_sample_type(opened, self.sample_type)
         return resolved, opened
 
-    def pipeline(self, resolved: LeafList, opened: Sequence[OpenedLeaf]) -> Any:
-        return as_planned(super().pipeline(resolved, opened))
-
-    def dataset(self, leaf: OpenedLeaf) -> DatasetClass:
-        """Return one of the datasets as an object of its own."""
-        return leaf.dataset or LeafDataset(
-            leaf, encoder=self.encoder, worker_config=self.worker_config, training=self.training
-        )
+    def validation(self, opened: Sequence[OpenedLeaf]) -> Any:
+        """Return the validation pipeline over `opened`."""
+        settings = self.settings(ValidationSettings)
+        recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
+        return as_planned(self.encoder.assemble(recipe))
 
 
 def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:

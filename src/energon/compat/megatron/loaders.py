@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
-from energon.arguments import from_arguments
 from energon.cache.pool import CachePool
 from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.loader import loader as core_loader
@@ -102,7 +101,16 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        options = options or from_arguments(LoaderOptions, locals())
+        options = options or LoaderOptions(
+            workers=workers,
+            start_method=start_method,
+            prefetch_factor=prefetch_factor,
+            watchdog_timeout_seconds=watchdog_timeout_seconds,
+            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
+            restart_patience_seconds=restart_patience_seconds,
+            pin_memory=pin_memory,
+        )
         if cache_pool is not None:
             options = replace(options, cache_pool=cache_pool)
         super().__init__(dataset, worker_config=worker_config, options=options)
