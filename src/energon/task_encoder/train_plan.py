@@ -11,7 +11,7 @@ from typing import Any, Literal
 from energon.errors import ConfigError, is_whole
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
 from energon.plan.blends.curve import Clock
-from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_samples
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
 from energon.task_encoder.leaves import OpenedLeaf
@@ -57,6 +57,14 @@ class TrainSettings(BatchSettings):
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
         _check_least(0, "shuffle_buffer_size", self.shuffle_buffer_size)
+        multiplier = self.shuffle_over_epochs_multiplier
+        if multiplier not in (None, WITH_REPLACEMENT) and not (
+            is_whole(multiplier) and multiplier >= 1
+        ):
+            raise ConfigError(
+                "shuffle_over_epochs_multiplier must be a number of epochs, -1 to draw with "
+                f"replacement, or None to keep the order, got {multiplier!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
