@@ -1,3 +1,5 @@
+import copy
+import pickle
 from itertools import islice
 
 import pytest
@@ -179,3 +181,9 @@ def test_the_first_sample_may_take_longer_than_others():
     assert LoaderOptions(watchdog_timeout_seconds=2).watchdog_initial_timeout_seconds == 10
     assert LoaderOptions(watchdog_timeout_seconds=None).watchdog_initial_timeout_seconds is None
     assert LoaderOptions(watchdog_initial_timeout_seconds=7).watchdog_initial_timeout_seconds == 7
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_loaders_cannot_be_copied(loader_of, duplicate):
+    with pytest.raises(TypeError, match="cannot be pickled or copied.*get_savable_loader"):
+        duplicate(loader_of(lanes=3))

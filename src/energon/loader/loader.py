@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
@@ -282,6 +282,14 @@ class BasicDataLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # A shallow copy would deliver from the same workers, but count batches on its own.
+        raise TypeError(
+            "loaders cannot be pickled or copied, because their workers belong to one process; "
+            "pass on the dataset, create another loader with get_loader or get_savable_loader, "
+            "and restore loader.state_dict() there"
+        )
 
     def _rank_lanes(self) -> Sequence[int]:
         return self.worker_config.rank_lanes(self._lanes)
