@@ -410,3 +410,14 @@ def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(
     assert first[-1].startswith("skipped 1,000 samples because encode_sample failed in this way")
     (other,) = (text for text in records if "the other cause" in text)
     assert "Traceback" in other
+
+
+def test_failures_without_a_message_are_named_by_their_type(root, caplog):
+    class Asserting(Keys):
+        def encode_sample(self, sample):
+            if sample["__key__"].endswith("3"):
+                raise AssertionError
+            return sample
+
+    next(iter(get_savable_loader(train(root, Asserting(), batch_size=20))))
+    assert "skipped a sample: AssertionError (sample '" in caplog.text

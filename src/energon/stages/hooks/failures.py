@@ -57,6 +57,12 @@ def reason_name(*parts: str) -> str:
     return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the type and the message of an exception; `assert` without a text has no message."""
+    name, message = type(error).__name__, str(error)
+    return f"{name}: {message}" if message else name
+
+
 def cause_in_words(error: Exception) -> str:
     """Return the cause of a failure in words: the exception type and the line that raised it."""
     _, *place = raised_at(error)
@@ -121,9 +127,8 @@ def log_exception(
     """
     brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
-        "skipped a sample: %s: %s (%s)%s",
-        type(e).__name__,
-        e,
+        "skipped a sample: %s (%s)%s",
+        describe_error(e),
         describe_sources(sources),
         "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
         extra=extra,

@@ -27,6 +27,7 @@ from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
     cause_in_words,
+    describe_error,
     describe_exit,
     describe_sources,
     is_of_program,
@@ -315,7 +316,7 @@ class HookRunner:
             self.lane.host.watch.begin_seeding()
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
-        cause = f"{type(error).__name__}: {error}"
+        cause = describe_error(error)
         # A truncated shard or a wrong setting is not the fault of a single sample.
         is_ours = isinstance(error, EnergonError) and not isinstance(error, SampleError)
         if is_ours or isinstance(error, SYSTEM_EXCEPTIONS):
@@ -363,11 +364,10 @@ class HookRunner:
             log_exception(error, argument, sources, brief=count > 1, extra=extra)
         elif _is_power_of_ten(count):
             logger.warning(
-                "skipped %s because %s failed in this way: %s: %s (last: %s)",
+                "skipped %s because %s failed in this way: %s (last: %s)",
                 counted(count, "sample", grouped=True),
                 hook.name,
-                type(error).__name__,
-                error,
+                describe_error(error),
                 describe_sources(sources),
                 extra=extra,
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import local_path
-from energon.stages.hooks.failures import log_exception
+from energon.stages.hooks.failures import describe_error, log_exception
 from energon.stages.hooks.hook import ErrorHandler
 
 
@@ -76,7 +76,7 @@ class Quarantine:
         if entry in self._noted:
             return
         self._noted.add(entry)
-        reason = f"{type(error).__name__}: {error}"
+        reason = describe_error(error)
         line = json.dumps({"shard": source.shard_name, "key": source.key, "reason": reason})
         path = quarantine_file(self.folder, source.dataset_path)
         # One write at the end of the file: lines of other processes stay whole.
