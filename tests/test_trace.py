@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -41,6 +42,7 @@ def traced(batches):
 def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
     tmp_path, monkeypatch
 ):
+    importlib.import_module("torch")  # as programs that train do, before their first batch
     dataset = get_train_dataset(
         make_captions(tmp_path / "ds", [64]),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1),
