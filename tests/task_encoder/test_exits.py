@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -180,3 +181,24 @@ def test_sys_exit_while_a_worker_loads_the_pipeline_is_an_error():
     loader = get_loader(fake(workers=1, print_of={"cause": ExitsWhenLoaded()}))
     with loader, pytest.raises(WorkerError, match=message):
         next(iter(loader))
+
+
+def test_sigterm_ends_processes_that_a_hook_forks(root):
+    class Forking(Plain):
+        def encode_sample(self, sample):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if not child:
+                os.write(writer, b".")
+                time.sleep(5)
+                os._exit(0)
+            os.read(reader, 1)
+            os.kill(child, signal.SIGTERM)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def batch(self, samples):
+            return samples
+
+    dataset = train(root, Forking(), worker_config=config(num_workers=1), batch_size=1)
+    with get_loader(dataset) as loader:
+        assert next(iter(loader)) == [-signal.SIGTERM]

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from energon.loader.hosting import Event, LaneHost
@@ -104,6 +105,8 @@ def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
     and the parent a byte when it waits for events that are held back.
     """
     leave_signals_to_parent()
+    # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     companion = _Companion(lifeline_descriptor)
     companion.start()
     with socket.socket(fileno=channel_descriptor) as channel:
