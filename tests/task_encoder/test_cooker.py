@@ -256,3 +256,9 @@ def test_a_mark_says_how_a_hook_is_run_and_returns_it():
     assert (plain.__restore_seeds__, plain.__failure_tolerance__) == (False, None)
     assert stateless(restore_seeds=True, failure_tolerance=4)(plain) is plain
     assert (plain.__restore_seeds__, plain.__failure_tolerance__) == (True, 4)
+
+
+@pytest.mark.parametrize("count", [True, 2.5, "3", -1])
+def test_a_tolerance_is_a_number_of_failures(count):
+    with pytest.raises(ConfigError, match="failure_tolerance must be"):
+        stateless(failure_tolerance=count)

@@ -332,3 +332,11 @@ def test_stages_can_be_pickled_and_describe_themselves(stage):
     copied = pickle.loads(pickle.dumps(stage))
     assert copied.describe() == stage.describe()
     assert stage.describe()["stage"] == type(stage).__name__
+
+
+def test_shuffle_takes_numbers_of_items_or_false_for_no_buffer():
+    assert list(wds.shuffle(False)(range(5))) == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="numbers of items"):
+        wds.shuffle(True)
+    with pytest.raises(ConfigError, match="numbers of items"):
+        wds.shuffle(10, initial=-1)

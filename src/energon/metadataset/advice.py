@@ -154,24 +154,30 @@ def advice(path: str) -> str:
     above = _dataset_above(path)
     if above is not None:
         return f"is part of a prepared dataset; name the dataset itself, {redact(above)}"
-    shown = redact(path)
-    pack = f"`energon pack {shell_word(shown)} {_target(path)}`"
+    pack = f"`energon pack {shell_word(redact(path))} {_target(path)}`"
     if is_file(path) and not _is_bucket(path):
-        lines = name_of_lines(address_name(path))
-        if lines is not None:
-            return f"is compressed JSON; if each line is a sample, rename it to {lines}"
-        if table_suffix(path):
-            return f"is a table; {pack} makes a sample of each row"
-        if path.endswith(".arrow"):
-            return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
-        if path.endswith(".tar"):
-            folder = shown.rpartition("/")[0] or "."
-            return (
-                f"is a shard; `energon prepare {shell_word(folder)}` makes a dataset of its folder"
-            )
-        return f"is a file; {_READABLE}"
+        return _advice_on_file(path, pack)
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
         return "cannot be read by this user: permission denied"
+    return _advice_on_folder(path, pack)
+
+
+def _advice_on_file(path: str, pack: str) -> str:
+    lines = name_of_lines(address_name(path))
+    if lines is not None:
+        return f"is compressed JSON; if each line is a sample, rename it to {lines}"
+    if table_suffix(path):
+        return f"is a table; {pack} makes a sample of each row"
+    if path.endswith(".arrow"):
+        return f"is an Arrow file; name its folder, {redact(parent_address(path)) or '.'}"
+    if path.endswith(".tar"):
+        folder = redact(path).rpartition("/")[0] or "."
+        return f"is a shard; `energon prepare {shell_word(folder)}` makes a dataset of its folder"
+    return f"is a file; {_READABLE}"
+
+
+def _advice_on_folder(path: str, pack: str) -> str:
+    shown = redact(path)
     names = list(islice(files_below(path), MAX_COMPARED_NAMES))
     inside = datasets_in(path)
     of_datasets = tuple(f"{path.rstrip('/')}/{each}/" for each in inside)

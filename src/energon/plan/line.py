@@ -15,7 +15,7 @@ from energon.arrays import Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, PlanLeaf, block_sizes, even_sizes
 from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.randomness import combine, derive_seed
-from energon.plan.rows import Rows
+from energon.plan.rows import LanesAreStreams, Rows
 
 NAME_JOINT = " + "
 """What joins the names of the leaves of a line."""
@@ -151,7 +151,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class LinePlan:
+class LinePlan(LanesAreStreams):
     """The plan of one line.
 
     Args:
@@ -178,19 +178,6 @@ class LinePlan:
     def length(self) -> int:
         """Samples of the whole line."""
         return self._line.length
-
-    @property
-    def lanes_of_stream(self) -> int:
-        """How many lanes read the same slices."""
-        return 1
-
-    def stream_rows(self, lane: int, rows: Ints) -> Ints:
-        """Return `rows`: each lane is a stream."""
-        return rows
-
-    def rows_before(self, lane: int, stream_row: int) -> int:
-        """Return `stream_row`: each lane is a stream."""
-        return stream_row
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None if the line repeats."""

@@ -299,18 +299,9 @@ class PlanRecipe:
         """
         try:
             known = _Continued.from_json(saved)
-            leaves = {
-                uid: PlanLeaf(
-                    uid,
-                    about["samples"],
-                    repetitions=about["repetitions"],
-                    slice_samples=about["slice"][0],
-                    parallel_slices=about["slice"][1],
-                    shuffle_over_epochs=about["shuffle_over_epochs"],
-                )
-                for uid, about in saved["leaves"].items()
-            }
-            mixes = [*saved.get("mix_before", ()), *([saved["mix"]] if "mix" in saved else [])]
+            leaves = {uid: _saved_leaf(uid, about) for uid, about in saved["leaves"].items()}
+            past = tuple(saved.get("mix_before", ()))
+            mixes = [*past, *([saved["mix"]] if "mix" in saved else [])]
             names = list(dict.fromkeys(name for mix in mixes for name in Mix.names_in(mix)))
             sources = [_leaves_named(name, [*leaves]) for name in names]
             # What was taken out continues where it was, should it come back.
@@ -330,7 +321,7 @@ class PlanRecipe:
                 or None,
                 unit=saved.get("unit", 1),
                 batch_size=(saved["batch_size"] or 1) * known.parts,
-                past=tuple(saved.get("mix_before", ())),
+                past=past,
                 streams=known.streams or None,
                 parts=known.parts,
                 eras=known.eras,
@@ -381,6 +372,18 @@ class PlanRecipe:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _saved_leaf(uid: str, about: Mapping[str, Any]) -> PlanLeaf:
+    slice_samples, parallel_slices = about["slice"]
+    return PlanLeaf(
+        uid,
+        about["samples"],
+        repetitions=about["repetitions"],
+        slice_samples=slice_samples,
+        parallel_slices=parallel_slices,
+        shuffle_over_epochs=about["shuffle_over_epochs"],
+    )
 
 
 def own_unit(saved: Mapping[str, Any]) -> Any:

@@ -109,8 +109,22 @@ class StreamPlan(Plan, Protocol):
         """Return how many of the first `total` draws from a source are those of a lane."""
 
 
+class LanesAreStreams:
+    """The answers of a `StreamPlan` about its streams."""
+
+    lanes_of_stream = 1
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return `rows`."""
+        return rows
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return `stream_row`."""
+        return stream_row
+
+
 @dataclass(frozen=True)
-class WindowPlan:
+class WindowPlan(LanesAreStreams):
     """Permutes each run of `size` rows of every lane of `plan`: a shuffle buffer without a buffer.
 
     A window in which a run changed its mix keeps all of its rows: some of them have been given
@@ -133,19 +147,6 @@ class WindowPlan:
     def lanes(self) -> int:
         """Number of lanes."""
         return self.plan.lanes
-
-    @property
-    def lanes_of_stream(self) -> int:
-        """How many lanes read the same slices."""
-        return self.plan.lanes_of_stream
-
-    def stream_rows(self, lane: int, rows: Ints) -> Ints:
-        """Return `rows`: each lane is a stream."""
-        return rows
-
-    def rows_before(self, lane: int, stream_row: int) -> int:
-        """Return `stream_row`: each lane is a stream."""
-        return stream_row
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""

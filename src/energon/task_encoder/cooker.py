@@ -12,7 +12,7 @@ from types import GeneratorType
 from typing import Any, Generic, TypeVar, overload
 
 from energon.cache.pool import active_pool
-from energon.errors import ConfigError
+from energon.errors import ConfigError, check_at_least
 from energon.samples.crude import add_source_info, get_source_info
 from energon.sources.files.store import (
     DecodeFileStore,
@@ -178,8 +178,8 @@ def stateless(
         ...         sample.caption = random.choice(sample.caption.split())
         ...         return sample
     """
-    if failure_tolerance is not None and failure_tolerance < 0:
-        raise ConfigError(f"failure_tolerance must be 0 (never) or more, got {failure_tolerance}")
+    if failure_tolerance is not None:
+        check_at_least(0, "failure_tolerance", failure_tolerance)
     if failure_rate is not None and not 0 <= failure_rate <= 1:
         raise ConfigError(f"failure_rate must be a share from 0 to 1, got {failure_rate}")
 

@@ -34,11 +34,11 @@ from energon.plan.blends.mix import Mix
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.line import Line
-from energon.plan.rows import Rows
+from energon.plan.rows import LanesAreStreams, Rows
 
 
 @dataclass(frozen=True)
-class BlendPlan:
+class BlendPlan(LanesAreStreams):
     """What is drawn from sources by weight.
 
     Args:
@@ -73,19 +73,6 @@ class BlendPlan:
     clock: Clock | None = None
     moves: tuple[Mapping[int, int], ...] = ()
     pass_number: int = 0
-
-    @property
-    def lanes_of_stream(self) -> int:
-        """How many lanes read the same slices."""
-        return 1
-
-    def stream_rows(self, lane: int, rows: Ints) -> Ints:
-        """Return `rows`: each lane is a stream."""
-        return rows
-
-    def rows_before(self, lane: int, stream_row: int) -> int:
-        """Return `stream_row`: each lane is a stream."""
-        return stream_row
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BlendPlan:
         """Return the plan of a run in which `lane` changed its mix at `rows`.

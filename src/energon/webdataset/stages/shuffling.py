@@ -144,10 +144,11 @@ class Shuffle(Stage):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bufsize < 0 or self.initial < 0:
+        # False, for no buffer, is common in programs for webdataset.
+        if any(length is True or length < 0 for length in (self.bufsize, self.initial)):
             raise ConfigError(
                 f"shuffle(bufsize={self.bufsize}, initial={self.initial}): lengths of a buffer "
-                "must not be negative"
+                "are numbers of items, 0 or more"
             )
 
     @property

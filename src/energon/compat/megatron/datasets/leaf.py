@@ -17,9 +17,10 @@ from energon.compat.megatron.sharder import Sharder
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaves.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
-from energon.plan.rows import Plan, Rows
+from energon.plan.rows import LanesAreStreams, Plan, Rows
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Source
@@ -33,6 +34,7 @@ from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.load import OpenLeaf
 from energon.task_encoder.recipe import make_reader
 from energon.worker import WorkerConfig
 
@@ -180,22 +182,26 @@ class LeafDataset(Sharder, DatasetClass):
         return self.primary
 
 
-def plan_leaf_of(
+def opened_leaf(
     source: Source,
+    leaf: OpenLeaf,
     *,
     split_part: str,
-    slice_samples: int | None,
-    parallel_slices: int | None,
+    max_samples_per_sequence: int | None,
+    parallel_shard_iters: int | None,
     shuffle_over_epochs: int | None,
-) -> PlanLeaf:
-    """Return how the samples of `source` are ordered; None chooses, as the getters do."""
-    return PlanLeaf(
+    dataset: DatasetClass | None = None,
+) -> OpenedLeaf:
+    """Return the dataset that a factory has opened; what is None is chosen as the getters do."""
+    slice_samples = max_samples_per_sequence or choose_slice_samples(source.mean_sample_bytes)
+    plan_leaf = PlanLeaf(
         uid=f"{source.path.name}/{split_part}",
         num_samples=len(source),
-        slice_samples=slice_samples or choose_slice_samples(source.mean_sample_bytes),
-        parallel_slices=parallel_slices or PARALLEL_SLICES,
+        slice_samples=slice_samples,
+        parallel_slices=parallel_shard_iters or PARALLEL_SLICES,
         shuffle_over_epochs=shuffle_over_epochs,
     )
+    return OpenedLeaf(source, leaf, plan_leaf, DatasetConfig(), dataset)
 
 
 def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:
@@ -253,7 +259,7 @@ class LeafPlan:
 
 
 @dataclass(frozen=True)
-class _Renumbered:
+class _Renumbered(LanesAreStreams):
     """A plan with a single leaf, under another number."""
 
     plan: Plan
@@ -262,16 +268,6 @@ class _Renumbered:
     @cached_property
     def lanes(self) -> int:
         return self.plan.lanes
-
-    @property
-    def lanes_of_stream(self) -> int:
-        return self.plan.lanes_of_stream
-
-    def stream_rows(self, lane: int, rows: Ints) -> Ints:
-        return self.plan.stream_rows(lane, rows)
-
-    def rows_before(self, lane: int, stream_row: int) -> int:
-        return self.plan.rows_before(lane, stream_row)
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         return self._renumber(self.plan.at(lane, rows, gaps=gaps))

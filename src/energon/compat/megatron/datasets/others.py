@@ -11,17 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, plan_leaf_of
+from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, opened_leaf
 from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory, WebdatasetFactory
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
-from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples import sample
 from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.tables.jsonl_lines import JsonlFileStore
-from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenJoin, OpenLeaf
 from energon.task_encoder.open_join import open_join
 from energon.worker import WorkerConfig
@@ -81,7 +79,7 @@ class JoinedWebdatasetFactory(LeafDataset):
             ),
         )
         source = open_join(leaf, [dataset.source for dataset in datasets])
-        opened = OpenedLeaf(
+        opened = opened_leaf(
             source,
             OpenLeaf(
                 name="&".join(member.leaf.name for member in members),
@@ -90,14 +88,10 @@ class JoinedWebdatasetFactory(LeafDataset):
                 primary=first.leaf.primary,
                 join=OpenJoin(tuple(member.leaf for member in members), names, _joining(joiner)),
             ),
-            plan_leaf_of(
-                source,
-                split_part="join",
-                slice_samples=max_samples_per_sequence,
-                parallel_slices=parallel_shard_iters,
-                shuffle_over_epochs=shuffle_over_epochs,
-            ),
-            DatasetConfig(),
+            split_part="join",
+            max_samples_per_sequence=max_samples_per_sequence,
+            parallel_shard_iters=parallel_shard_iters,
+            shuffle_over_epochs=shuffle_over_epochs,
         )
         super().__init__(
             opened,
@@ -175,7 +169,7 @@ class JsonlFactory(LeafDataset):
         source = JsonlSource(
             path, split_part=split_part, subsets=() if subset is None else (subset,)
         )
-        opened = OpenedLeaf(
+        opened = opened_leaf(
             source,
             OpenLeaf(
                 name=source.path.name,
@@ -183,14 +177,10 @@ class JsonlFactory(LeafDataset):
                 subflavors=dict(subflavors or {}),
                 primary=partial(JsonlFileStore, path),
             ),
-            plan_leaf_of(
-                source,
-                split_part=split_part,
-                slice_samples=max_samples_per_sequence,
-                parallel_slices=parallel_shard_iters,
-                shuffle_over_epochs=shuffle_over_epochs,
-            ),
-            DatasetConfig(),
+            split_part=split_part,
+            max_samples_per_sequence=max_samples_per_sequence,
+            parallel_shard_iters=parallel_shard_iters,
+            shuffle_over_epochs=shuffle_over_epochs,
         )
         super().__init__(
             opened,

@@ -21,7 +21,7 @@ from energon.compat.megatron.datasets.arguments import (
     read_arguments,
     subset_ranges,
 )
-from energon.compat.megatron.datasets.leaf import LeafDataset, plan_leaf_of
+from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
@@ -136,7 +136,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
     def opened(self) -> OpenedLeaf:  # type: ignore[override]
         """The opened dataset. Opened on first use, after all constructors have run."""
         loading = self.sample_loading()
-        return OpenedLeaf(
+        return opened_leaf(
             self.source,
             OpenLeaf(
                 name=self.name,
@@ -148,15 +148,11 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
                 decoder=loading.decoder,
                 load=loading.load,
             ),
-            plan_leaf_of(
-                self.source,
-                split_part=self.split_part,
-                slice_samples=self.max_samples_per_sequence,
-                parallel_slices=self.parallel_shard_iters,
-                shuffle_over_epochs=self.shuffle_over_epochs,
-            ),
-            DatasetConfig(),
-            self,
+            split_part=self.split_part,
+            max_samples_per_sequence=self.max_samples_per_sequence,
+            parallel_shard_iters=self.parallel_shard_iters,
+            shuffle_over_epochs=self.shuffle_over_epochs,
+            dataset=self,
         )
 
     def sample_loading(self) -> SampleLoading:
