@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,9 +20,22 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+def write_output(text: str, *, err: bool = False, color: bool | None = None) -> None:
+    """Print text as it is.
+
+    Raises:
+        ClosedOutputError: If the reader has closed the pipe.
+        RefusedCommandError: If it cannot be written for another reason.
+    """
+    try:
+        click.echo(text, err=err, color=color)
+    except OSError as error:
+        raise failed_output(error) from error
+
+
 def echo(line: str, *, err: bool = False) -> None:
     """Print one line, escaping anything that would start another line or control the terminal."""
-    click.echo(escape_line(line), err=err)
+    write_output(escape_line(line), err=err)
 
 
 def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
@@ -31,7 +46,7 @@ def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
 
 def echo_json(about: Any) -> None:
     """Print plain data as JSON, whose escapes make names safe."""
-    click.echo(json.dumps(about, indent=2))
+    write_output(json.dumps(about, indent=2))
 
 
 _KEY = "energon.verbosity"
@@ -160,6 +175,28 @@ def failed_command(error: EnergonError | OSError) -> click.ClickException:
     # What the system or a store refuses says nothing about the data.
     refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))
     return (RefusedCommandError if refused else click.ClickException)(str(error))
+
+
+def failed_output(error: OSError) -> click.ClickException:
+    """Return the exception with which click reports that output cannot be written."""
+    if isinstance(error, BrokenPipeError):
+        return ClosedOutputError()
+    return RefusedCommandError(f"cannot write the output: {error.strerror}")
+
+
+class ClosedOutputError(click.ClickException):
+    """The reader of the output has closed it, as `head` does: there is nobody to tell."""
+
+    exit_code = 141
+    """The exit code that shells use for SIGPIPE."""
+
+    def __init__(self) -> None:
+        super().__init__("the reader of the output has closed it")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print nothing, now and when Python flushes standard output at its end."""
+        with suppress(OSError):  # in memory, where tests read the output
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class NotCheckedError(click.ClickException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ from energon.cli.command_group import (
     LazyGroup,
     add_verbosity,
     failed_command,
+    failed_output,
 )
 from energon.errors import EnergonError
 from energon.version import __version__
@@ -40,12 +40,18 @@ COMMANDS = {
 class _Main(LazyGroup):
     """Shows errors of ours and of the system as messages, and reports an interruption."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)
+        except OSError as error:  # while printing help or the version
+            raise failed_output(error) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise failed_output(error) from error
         except (EnergonError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # a reader that has stopped (`| head`) knows
             raise failed_command(error) from error
         except KeyboardInterrupt as error:
             raise InterruptedCommandError(ctx.invoked_subcommand) from error

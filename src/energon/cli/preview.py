@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon.cli.command_group import echo, echo_json, echo_lines
+from energon.cli.command_group import echo, echo_json, echo_lines, write_output
 from energon.cli.options import ADDRESS, allow_option, option, options_object
 from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
@@ -285,7 +285,7 @@ def _show(sample: Any, draw: Drawing | None) -> None:
     for value in fields.values() if draw is not None else ():
         pixels = as_pixels(value)
         if pixels is not None and draw is not None:
-            click.echo("\n".join(draw(pixels)), color=True)
+            write_output("\n".join(draw(pixels)), color=True)
     echo_lines([""])
 
 

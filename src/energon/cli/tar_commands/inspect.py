@@ -10,7 +10,7 @@ from itertools import islice
 import click
 
 from energon.cli import tar
-from energon.cli.command_group import echo, echo_json
+from energon.cli.command_group import echo, echo_json, write_output
 from energon.cli.options import option, options_object, progress_bar
 from energon.formats.json_text import parse_json
 from energon.messages import counted
@@ -54,7 +54,7 @@ def ls_command(
         sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
         if as_json:
             about = {"key": sample["__key__"], "shard": sample["__url__"], "fields": sizes}
-            click.echo(json.dumps(about))
+            write_output(json.dumps(about))
         else:
             fields = " ".join(f"{name}:{size}" for name, size in sizes.items())
             echo(f"{sample['__key__']} {fields}")

@@ -1,0 +1,51 @@
+"""Output that nobody reads, or that has no room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.datasets import write_shard
+
+
+@pytest.fixture
+def listing(tmp_path):
+    shard = tmp_path / "0.tar"
+    write_shard(shard, [(f"{n:03}", {"txt": b"text"}) for n in range(3)])
+    return ["tar", "ls", str(shard)]
+
+
+def printed_to(output, *arguments):
+    """Run a command that prints to a file descriptor; return exit code and complaints."""
+    command = [sys.executable, "-m", "energon.cli.main", *arguments]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    os.close(output)
+    return done.returncode, done.stderr
+
+
+def closed_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def test_a_reader_that_stops_ends_commands_quietly(listing):
+    assert printed_to(closed_pipe(), *listing) == (141, "")
+
+
+def test_a_reader_that_stops_ends_help_quietly():
+    assert printed_to(closed_pipe(), "--help") == (141, "")
+
+
+NO_ROOM = (2, "Error: cannot write the output: No space left on device\n")
+
+
+def test_output_without_room_is_an_error(listing):
+    assert printed_to(os.open("/dev/full", os.O_WRONLY), *listing) == NO_ROOM
+
+
+def test_help_without_room_is_an_error():
+    assert printed_to(os.open("/dev/full", os.O_WRONLY), "--help") == NO_ROOM
