@@ -80,6 +80,7 @@ def test_what_names_no_shards_is_an_error(tmp_path, monkeypatch):
         (str(tmp_path), DatasetNotFoundError, "no archives"),
         ([], ConfigError, "no shards"),
         (3, ConfigError, "3 names no shards"),
+        ([{"url": "x.tar"}], ConfigError, "'x.tar'} is not the address of a shard; expected"),
         ("${NOTSET}/x.tar", ConfigError, "WDS_NOTSET"),
         ("x-{0..", ConfigError, "x-{0.."),
         (f"{tmp_path}/x.tar", DatasetNotFoundError, "no such file"),

@@ -235,9 +235,15 @@ def test_other_datasets_are_loaded_by_torch():
 
 
 def test_arguments_that_would_do_nothing_are_refused(urls):
-    with pytest.raises(ConfigError, match="sampler"):
+    with pytest.raises(ConfigError, match="sampler=.*shuffled and sampled by their own"):
         WebLoader(WebDataset(urls), sampler=[1])
-    WebLoader(WebDataset(urls), persistent_workers=True)
+    WebLoader(WebDataset(urls), persistent_workers=True, shuffle=False, sampler=None)
+
+
+def test_unknown_arguments_are_refused_as_by_torch(urls):
+    with pytest.raises(ConfigError, match="WebLoader has no argument 'nope'") as error:
+        WebLoader(WebDataset(urls), nope=True)
+    assert isinstance(error.value, TypeError)
 
 
 def negative(value):

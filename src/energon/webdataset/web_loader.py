@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon.errors import ConfigError, StateError
+from energon.errors import ConfigError, StateError, UnknownArgumentError
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states
@@ -257,11 +257,14 @@ def _start_method(context: Any) -> Any:
 
 
 _WITHOUT_EFFECT = ("persistent_workers", "generator", "pin_memory_device", "in_order", "shuffle")
+_SAMPLING = ("shuffle", "sampler", "batch_sampler")
 
 
 def _check_ignored(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
-        if name not in _WITHOUT_EFFECT or (name == "shuffle" and value):
+        if name not in (*_WITHOUT_EFFECT, *_SAMPLING):
+            raise UnknownArgumentError(f"WebLoader has no argument {name!r}")
+        if name in _SAMPLING and value is not None and value is not False:
             raise ConfigError(
                 f"WebLoader({name}={value!r}): pipelines are shuffled and sampled by their own "
                 "stages; leave it out"

@@ -42,6 +42,11 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
             f"{urls!r} names no shards; expected a pattern, a folder, or a list of these"
         )
     listed = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    for each in listed:
+        if not isinstance(each, str | os.PathLike):
+            raise ConfigError(
+                f"{each!r:.100} is not the address of a shard; expected text or a path"
+            )
     found = [url for each in listed for url in _expand(os.fspath(each))]
     if not found:
         raise ConfigError("there are no shards: the list of addresses is empty")

@@ -221,7 +221,11 @@ class Slice(Stage):
         try:
             islice((), *args)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"slice{args}: {error}") from error
+            given = ", ".join(map(repr, args))
+            raise ConfigError(
+                f"slice({given}): expected a stop, or a start, a stop and a step; start and stop "
+                "must be at least 0 or None, and the step at least 1 or None"
+            ) from error
         chosen = slice(*args)
         self.start, self.stop, self.step = chosen.start or 0, chosen.stop, chosen.step or 1
 
