@@ -396,6 +396,18 @@ def test_columns_that_something_else_separates_are_refused(tmp_path, header, sai
     assert said in refuses(tmp_path / "t.csv", tmp_path / "out")
 
 
+def test_refuses_columns_with_the_same_name(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write(tmp_path, {"t.csv": "a,b,a\n1,2,3\n"})
+    same = pa.table([[1], [2], [3]], names=["a", "b", "a"])
+    pq.write_table(same, tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        said = refuses(tmp_path / name, tmp_path / "out")
+        assert f"{name}: columns 1 and 3 have the same name, 'a'; rename or remove one" in said
+
+
 def test_tables_of_another_encoding_are_told_how_to_be_converted(tmp_path):
     (tmp_path / "t.csv").write_bytes("caption\ngrün\n".encode("latin1"))
     assert "is not UTF-8 text" in refuses(tmp_path / "t.csv", tmp_path / "out")

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, FormatError, needs_extra
+from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
 from energon.io.epath import AnyPath, EPath
@@ -255,35 +256,14 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
         _opened(path) as binary,
         io.TextIOWrapper(binary, newline="", encoding="utf-8-sig") as file,
     ):
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
-            _check_header(path, reader.fieldnames or [], delimiter)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise FormatError(
-                        f"{path}:{reader.line_num}: does not have {len(reader.fieldnames or [])} "
-                        f"fields as the first line"
-                    )
+            for _, row in csv_rows(file, origin=str(path), delimiter=delimiter):
                 yield row
         except UnicodeDecodeError as error:
             raise FormatError(
                 f"{path}: is not UTF-8 text ({error}); convert it, e.g. with `iconv -f latin1 "
                 f"-t utf-8 {path.name} > utf8_{path.name}`"
             ) from error
-        except csv.Error as error:
-            raise FormatError(f"{path}:{reader.line_num}: {error}") from error
-
-
-def _check_header(path: AnyPath, columns: Sequence[str], delimiter: str) -> None:
-    """Refuse a single column whose name seems to be several names with another separator."""
-    if len(columns) != 1:
-        return
-    other = next((each for each in (",", ";", "\t", "|") if each in columns[0]), None)
-    if other is not None:
-        raise FormatError(
-            f"{path}: has one column, {columns[0]!r}, in which {other!r} seems to separate "
-            f"columns; expected {delimiter!r} in a {path.suffix} file"
-        )
 
 
 def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
@@ -344,5 +324,6 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
         except pa.ArrowInvalid as error:
             raise FormatError(f"{path}: {error}") from error
         with file:
+            check_columns(file.schema_arrow.names, str(path))
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from batch.to_pylist()

@@ -6,7 +6,6 @@ media file. Folders may be classes; tables named `metadata` describe the files b
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Any
 
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
+from energon.formats.csv_text import csv_rows
 from energon.formats.folder_listing import (
     LISTING,
     ListedFile,
@@ -295,14 +295,5 @@ def _table_rows(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise FormatError(f"{origin}:{number}: expected an object, found {row!r:.40}")
                 yield number, row
         return
-    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise FormatError(
-                    f"{origin}:{reader.line_num}: does not have {len(reader.fieldnames or ())} "
-                    f"fields as the first line"
-                )
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise FormatError(f"{origin}:{reader.line_num}: {error}") from error
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    yield from csv_rows(lines, origin=origin)

@@ -1,0 +1,60 @@
+"""Read the rows of CSV text, and refuse what would be read wrongly without an error."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+
+from energon.errors import FormatError
+
+
+def csv_rows(
+    lines: Iterable[str], *, origin: str, delimiter: str = ","
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of the line in which each row ends, and its values by column.
+
+    Args:
+        lines: The text, with its line ends as they are.
+        origin: Its name in messages.
+        delimiter: What separates columns.
+
+    Raises:
+        FormatError: If the first line does not name columns, or a row has other fields.
+    """
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    try:
+        columns = reader.fieldnames or ()
+        _check_delimiter(columns, origin, delimiter)
+        check_columns(columns, origin)
+        for row in reader:
+            if None in row or None in row.values():
+                raise FormatError(
+                    f"{origin}:{reader.line_num}: does not have {len(columns)} fields as the "
+                    "first line"
+                )
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise FormatError(f"{origin}:{reader.line_num}: {error}") from error
+
+
+def check_columns(columns: Sequence[str], origin: str) -> None:
+    """Refuse columns with the same name: only the last of them would be read."""
+    first: dict[str, int] = {}
+    for number, name in enumerate(columns, start=1):
+        if first.setdefault(name, number) != number:
+            raise FormatError(
+                f"{origin}: columns {first[name]} and {number} have the same name, {name!r}; "
+                "rename or remove one of them"
+            )
+
+
+def _check_delimiter(columns: Sequence[str], origin: str, delimiter: str) -> None:
+    """Refuse a single column whose name seems to be several names with another separator."""
+    if len(columns) != 1:
+        return
+    other = next((each for each in (",", ";", "\t", "|") if each in columns[0]), None)
+    if other is not None:
+        raise FormatError(
+            f"{origin}: has one column, {columns[0]!r}, in which {other!r} seems to separate "
+            f"columns; expected {delimiter!r}"
+        )
