@@ -189,6 +189,8 @@ def test_the_table_that_is_changed_below_is_sound(tmp_path):
         ("sample_block", [0, 2, 1, 5]),
         ("sample_block", [0, 1, 2, 1000]),
         ("part_block", [1, 2, 3, 255]),
+        ("part_block", [1, 5, 3, 8]),
+        ("part_block", [1, 3, 7, 8]),
         ("part_size", [1, 2, 20_000, 0]),
         ("part_size", [1, 2, 3, 9000]),
         ("first_part", [0, 1, 1, 4]),

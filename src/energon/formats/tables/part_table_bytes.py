@@ -203,15 +203,19 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
 
 
 def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
-    """Raise ValueError if offsets or indices in columns are out of range."""
+    """Raise ValueError if offsets or indices in columns are out of range, or parts of order."""
     samples, parts, size = about["samples"], about["parts"], about["shard_size"]
     block, sizes = columns["part_block"], columns["part_size"]
     # Bounds first: sums of numbers below them do not overflow.
     if _largest(block) > _MAX_BLOCK or _largest(sizes) > size:
         raise ValueError("parts are beyond the end of the shard")
-    ends = block.astype(np.int64) * BLOCK + sizes.astype(np.int64)
+    starts = block.astype(np.int64) * BLOCK
+    ends = starts + sizes.astype(np.int64)
     if _largest(ends) > size:
         raise ValueError("parts are beyond the end of the shard")
+    # Readers cut parts that lie side by side out of one read.
+    if (ends[:-1] > starts[1:]).any():
+        raise ValueError("parts overlap, or are not in the order in which they lie in the shard")
     if about["header"] is None:
         _check_edges("sample_block", columns, size // BLOCK, strict=True)
     elif samples:
