@@ -34,7 +34,7 @@ from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
 from energon.sources.tables import parquet_files, rows
-from energon.sources.tables.parquet import ParquetOptions, ParquetSource
+from energon.sources.tables.parquet import KIND, ParquetOptions, ParquetSource
 from energon.sources.tables.parquet_groups import ParquetGroups
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
@@ -289,6 +289,8 @@ def test_folders_of_a_hive_partitioned_tree_become_parts(tmp_path):
     found = {(s["year"], s["lang"], s["n"]) for s in source.read(np.arange(4))}
     assert found == {(y, lang, y) for y in (2023, 2024) for lang in ("en", "a b")}
     assert source.read(np.array([0]))[0]["__key__"] == "year=2023/lang=a%20b/0/0"
+    told = KIND.describe(str(tmp_path))["columns"]
+    assert told == {"n": "int64", "text": "string", "year": "int64", "lang": "string"}
     write_rows(tmp_path / "year=2024" / "lang=__HIVE_DEFAULT_PARTITION__" / "0.parquet", [0])
     assert None in {s["lang"] for s in ParquetSource(tmp_path).read(np.arange(5))}
 

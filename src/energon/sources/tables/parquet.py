@@ -28,7 +28,7 @@ from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles, is_pattern
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
-from energon.sources.tables.rows import RowSource
+from energon.sources.tables.rows import RowSource, column_types
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class ParquetKind(RowKind):
             "missing_shards": [],
             "energon_version": None,
             "splits": splits,
-            "columns": {field.name: str(field.type) for field in groups.schema},
+            "columns": column_types(groups),
             "row_groups": len(groups.file),
         }
 

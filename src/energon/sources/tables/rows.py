@@ -415,6 +415,15 @@ def partitions(name: str) -> dict[str, str | None]:
     }
 
 
+def column_types(groups: RowGroups) -> dict[str, str]:
+    """Return the types of the columns of files, and of the values in the names of their folders."""
+    types = {column.name: str(column.type) for column in groups.schema}
+    values = _partition_values([partitions(footer.name) for footer in groups.footers])
+    for key, found in values.items():
+        types[key] = "int64" if any(isinstance(value, int) for value in found) else "string"
+    return types
+
+
 def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, list[Any]]:
     """Return the values of all files by key, as whole numbers if all of them are."""
     found: dict[str, list[Any]] = {}
