@@ -70,9 +70,17 @@ def test_lines_that_are_no_json_are_found_and_cannot_be_repaired(lines):
     assert kinds(lines) == []
     (problem,) = verify_dataset(lines, depth="content").problems
     assert (problem.kind, problem.key, problem.repairable) == ("content-damaged", "4", False)
-    lines.write_text(lines.read_text().replace('{"n" 4 }', "[1,2,3] "))
-    assert kinds(lines) == ["shard-damaged"]
-    assert repair_dataset(lines, indexing=Indexing()).indexed == []
+    lines.write_text(lines.read_text().replace('{"n" 4 }', "[1,2,3]"))
+    for drop in (False, True):
+        (problem,) = verify_dataset(lines).problems
+        assert (problem.kind, problem.repairable) == ("content-damaged", False)
+        assert "x.jsonl:5: expected a JSON object" in problem.message
+        assert "; correct or remove the line; `energon repair` cannot" in problem.message
+        done = repair_dataset(lines, drop=drop, indexing=Indexing())
+        assert (done.indexed, done.after.problems) == ([], [problem])
+    lines.write_text(lines.read_text().replace("[1,2,3]\n", ""))
+    prepare_jsonl(lines, split_ratio={"train": 1})
+    assert kinds(lines, "content") == []
 
 
 def test_splits_are_checked(lines):

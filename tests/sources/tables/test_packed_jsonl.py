@@ -140,7 +140,7 @@ def test_a_file_that_was_changed_or_damaged_is_an_error(path):
     path.write_bytes(data[:1000] + bytes(len(data) - 1000))
     with pytest.raises(FormatError, match=rf"{path.name}: (cannot be unpacked|holds)"):
         JsonlSource(path).read(np.array([N - 1]))
-    assert "shard-damaged" in run("verify", path).output
+    assert "content-damaged" in run("verify", path).output
     path.write_bytes(data[:-100])
     assert "ends within its content" in run("prepare", path).output.replace("\n", " ")
     assert run("prepare", path).exit_code == 1

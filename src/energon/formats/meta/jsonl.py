@@ -251,6 +251,7 @@ def _checked(
                 f"{origin}:{line + number + 1}: expected a JSON object in one line, found "
                 f"{text[:40]!r}"
                 + (" with a byte order mark" if text[:3] == b"\xef\xbb\xbf" else "")
+                + "; correct or remove the line"
             )
         kept[number] = bool(text)
     return np.asarray(starts[kept])

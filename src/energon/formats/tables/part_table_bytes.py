@@ -215,7 +215,7 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
         raise ValueError("parts are beyond the end of the shard")
     # Readers cut parts that lie side by side out of one read.
     if (ends[:-1] > starts[1:]).any():
-        raise ValueError("parts overlap, or are not in the order in which they lie in the shard")
+        raise ValueError("parts overlap, or are not in the order of the shard")
     if about["header"] is None:
         _check_edges("sample_block", columns, size // BLOCK, strict=True)
     elif samples:

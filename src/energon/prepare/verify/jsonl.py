@@ -40,7 +40,7 @@ from energon.prepare.index.jsonl import (
     prepare_jsonl,
     prepare_remote_jsonl,
 )
-from energon.prepare.upkeep import LOST, Repair, Report, check_verify_depth
+from energon.prepare.upkeep import Repair, Report, check_verify_depth
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
 
 
@@ -117,8 +117,7 @@ def _copy_report(copy: JsonlCopy, depth: Depth) -> Report:
 
 
 def _can_be_repaired(report: Report) -> bool:
-    kinds = {problem.kind for problem in report.problems}
-    return kinds.isdisjoint(LOST) and any(problem.repairable for problem in report.problems)
+    return any(problem.repairable for problem in report.problems)
 
 
 def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
@@ -136,7 +135,14 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
     problems: list[Problem] = []
     known = _index(path, size, problems)
     if depth != "quick":
-        problems += _check_lines(path, known)
+        try:
+            with reporting(path):
+                found = np.concatenate(list(scan_jsonl(path)))
+        except FormatError as error:
+            # Its index is written again once the file is fixed, not before.
+            problems = [_damage(path, f"{error}; `energon repair` cannot fix the file itself")]
+            return 0 if known is None else len(known) - 1, problems
+        problems += _check_lines(path, found, known)
         problems += _check_copy(path, known)
     if depth == "content" and known is not None and not problems:
         problems += _check_contents(path, known)
@@ -175,13 +181,15 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
     return None
 
 
-def _check_lines(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Problem]:
-    try:
-        with reporting(path):
-            found = np.concatenate(list(scan_jsonl(path)))
-    except FormatError as error:
-        yield Problem("shard-damaged", path.name, str(error), False, path.name)
-        return
+def _damage(path: Path, message: str, key: str | None = None) -> Problem:
+    """Return a problem with the file itself, which only its owner can fix."""
+    message += f"; run `energon prepare {shell_word(path)}` once it is fixed"
+    return Problem("content-damaged", path.name, message, False, path.name, key)
+
+
+def _check_lines(
+    path: Path, found: NDArray[np.uint64], known: NDArray[np.uint64] | None
+) -> Iterator[Problem]:
     if known is not None and not np.array_equal(found, known):
         message = f"{path}: its lines do not begin where its index says"
         yield Problem("index-stale", jsonl_index_path(path.name), message, True)
@@ -211,17 +219,13 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
         for number, line in enumerate(_lines(file, path, [stop - start for start, stop in bounds])):
             start = bounds[number][0]
             try:
-                parse_json(line, origin="JSON")
+                parse_json(line, origin=f"{path}: sample {number} at byte {start}")
             except FormatError as error:
                 damaged += 1
                 if damaged <= MAX_NAMED:
-                    message = f"{path}: sample {number} at byte {start} is not JSON: {error}"
-                    yield Problem(
-                        "content-damaged", path.name, message, False, path.name, str(number)
-                    )
+                    yield _damage(path, f"{error}; correct or remove the line", str(number))
     if damaged > MAX_NAMED:
-        message = f"{path}: {damaged} samples are not JSON"
-        yield Problem("content-damaged", path.name, message, False, path.name)
+        yield _damage(path, f"{path}: {damaged} samples are not JSON")
 
 
 def _lines(file: BinaryIO, path: Path, sizes: Sequence[int]) -> Iterator[bytes]:
