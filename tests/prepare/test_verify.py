@@ -8,7 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    TruncatedError,
+)
 from energon.formats.meta import yaml
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
@@ -368,7 +373,16 @@ def test_new_shards_are_noted(dataset):
     write_shard(dataset / "sub/3.tar", [("x", {"txt": b"x"})])
     report = verify_dataset(dataset, engine=ALONE)
     assert report.ok
-    assert report.notes[0].startswith("1 shard is not in the dataset, e.g. sub/3.tar")
+    assert report.notes[0].startswith("1 shard is not in the dataset, e.g. sub/3.tar, because")
+
+
+def test_dropped_shards_are_not_called_new(dataset):
+    os.truncate(dataset / "0.tar", 5000)
+    (note,) = repair(dataset, drop=True).after.notes
+    assert "e.g. 0.tar, because they are new or `energon repair --drop` removed them;" in note
+    assert note.endswith("`energon prepare` adds them if they are intact")
+    with pytest.raises(TruncatedError, match=r"0\.tar"):
+        prepare_dataset(dataset, **ALL)
 
 
 def test_keys_that_are_there_twice_are_found(dataset):

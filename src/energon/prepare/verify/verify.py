@@ -353,6 +353,7 @@ def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None
     ]
     if new:
         notes.append(
-            f"{counted(len(new), 'shard is', 'shards are')} not in the dataset, e.g. {new[0]}; "
-            "`energon prepare` adds them"
+            f"{counted(len(new), 'shard is', 'shards are')} not in the dataset, e.g. {new[0]}, "
+            "because they are new or `energon repair --drop` removed them; `energon prepare` adds "
+            "them if they are intact"
         )
