@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -394,6 +395,16 @@ def test_a_root_that_is_no_folder_is_refused(tmp_path):
 def test_columns_that_something_else_separates_are_refused(tmp_path, header, said):
     write(tmp_path, {"t.csv": f"{header}\nx{header[4]}y\n"})
     assert said in refuses(tmp_path / "t.csv", tmp_path / "out")
+
+
+def test_names_the_row_and_column_that_cannot_be_written(tmp_path):
+    rows = [{"n": 1, "t": timedelta(1)}, {"n": 2, "t": None}]
+    for name, number in (("first", 0), ("last", 1)):
+        parquet(tmp_path / f"{name}.parquet", rows if number == 0 else rows[::-1])
+        said = refuses(tmp_path / f"{name}.parquet", tmp_path / name)
+        assert f"sample '00000000{number}': part 'json'" in said
+        assert "field 't': JSON cannot represent a timedelta; convert it" in said
+    assert not (tmp_path / "first").exists()
 
 
 def test_refuses_columns_with_the_same_name(tmp_path):

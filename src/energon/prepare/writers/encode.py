@@ -74,7 +74,15 @@ def _integer(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
+    except TypeError:
+        for name, each in value.items() if isinstance(value, dict) else ():
+            try:
+                _json(each)
+            except TypeError as error:
+                raise TypeError(f"field {name!r}: {error}") from error
+        raise
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -88,7 +96,9 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):
         return str(value)
-    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
+    raise TypeError(
+        f"JSON cannot represent a {type(value).__name__}; convert it, e.g. to a number or text"
+    )
 
 
 def _npy(value: Any) -> bytes:

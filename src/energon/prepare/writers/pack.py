@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from energon.prepare.files import is_leftover, list_dataset_files, reporting, wr
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.index.index import index_files
 from energon.prepare.writers.draw import PEEKED_SAMPLES, SplitRouter, open_draw
-from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter
+from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter, encode_sample
 from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
@@ -182,8 +183,11 @@ def pack_dataset(
 
 
 def _check_has_samples(source: PackSource, about: Mapping[str, Any]) -> None:
-    """Check that there is something to write before writing anything."""
-    if any(True for split in source.split_names() for _ in source.samples(split)):
+    """Check that there is something to write, and how, before writing anything."""
+    first = next(chain.from_iterable(map(source.samples, source.split_names())), None)
+    if first is not None:
+        # Files are not read for this: those in stores are fetched when they are written.
+        encode_sample({k: b"" if isinstance(v, PathLike) else v for k, v in first.items()})
         return
     places, kind = about.get("source") or ["the source"], about.get("kind")
     taken_for = f", taken for {_KINDS[kind]}" if kind in _KINDS else ""

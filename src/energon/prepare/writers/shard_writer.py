@@ -54,16 +54,20 @@ def encode_sample(sample: Mapping[str, Any], encode: Encode = encode_part) -> En
     """Return a sample in the form in which it is written; names beginning with `__` are not parts.
 
     Raises:
-        ConfigError: If it has no key, no parts, or names that would be read back as others.
+        ConfigError: If it has no key, no parts, a value that cannot be written, or names that would
+            be read back as others.
     """
     key = sample.get("__key__")
     if not isinstance(key, str):
         raise ConfigError(f'a sample needs a "__key__" that is a str, found {key!r}')
-    parts = [
-        _encode_part(key, part, encode(part, value))
-        for part, value in sample.items()
-        if not part.startswith("__")
-    ]
+    contents: dict[str, Content] = {}
+    for part, value in sample.items():
+        if not part.startswith("__"):
+            try:
+                contents[part] = encode(part, value)
+            except ConfigError as error:
+                raise ConfigError(f"sample {key!r}: {error}") from error
+    parts = [_encode_part(key, part, content) for part, content in contents.items()]
     if len(parts) > 1 and len({part.name.lower() for part in parts}) < len(parts):
         raise ConfigError(
             f"sample {key!r} has parts whose names differ only in case, among "
