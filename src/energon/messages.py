@@ -144,6 +144,32 @@ def counted(number: int, one: str, many: str | None = None, *, grouped: bool = F
     return f"{number:{',' if grouped else ''}} {one if number == 1 else many}"
 
 
+def type_in_words(value: object) -> str:
+    """Return what a value is, as in "is an int".
+
+    Example:
+        >>> type_in_words("text"), type_in_words([].append), type_in_words(None)
+        ('a str', 'a builtin_function_or_method', 'None')
+    """
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
+
+
+def bytes_in_words(data: bytes | bytearray | memoryview, most: int = 16) -> str:
+    """Return how many bytes there are, and the first of them.
+
+    Example:
+        >>> bytes_in_words(b""), bytes_in_words(b"{"), bytes_in_words(b"GIF89a", 3)
+        ('0 bytes', "1 byte, b'{'", "6 bytes that begin with b'GIF'")
+    """
+    size, begin = counted(len(data), "byte"), bytes(data[:most])
+    if len(data) > most:
+        return f"{size} that begin with {begin!r}"
+    return f"{size}, {begin!r}" if begin else size
+
+
 MAX_CHARACTERS = 100
 """Of a name that are compared: documents of strangers may have names of megabytes."""
 MAX_CHECKED_NAMES = 10_000

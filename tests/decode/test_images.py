@@ -88,7 +88,7 @@ def test_damaged_and_truncated_images_are_errors():
     for data in (encoded("RGB", "jpg"), encoded("RGB", "png")):
         for wrong in (data[: len(data) // 2], data[:20], b"", b"\xff\xd8no image", b"text"):
             for spec in ("torchrgb", "pil", "l8"):
-                with pytest.raises(DecodeError, match="are not a complete image"):
+                with pytest.raises(DecodeError, match="bytes.*: not a complete image"):
                     decode_image(wrong, image_spec(spec))
 
 

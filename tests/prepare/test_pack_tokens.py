@@ -266,7 +266,7 @@ def test_another_run_over_what_was_begun_is_refused(lines, tmp_path):
     [
         ("{nonsense", r"corpus\.jsonl, byte \d+"),
         ('{"body": "x"}', "has no 'text', but body; name the column with the texts"),
-        ('{"text": 7}', "has a int as 'text'"),
+        ('{"text": 7}', "has an int as 'text'"),
         ("[1]", r"has no 'text', but \[1\]"),
     ],
 )

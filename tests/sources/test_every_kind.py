@@ -591,7 +591,7 @@ EMPTY = {
 @pytest.mark.parametrize("kind", EMPTY)
 def test_a_dataset_without_samples_is_refused_by_name(tmp_path, kind):
     path = EMPTY[kind](tmp_path)
-    refused(path, rf"{tmp_path}.*(none is left|is missing; run|holds no files)")
+    refused(path, rf"{tmp_path}.*(has 0 |is missing; run|holds no files)")
 
 
 def edited(file, edit):

@@ -132,7 +132,7 @@ def test_tables_are_joined_by_the_names_of_files(tmp_path, ending):
         ("file_name\n0.png\n0.png", r"csv:3: '0\.png' is named twice"),
         ("file_name\nmetadata.csv", r"csv:2: 'metadata\.csv' is not a media file"),
         ("file_name,png\n0.png,x", r"csv:2: column 'png' has the same name as the file 0\.png"),
-        ("file_name,a\n0.png", r"csv:2: does not have 2 fields as the first line"),
+        ("file_name,a\n0.png", r"csv:2: expected 2 fields, as in the first line"),
         ("file_name,a,a\n0.png,1,2", r"csv: columns 2 and 3 have the same name, 'a'"),
         ('file_name\n"0.png', r"csv:1: unexpected end of data"),
         (b"\xff\n", "UTF-8"),
@@ -193,7 +193,7 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
         MediaFolderSource(tmp_path, options=FolderOptions(labels=True))
     with pytest.raises(ConfigError, match="labels is 'yes'; expected true or false"):
         FolderOptions(labels="yes")
-    with pytest.raises(EmptyDatasetError, match="has 1 samples, and none is left"):
+    with pytest.raises(EmptyDatasetError, match="has 1 sample, but subset and exclude leave none"):
         MediaFolderSource(tmp_path, exclude=["a.jpg"])
     with pytest.raises(ConfigError, match="no split 'val', only train"):
         MediaFolderSource(tmp_path, split_part="val")

@@ -207,7 +207,7 @@ def test_a_damaged_part_is_left_out_where_it_is_decoded_with_its_place(tmp_path,
     (batch,), counts = one_lane(val(tmp_path))
     assert batch["__key__"] == ["s0", "s2"]
     assert counts["failed"] == 1
-    assert "s1.json: 1 bytes that begin with" in caplog.text
+    assert "s1.json: 1 byte, b" in caplog.text
     assert "0.tar at byte 1024" in caplog.text
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DecodeError, MissingExtraError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
-from energon.messages import warn_once
+from energon.messages import bytes_in_words, warn_once
 from energon.samples.batch_arrays import empty_row
 
 if TYPE_CHECKING:
@@ -201,9 +201,8 @@ def _open(
     except Exception as error:
         # Some messages end with the address of the stream in memory.
         reason = str(error).partition(" <")[0]
-        raise DecodeError(
-            f"{len(data)} bytes that begin with {data[:8]!r} are not a complete image: {reason}"
-        ) from error
+        held = bytes_in_words(data, 8)
+        raise DecodeError(f"{held}: not a complete image: {reason}") from error
 
 
 _UP_TO_16 = ("PNG", "PPM")

@@ -24,6 +24,7 @@ from energon.errors import (
 )
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS, UNPACKED_BYTES, check_limit
+from energon.messages import bytes_in_words
 from energon.samples.crude import PART_FILES, CrudeSample
 
 if TYPE_CHECKING:
@@ -232,8 +233,7 @@ class SampleDecoder:
             raise
         except Exception as error:
             raise DecodeError(
-                f"{fname}: {len(raw)} bytes that begin with {raw[:16]!r} are not {extension}: "
-                f"{type(error).__name__}: {error}"
+                f"{fname}: {bytes_in_words(raw)}: not {extension}: {type(error).__name__}: {error}"
             ) from error
 
     def _own(self, fname: str) -> str | None:

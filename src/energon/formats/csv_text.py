@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 
 from energon.errors import FormatError
+from energon.messages import counted
 
 
 def csv_rows(
@@ -28,9 +29,9 @@ def csv_rows(
         check_columns(columns, origin)
         for row in reader:
             if None in row or None in row.values():
+                expected = counted(len(columns), "field")
                 raise FormatError(
-                    f"{origin}:{reader.line_num}: does not have {len(columns)} fields as the "
-                    "first line"
+                    f"{origin}:{reader.line_num}: expected {expected}, as in the first line"
                 )
             yield reader.line_num, row
     except csv.Error as error:

@@ -62,7 +62,7 @@ def _explain(path: str) -> str:
     parent, name = os.path.split(os.path.normpath(path))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
-    parent = parent or "."
+    parent = os.path.abspath(parent)
     proposal = _proposal(name, parent)
     if name.startswith("~"):
         proposal = "; write the whole path, only shells replace ~ by a home directory"

@@ -10,7 +10,7 @@ from keyword import iskeyword
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
-from energon.messages import nearest
+from energon.messages import nearest, type_in_words
 from energon.samples.crude import find_part
 
 _ACCESS = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
@@ -315,7 +315,7 @@ def _follow(value: Any, step: str) -> Any:
         return value[int(step) if step.lstrip("-").isdigit() else _no_index(step)]
     if isinstance(value, dict):
         return value[step]
-    raise LookupError(f"[{step}] of a {type(value).__name__}")
+    raise LookupError(f"[{step}] of {type_in_words(value)}")
 
 
 def _holds(value: Any) -> str:

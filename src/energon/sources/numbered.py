@@ -11,6 +11,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
+from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
@@ -86,8 +87,12 @@ class NumberedSource(SingleSource, ABC):
         return [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]
 
     def _why_empty(self) -> str:
-        count = self.last - self.first
-        return f"split {self.split_part!r} has {count} samples, and none is left"
+        count = counted(self.last - self.first, "sample")
+        return f"split {self.split_part!r} has {count}{self._left_none()}"
+
+    def _left_none(self) -> str:
+        """Return in words that a split has samples, but not for this reader."""
+        return ", but subset and exclude leave none" if self.last > self.first else ""
 
 
 class LazySource(NumberedSource):

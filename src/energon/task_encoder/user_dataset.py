@@ -19,6 +19,7 @@ from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SampleError
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
+from energon.messages import type_in_words
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.field_map import SampleMaker, decoding_first, maker_of
 from energon.sources.shard_samples import PartFilter
@@ -81,7 +82,7 @@ class CodeFields:
         made = self.loader(parts)
         if not isinstance(made, Mapping):
             raise SampleError(
-                f"{self.loader} returned a {type(made).__name__}, expected a dict of the fields "
+                f"{self.loader} returned {type_in_words(made)}, expected a dict of the fields "
                 f"of {self.sample_type.__name__}"
             )
         if is_dataclass(self.sample_type):

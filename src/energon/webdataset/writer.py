@@ -9,6 +9,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.atomic import ClosesOrAborts
+from energon.messages import type_in_words
 from energon.webdataset.utils import reexport
 from energon.webdataset.writing.encoders import (
     content_bytes,
@@ -258,7 +259,7 @@ def encode_based_on_extension1(
         return content_bytes(table_encoder(handlers)(tname, data))
     if not isinstance(data, str):
         raise ConfigError(
-            f"field {tname!r} is a {type(data).__name__}: the values of metadata must be text"
+            f"field {tname!r} is {type_in_words(data)}: the values of metadata must be text"
         )
     return data
 

@@ -18,6 +18,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.info import META
 from energon.io import epath
 from energon.io.files import read_text
+from energon.messages import type_in_words
 from energon.samples.crude import carries_key, get_source_info, stamp
 from energon.stages.hooks.failures import describe_sources, log_exception
 from energon.stages.hooks.hook import DEFAULT_TOLERANCE, ErrorHandler
@@ -135,7 +136,7 @@ def get_sample_restore_key(sample: Any) -> Any:
 def _check_carries(sample: Any, fail: bool) -> None:
     if fail and not carries_key(sample):
         raise ConfigError(
-            f"a {type(sample).__name__} carries no restore key; derive it from Sample, or give it "
+            f"{type_in_words(sample)} carries no restore key; derive it from Sample, or give it "
             "the attribute __restore_key__"
         )
 

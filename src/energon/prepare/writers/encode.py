@@ -18,6 +18,7 @@ import numpy as np
 
 from energon.decode.arrays import encode_tenbin
 from energon.errors import ConfigError, needs_extra
+from energon.messages import type_in_words
 
 Content = bytes | Path
 """The content of a part: bytes, or a file that is copied without holding it in memory."""
@@ -54,7 +55,7 @@ def encode_part(part: str, value: Any) -> Content:
     encode = _ENCODERS.get(extension)
     if encode is None:
         raise ConfigError(
-            f"part {part!r} is a {type(value).__name__}, but the extension {extension!r} does not "
+            f"part {part!r} is {type_in_words(value)}, but the extension {extension!r} does not "
             "say how to write it; pass bytes, str or a path, or choose one of "
             f"{', '.join(sorted(_ENCODERS))}"
         )
@@ -62,7 +63,7 @@ def encode_part(part: str, value: Any) -> Content:
         return encode(value)
     except (TypeError, ValueError, KeyError, OSError, AttributeError) as error:
         raise ConfigError(
-            f"part {part!r}: a {type(value).__name__} cannot be written as {extension}: {error}"
+            f"part {part!r}: {type_in_words(value)} cannot be written as {extension}: {error}"
         ) from error
 
 
@@ -97,7 +98,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Decimal, UUID)):
         return str(value)
     raise TypeError(
-        f"JSON cannot represent a {type(value).__name__}; convert it, e.g. to a number or text"
+        f"JSON cannot represent {type_in_words(value)}; convert it, e.g. to a number or text"
     )
 
 

@@ -33,6 +33,7 @@ from energon.formats.tokens import (
 )
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.file_lock import hold_lock
+from energon.messages import type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting
@@ -276,7 +277,7 @@ def _texts(place: _Range, column: str) -> Iterator[tuple[str, str]]:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str):
             there = ", ".join(map(str, islice(row, 12))) if isinstance(row, dict) else repr(row)
-            found = "no" if text is None else f"a {type(text).__name__} as"
+            found = "no" if text is None else f"{type_in_words(text)} as"
             raise FormatError(
                 f"{where}: has {found} {column!r}, but {there[:200]}; name the column with the "
                 "texts as --text-column"
@@ -360,7 +361,7 @@ def _tokenizer(name: str) -> Callable[[str], Any]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--tokenizer {name}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"--tokenizer {name}: is a {type(found).__name__}, not a function")
+        raise ConfigError(f"--tokenizer {name}: is {type_in_words(found)}, not a function")
     return found  # type: ignore[no-any-return]
 
 

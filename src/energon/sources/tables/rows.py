@@ -17,7 +17,7 @@ from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.split import ratio_range
 from energon.io.epath import AnyPath
-from energon.messages import warn_once
+from energon.messages import counted, warn_once
 from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
 from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
@@ -302,11 +302,10 @@ class RowSource(LazySource):
         return values, paths
 
     def _why_empty(self) -> str:
-        count, total = self.last - self.first, int(self.groups.ends[-1])
-        return (
-            f"split {self.split_part!r} has {count} of {total} rows in {len(self.names)} files, "
-            "and none is left"
-        )
+        rows = counted(int(self.groups.ends[-1]), "row")
+        files = counted(len(self.names), "file")
+        has = f"split {self.split_part!r} has {self.last - self.first} of {rows} in {files}"
+        return f"{has}{self._left_none()}"
 
     def _groups_of(self, rows: Ints) -> Ints:
         return np.asarray(np.searchsorted(self.groups.ends, rows, side="right") - 1)

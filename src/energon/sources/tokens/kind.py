@@ -19,6 +19,7 @@ from energon.errors import ConfigError
 from energon.formats.meta.split import parse_shares, ratio_range
 from energon.formats.tokens import DATA
 from energon.io.epath import any_path
+from energon.messages import counted
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, TokenWindows
@@ -266,13 +267,14 @@ class TokenSource(LazySource):
 
     def _why_empty(self) -> str:
         count, total = self.last_document - self.first_document, self.corpus.num_documents
-        documents = f"split {self.split_part!r} has {count} of {total} documents"
+        documents = f"split {self.split_part!r} has {count} of {counted(total, 'document')}"
         if self.windows is None:
-            return f"{documents}, and none is left"
+            return f"{documents}{self._left_none()}"
         tokens, length = self.windows.num_tokens, self.options.length
         if tokens < self.windows.length:
-            return f"{documents} with {tokens} tokens, fewer than one window of {length}"
-        return f"{documents} and {len(self.windows)} windows, and none is left"
+            held = counted(tokens, "token")
+            return f"{documents} with {held}, fewer than one window of {length}"
+        return f"{documents} and {counted(len(self.windows), 'window')}{self._left_none()}"
 
 
 def _reopen(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError
+from energon.messages import type_in_words
 from energon.prepare.writers.encode import Content, encode_part
 
 Encoder = Callable[[str, Any], Content]
@@ -51,7 +52,7 @@ def encode_field(field: str, value: Any) -> Content:
     if extension in _IMAGES:
         value = to_image(value, field)
     if extension in _TEXTS:
-        raise ConfigError(f"field {field!r} is a {type(value).__name__}, expected text (str)")
+        raise ConfigError(f"field {field!r} is {type_in_words(value)}, expected text (str)")
     known = _OTHER_NAMES.get(extension)
     if known is None:
         return encode_part(field, value)
@@ -67,7 +68,7 @@ def bytes_only(field: str, value: Any) -> Content:
     """
     if not isinstance(value, bytes | bytearray | memoryview | PathLike):
         raise ConfigError(
-            f"field {field!r} is a {type(value).__name__}; with encoder=False, fields are bytes"
+            f"field {field!r} is {type_in_words(value)}; with encoder=False, fields are bytes"
         )
     return encode_part(field, value)
 
@@ -81,7 +82,7 @@ def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:
         extension = _extension(field)
         if extension not in handlers:
             raise ConfigError(
-                f"field {field!r} is a {type(value).__name__}, and the encoder knows "
+                f"field {field!r} is {type_in_words(value)}, and the encoder knows "
                 f"{', '.join(sorted(handlers))} only"
             )
         content = encode_part("bin", handlers[extension](value))
