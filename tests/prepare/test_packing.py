@@ -197,7 +197,7 @@ def test_rows_without_their_file_are_left_out_where_that_is_data_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "x,y\n1,2\n3", "does not have 2 fields"),
+        ("a.csv", "x,y\n1,2\n3", "expected 2 fields, as in the first"),
         ("a.csv", 'x\n"1', "unexpected end"),
         ("a.jsonl", '{"a": 1}\n{', "expected JSON lines"),
         ("a.jsonl", "[1]", "expected JSON objects"),
