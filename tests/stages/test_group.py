@@ -143,7 +143,10 @@ def test_a_criterion_that_makes_no_sense_ends_the_run(found, message):
 
 
 def test_two_batch_sizes_for_one_group_end_the_run():
-    with pytest.raises(FatalSampleError, match="batch size 6 for group 'a', before 5"):
+    with pytest.raises(
+        FatalSampleError,
+        match="batch size 6 for group 'a', and 5 for .*; all samples of a group need the same",
+    ):
         next(grouped(numbers(5), lambda sample: ("a", 5 + sample["n"])).open(Lane(0, 1)))
 
 

@@ -138,7 +138,11 @@ class _GroupIterator(BatchIterator):
         if bucket is None:
             bucket = self.buckets[group] = _Bucket(group, size)
         elif bucket.size != size:
-            raise self._error(item, f"batch size {size} for group {group!r}, before {bucket.size}")
+            raise self._error(
+                item,
+                f"batch size {size} for group {group!r}, and {bucket.size} for an earlier sample "
+                "of it; all samples of a group need the same",
+            )
         bucket.items[self.arrived], self.places[self.arrived] = item, place
         self.arrived += 1
         return bucket

@@ -261,8 +261,8 @@ class HookRunner:
     def _nothing(self, what: str, argument: Any) -> FatalSampleError:
         return FatalSampleError(
             f"{self.hook.title} {what} None for {describe_sources(self._sources(argument))}; is "
-            "there a `return` missing? Return the sample for the next hook, or raise SkipSample "
-            "to skip it"
+            "there a `return` missing? Return what the next step receives, or raise SkipSample to "
+            "skip it"
         )
 
     def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
