@@ -434,6 +434,7 @@ def test_default_configurations_load(root):
         ({"shuffle_buffer_size": -1}, "shuffle_buffer_size.*-1"),
         ({"max_samples_per_sequence": -1}, "-1"),
         ({"max_samples_per_sequence": 0}, "max_samples_per_sequence.*0"),
+        ({"packing_buffer_size": 0}, "packing_buffer_size must be at least 1, or None, got 0"),
         ({"parallel_shard_iters": -1}, "-1"),
         ({"parallel_shard_iters": 0}, "parallel_shard_iters.*0"),
         ({"shuffle_over_epochs_multiplier": 0}, "shuffle_over_epochs_multiplier must be.*got 0"),

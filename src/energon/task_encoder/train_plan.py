@@ -27,9 +27,9 @@ class BatchSettings:
     packing_buffer_size: int | None = None
 
     def __post_init__(self) -> None:
-        # The stages check the lower limits.
+        # The stages check the lower limit of batches.
         _check_whole("batch_size", self.batch_size)
-        _check_whole("packing_buffer_size", self.packing_buffer_size)
+        _check_least(1, "packing_buffer_size", self.packing_buffer_size)
         _check_flag("batch_drop_last", self.batch_drop_last)
 
 
