@@ -346,8 +346,6 @@ def span_edges(
 def read_columns(file: RangeFile, starts: Ints, sizes: Ints) -> list[Sequence[bytes]]:
     """Return the parts of samples with large parts, a column per part.
 
-    Parts are given in the order in which they are in the file.
-
     Small parts that lie side by side, such as a caption and metadata, take one call a sample. Which
     ones do is decided by the first sample, since the others are like it.
     """
@@ -355,13 +353,14 @@ def read_columns(file: RangeFile, starts: Ints, sizes: Ints) -> list[Sequence[by
         return [()] * starts.shape[1]
     columns: list[Sequence[bytes]] = []
     for part, stop in _runs_of_small_parts(starts[0].tolist(), sizes[0].tolist()):
-        low = starts[:, part]
+        begins, lengths = starts[:, part:stop], sizes[:, part:stop]
         if stop - part == 1:
-            columns.append(list(map(file.pread, low.tolist(), sizes[:, part].tolist())))
+            columns.append(list(map(file.pread, begins[:, 0].tolist(), lengths[:, 0].tolist())))
             continue
-        edges = starts[:, part:stop] - low[:, None]
-        ends = edges + sizes[:, part:stop]
-        runs = list(map(file.pread, low.tolist(), ends[:, -1].tolist()))
+        low = begins.min(axis=1)
+        edges = begins - low[:, None]
+        ends = edges + lengths
+        runs = list(map(file.pread, low.tolist(), ends.max(axis=1).tolist()))
         columns += [
             [run[a:b] for run, a, b in zip(runs, low_edges, high_edges, strict=True)]
             for low_edges, high_edges in zip(edges.T.tolist(), ends.T.tolist(), strict=True)
