@@ -403,7 +403,7 @@ def test_no_folder_is_left_where_shards_to_transform_are_missing(tmp_path):
 
 
 def test_a_tilde_that_no_shell_has_replaced_is_explained():
-    assert "no '~' in .; write the whole path" in run("info", "~/data").output
+    assert f"no '~' in {os.getcwd()}; write the whole path" in run("info", "~/data").output
 
 
 def test_a_command_that_cannot_ask_says_which_option_is_missing(tmp_path):
