@@ -21,7 +21,9 @@ def listing(tmp_path):
 def printed_to(output, *arguments):
     """Run a command that prints to a file descriptor; return exit code and complaints."""
     command = [sys.executable, "-m", "energon.cli.main", *arguments]
-    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    # As most users run it: what could not be written is still in the buffer at the end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(output)
     return done.returncode, done.stderr
 

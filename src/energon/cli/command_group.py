@@ -179,6 +179,9 @@ def failed_command(error: EnergonError | OSError) -> click.ClickException:
 
 def failed_output(error: OSError) -> click.ClickException:
     """Return the exception with which click reports that output cannot be written."""
+    # Python flushes standard output once more at its end, and would exit with 120.
+    with suppress(OSError):  # in memory, where tests read the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return ClosedOutputError()
     return RefusedCommandError(f"cannot write the output: {error.strerror}")
@@ -194,9 +197,7 @@ class ClosedOutputError(click.ClickException):
         super().__init__("the reader of the output has closed it")
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print nothing, now and when Python flushes standard output at its end."""
-        with suppress(OSError):  # in memory, where tests read the output
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        """Print nothing."""
 
 
 class NotCheckedError(click.ClickException):
