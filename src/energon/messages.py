@@ -157,6 +157,12 @@ def type_in_words(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the type and the message of an exception; `assert` without a text has no message."""
+    name, message = type(error).__name__, str(error)
+    return f"{name}: {message}" if message else name
+
+
 def bytes_in_words(data: bytes | bytearray | memoryview, most: int = 16) -> str:
     """Return how many bytes there are, and the first of them.
 

@@ -197,7 +197,8 @@ def test_rows_without_their_file_are_left_out_where_that_is_data_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "x,y\n1,2\n3", "expected 2 fields, as in the first"),
+        ("a.csv", "x,y\n1,2\n3", "found 1 field, expected 2, as in the first"),
+        ("a.csv", "x,y\n1,2,3,4", "found 4 fields, expected 2, as in the first"),
         ("a.csv", 'x\n"1', "unexpected end"),
         ("a.jsonl", '{"a": 1}\n{', "expected JSON lines"),
         ("a.jsonl", "[1]", "expected JSON objects"),

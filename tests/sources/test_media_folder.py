@@ -132,7 +132,7 @@ def test_tables_are_joined_by_the_names_of_files(tmp_path, ending):
         ("file_name\n0.png\n0.png", r"csv:3: '0\.png' is named twice"),
         ("file_name\nmetadata.csv", r"csv:2: 'metadata\.csv' is not a media file"),
         ("file_name,png\n0.png,x", r"csv:2: column 'png' has the same name as the file 0\.png"),
-        ("file_name,a\n0.png", r"csv:2: expected 2 fields, as in the first line"),
+        ("file_name,a\n0.png", r"csv:2: found 1 field, expected 2, as in the first line"),
         ("file_name,a,a\n0.png,1,2", r"csv: columns 2 and 3 have the same name, 'a'"),
         ('file_name\n"0.png', r"csv:1: unexpected end of data"),
         (b"\xff\n", "UTF-8"),

@@ -241,9 +241,11 @@ def test_arguments_that_would_do_nothing_are_refused(urls):
 
 
 def test_unknown_arguments_are_refused_as_by_torch(urls):
-    with pytest.raises(ConfigError, match="WebLoader has no argument 'nope'") as error:
+    with pytest.raises(ConfigError, match=r"WebLoader\(\) has no argument 'nope'; see") as error:
         WebLoader(WebDataset(urls), nope=True)
     assert isinstance(error.value, TypeError)
+    with pytest.raises(TypeError, match="has no argument 'batchsize'; did you mean 'batch_size'"):
+        WebLoader(WebDataset(urls), batchsize=2)
 
 
 def negative(value):

@@ -115,10 +115,8 @@ def _draw(lines: Sequence[Mapping[str, Any]], path: Path, options: AnalyzeOption
     numbers = {key: number for number, key in enumerate(keys)}
     # A lane counts its own batches; those of all lanes are the columns.
     ordered = sorted(lines, key=lambda line: (line.get("idx") or 0, line.get("w") or 0))
-    height, width = (
-        min(options.heatmap_samples, len(numbers)),
-        min(options.heatmap_steps, len(ordered)),
-    )
+    height = min(options.heatmap_samples, len(numbers))
+    width = min(options.heatmap_steps, len(ordered))
     seen = np.zeros((height, width))
     for column, line in enumerate(ordered):
         for key in line.get("keys") or ():

@@ -24,7 +24,7 @@ from energon.errors import (
 )
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS, UNPACKED_BYTES, check_limit
-from energon.messages import bytes_in_words
+from energon.messages import bytes_in_words, describe_error
 from energon.samples.crude import PART_FILES, CrudeSample
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class SampleDecoder:
             raise
         except Exception as error:
             raise DecodeError(
-                f"{fname}: {bytes_in_words(raw)}: not {extension}: {type(error).__name__}: {error}"
+                f"{fname}: {bytes_in_words(raw)}: not {extension}: {describe_error(error)}"
             ) from error
 
     def _own(self, fname: str) -> str | None:
@@ -254,8 +254,7 @@ class SampleDecoder:
             raise
         except Exception as error:
             raise DecodeError(
-                f"{fname}: the decoder of .{extension} parts failed: "
-                f"{type(error).__name__}: {error}"
+                f"{fname}: the decoder of .{extension} parts failed: {describe_error(error)}"
             ) from error
 
     @cached_property

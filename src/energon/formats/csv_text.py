@@ -29,9 +29,12 @@ def csv_rows(
         check_columns(columns, origin)
         for row in reader:
             if None in row or None in row.values():
-                expected = counted(len(columns), "field")
+                # Missing ones are None; None is also the name of a list of those too many.
+                found = sum(each is not None for each in row.values()) - (None in row)
+                found += len(row.get(None, ()))
                 raise FormatError(
-                    f"{origin}:{reader.line_num}: expected {expected}, as in the first line"
+                    f"{origin}:{reader.line_num}: found {counted(found, 'field')}, expected "
+                    f"{len(columns)}, as in the first line"
                 )
             yield reader.line_num, row
     except csv.Error as error:

@@ -22,7 +22,7 @@ from energon.errors import EmptyDatasetError, EnergonError, SecurityError
 from energon.formats.meta.info import META
 from energon.io.address import redact
 from energon.io.files import list_files
-from energon.messages import counted
+from energon.messages import counted, describe_error
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
@@ -215,9 +215,7 @@ class _Check:
             LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, None)(sample)
         except Exception as error:
             yield self._finding(
-                str(error)
-                if isinstance(error, EnergonError)
-                else f"{type(error).__name__}: {error}",
+                str(error) if isinstance(error, EnergonError) else describe_error(error),
                 **place,
             )
 

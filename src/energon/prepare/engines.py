@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from energon.errors import ConfigError, EnergonError, StorageError, WorkerError, needs_extra
+from energon.messages import describe_error
 
 log = logging.getLogger("energon")
 EngineName = Literal["local", "dask", "ray"]
@@ -153,10 +154,9 @@ def _count_try(number: int, tries: list[int], error: BaseException) -> None:
         if isinstance(error, EnergonError):
             raise error
         raise WorkerError(
-            f"batch {number} failed {MAX_TRIES} times, the last time with "
-            f"{type(error).__name__}: {error}"
+            f"batch {number} failed {MAX_TRIES} times, the last time with {describe_error(error)}"
         ) from error
-    log.warning("batch %d failed with %s: %s; retrying", number, type(error).__name__, error)
+    log.warning("batch %d failed with %s; retrying", number, describe_error(error))
 
 
 @contextmanager

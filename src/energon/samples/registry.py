@@ -21,7 +21,7 @@ from typing import Any
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, EnergonError
-from energon.messages import nearest
+from energon.messages import describe_error, nearest
 from energon.samples.sample import Sample
 
 _OURS = ("energon", "megatron.energon")
@@ -143,7 +143,7 @@ def _import(module: str, name: str) -> Any:
     try:
         found: Any = import_module(module)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = describe_error(error)
         raise ConfigError(f"{module}.{name}: cannot import {module!r}: {why}") from error
     for step in name.split("."):
         if not hasattr(found, step):

@@ -167,6 +167,7 @@ def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
     return list(LazyKeys(leaf, rows.epoch, rows.ordinal))
 
 
+# Not frozen: one is made for every few samples, and fields of frozen ones take longer to set.
 @dataclass(eq=False)
 class LazyKeys(Sequence[tuple[int, int, int]]):
     """The restore keys of samples of a leaf, made when their turn comes.

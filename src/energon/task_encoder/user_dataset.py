@@ -19,7 +19,7 @@ from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SampleError
 from energon.io.address import join_address, redact
 from energon.io.files import read_text
-from energon.messages import type_in_words
+from energon.messages import describe_error, type_in_words
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.field_map import SampleMaker, decoding_first, maker_of
 from energon.sources.shard_samples import PartFilter
@@ -142,5 +142,5 @@ def _run(origin: str, text: str) -> ModuleType:
         exec(compile(text, origin, "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[module.__name__]
-        raise ConfigError(f"{origin}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{origin}: {describe_error(error)}") from error
     return module

@@ -28,6 +28,7 @@ from urllib.parse import urlencode
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, needs_extra
 from energon.inspect.where import Where
+from energon.messages import describe_error
 from energon.viewer.shown import Shown, ShownLeaf, ShownSample
 
 with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
@@ -233,7 +234,7 @@ class _Pages:
         elif isinstance(error, EnergonError):
             status, text = 422, str(error)
         else:
-            status, text = 500, f"{type(error).__name__}: {error}"
+            status, text = 500, describe_error(error)
         match = None if title else _DATASET.match(request.url.path)
         here = request.url.path + ("?" if request.url.query else "")
         return self.site.page(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, npy_header, part_extension, part_kind
-from energon.messages import counted, escape_text
+from energon.messages import counted, describe_error, escape_text
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
@@ -267,7 +267,7 @@ def _tokens(
     try:
         return [(_text_of(tokenizer([number])), number) for number in numbers]
     except Exception as error:  # a function of the user, and numbers that may be none of its tokens
-        return [(f"the tokenizer raised {type(error).__name__}: {error}", 0)]
+        return [(f"the tokenizer raised {describe_error(error)}", 0)]
 
 
 def _text_of(decoded: str | list[str]) -> str:

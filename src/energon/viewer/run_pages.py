@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from energon.errors import ConfigError, EnergonError
 from energon.inspect.planned_run import Sighting
+from energon.messages import describe_error
 from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
 from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of
@@ -107,7 +108,7 @@ class RunPages:
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
         except Exception as error:  # hooks are programs of the user
-            problem = f"{type(error).__name__}: {error}"
+            problem = describe_error(error)
         params = request.query_params
         return self.site.page(
             "batch.html",

@@ -17,7 +17,7 @@ from energon.decode.images import IMAGE_SPECS
 from energon.decode.sample_decoder import DECODERS
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH
-from energon.messages import bytes_in_words
+from energon.messages import bytes_in_words, describe_error
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.columns import JsonColumn, SampleColumns
@@ -456,7 +456,7 @@ def _handler(handler: Any, allowed: frozenset[str]) -> DecodingHandler:
 def _why(error: Exception, name: str, data: bytes) -> str:
     if isinstance(error, EnergonError):
         return f"cannot be decoded: {error}"
-    return f"cannot be decoded: {bytes_in_words(data)}: {type(error).__name__}: {error}"
+    return f"cannot be decoded: {bytes_in_words(data)}: {describe_error(error)}"
 
 
 def _definite(handler: DecodingHandler, key: str) -> bool:

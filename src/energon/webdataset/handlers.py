@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 
 from energon.errors import MissingExtraError, SecurityError
+from energon.messages import describe_error
 
 Handler = Callable[[Exception], bool]
 
@@ -87,4 +88,4 @@ def _raise_if_all_fail(exn: Exception) -> None:
 
 def _words(exn: Exception) -> str:
     notes = getattr(exn, "__notes__", ())
-    return "; ".join([f"{type(exn).__name__}: {exn}", *notes])
+    return "; ".join([describe_error(exn), *notes])

@@ -11,6 +11,7 @@ from typing import Any
 from energon.decode.documents import decode_json
 from energon.errors import FormatError, StateError, TruncatedError, needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
+from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import ShardOpening
@@ -283,6 +284,6 @@ def _too_large(opened: ShardStream, number: int) -> FormatError:
 
 def _damaged(opened: ShardStream, number: int, error: Exception) -> FormatError:
     return FormatError(
-        f"{opened.url}: value {number} is damaged ({type(error).__name__}: {error}); restore the "
+        f"{opened.url}: value {number} is damaged ({describe_error(error)}); restore the "
         "file or write it again"
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from energon.errors import ConfigError, StateError, UnknownArgumentError
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states
+from energon.messages import nearest
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.lanes import (
@@ -263,7 +265,9 @@ _SAMPLING = ("shuffle", "sampler", "batch_sampler")
 def _check_ignored(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if name not in (*_WITHOUT_EFFECT, *_SAMPLING):
-            raise UnknownArgumentError(f"WebLoader has no argument {name!r}")
+            close = nearest(name, (*signature(WebLoader).parameters, *_WITHOUT_EFFECT))
+            advice = f"did you mean {close!r}?" if close else "see `help(WebLoader)`"
+            raise UnknownArgumentError(f"WebLoader() has no argument {name!r}; {advice}")
         if name in _SAMPLING and value is not None and value is not False:
             raise ConfigError(
                 f"WebLoader({name}={value!r}): pipelines are shuffled and sampled by their own "

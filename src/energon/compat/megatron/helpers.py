@@ -18,7 +18,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.info import META
 from energon.io import epath
 from energon.io.files import read_text
-from energon.messages import type_in_words
+from energon.messages import describe_error, type_in_words
 from energon.samples.crude import carries_key, get_source_info, stamp
 from energon.stages.hooks.failures import describe_sources, log_exception
 from energon.stages.hooks.hook import DEFAULT_TOLERANCE, ErrorHandler
@@ -329,13 +329,13 @@ class ErrorContext:
         except SkipSample:
             return
         except SYSTEM_EXCEPTIONS as error:
-            raise FatalSampleError(f"{self._where(sample)}: {_cause(error)}") from error
+            raise FatalSampleError(f"{self._where(sample)}: {describe_error(error)}") from error
         except Exception as error:
             self._failed_in_a_row += 1
             if self.tolerance and self._failed_in_a_row >= self.tolerance:
                 raise FatalSampleError(
-                    f"{self._where(sample)}: {_cause(error)}; that makes {self._failed_in_a_row} "
-                    "failures in a row, which is the limit"
+                    f"{self._where(sample)}: {describe_error(error)}; that makes "
+                    f"{self._failed_in_a_row} failures in a row, which is the limit"
                 ) from error
             self.handler(error, sample, get_source_info(sample))
         else:
@@ -356,13 +356,9 @@ def handle_restore_errors(error_handler: ErrorHandler, sample: Any) -> Iterator[
         yield
     except SYSTEM_EXCEPTIONS as error:
         where = describe_sources(get_source_info(sample))
-        raise FatalSampleError(f"{where}: {_cause(error)}") from error
+        raise FatalSampleError(f"{where}: {describe_error(error)}") from error
     except Exception as error:
         error_handler(error, sample, get_source_info(sample))
-
-
-def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from energon.io.address import Address
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.object_backend import ObjectBackend, ask, read_all
 from energon.io.backends.object_stores import WebBackend
+from energon.messages import describe_error
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 REPOSITORY_KINDS = ("datasets", "spaces")
@@ -90,5 +91,5 @@ class _Hub(WebBackend):
             return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StorageError(
-                f"{place}: the answer of the hub is not a listing ({type(error).__name__}: {error})"
+                f"{place}: the answer of the hub is not a listing ({describe_error(error)})"
             ) from error

@@ -31,6 +31,7 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.files import open_store
 from energon.io.range_file import REMOTE_BUFFER_BYTES, RangeFile, RawReader, RemoteFile, open_range
+from energon.messages import describe_error
 from energon.prepare.crash_isolation import note
 from energon.prepare.files import file_state, list_dataset_files, reporting
 
@@ -354,7 +355,7 @@ def _probe_all(
             if isinstance(error, StorageError) and not isinstance(error, ObjectChangedError):
                 raise  # says nothing about the file
             # Decoders raise anything on bytes that were corrupted on purpose.
-            failed.append((name, f"{type(error).__name__}: {error}"))
+            failed.append((name, describe_error(error)))
             continue
         if metadata is not None:
             found.append((name, metadata))

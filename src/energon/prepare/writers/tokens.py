@@ -33,7 +33,7 @@ from energon.formats.tokens import (
 )
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.file_lock import hold_lock
-from energon.messages import type_in_words
+from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting
@@ -175,8 +175,7 @@ def tokenize_range(
                 found = tokenize(text)
             except Exception as error:
                 raise FormatError(
-                    f"{where}: {options.tokenizer} failed on {text[:40]!r}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{where}: {options.tokenizer} failed on {text[:40]!r}: {describe_error(error)}"
                 ) from error
             tokens = np.concatenate((_checked(found, options, where), end))
             file.write(tokens.astype(options.dtype).tobytes())

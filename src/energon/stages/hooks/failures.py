@@ -13,7 +13,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from energon.errors import FatalSampleError, SampleError
-from energon.messages import Lines
+from energon.messages import Lines, describe_error
 from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
@@ -55,12 +55,6 @@ def reason_name(*parts: str) -> str:
     """Return the name of a reason in statistics: short texts separated by tabs."""
     first, *rest = parts
     return _BETWEEN.join([first, *(part.replace(_BETWEEN, " ")[:_MAX_TEXT] for part in rest)])
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the type and the message of an exception; `assert` without a text has no message."""
-    name, message = type(error).__name__, str(error)
-    return f"{name}: {message}" if message else name
 
 
 def cause_in_words(error: Exception) -> str:

@@ -20,14 +20,13 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
-from energon.messages import by_one_worker, counted
+from energon.messages import by_one_worker, counted, describe_error
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
     cause_in_words,
-    describe_error,
     describe_exit,
     describe_sources,
     is_of_program,

@@ -9,7 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.io.address import local_path
-from energon.stages.hooks.failures import describe_error, log_exception
+from energon.messages import describe_error
+from energon.stages.hooks.failures import log_exception
 from energon.stages.hooks.hook import ErrorHandler
 
 
