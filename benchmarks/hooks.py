@@ -38,7 +38,7 @@ from energon import (
 )
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
-from energon.samples.sample import TextSample
+from energon.samples.sample_types import TextSample
 from energon.sources.files.store import FileStore
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.webdataset import WebdatasetSource

@@ -223,6 +223,9 @@ REASONS = {
         "getattr(self, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
+    "energon/samples/sample_types.py": {
+        "getattr(sample, name)": FIELDS,
+    },
     "energon/sources/kinds.py": {
         "getattr(import_module(module), attribute)": TABLE,
         "import_module(module)": TABLE,

@@ -67,7 +67,7 @@ from energon.samples.collate import (
 from energon.samples.crude import CrudeSample as CrudeSample, basic_sample_keys as basic_sample_keys
 from energon.samples.sample import Batch as Batch, Sample as Sample, edataclass as edataclass
 from energon.samples.crude import SourceInfo as SourceInfo
-from energon.samples.sample import (
+from energon.samples.sample_types import (
     CaptioningSample as CaptioningSample,
     ImageClassificationSample as ImageClassificationSample,
     ImageSample as ImageSample,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from energon.loader.transport.columns import SHARED_COLUMN_BYTES, by_column, rebuild
 from energon.samples.crude import CrudeSample, SourceInfo, basic_sample_keys, sources_of
-from energon.samples.sample import TextSample
+from energon.samples.sample_types import TextSample
 
 values = st.one_of(
     st.binary(max_size=20),

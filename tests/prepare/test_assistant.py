@@ -19,7 +19,7 @@ from energon.prepare.assistant.fields import (
     suggest,
 )
 from energon.prepare.assistant.show import describe_value, preview, printable, show_sample
-from energon.samples.sample import CaptioningSample, OCRSample, VQASample
+from energon.samples.sample_types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 
 ABOUT = {"caption": "a cat", "label": 3, "boxes": [[1, 2]], "deep": {"er": {"est": {"x": 1}}}}

@@ -9,7 +9,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, FieldAccessError
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
-from energon.samples.sample import CaptioningSample, VQASample
+from energon.samples.sample_types import CaptioningSample, VQASample
 from tests.datasets import jpeg
 
 

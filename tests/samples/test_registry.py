@@ -9,7 +9,8 @@ import pytest
 
 from energon.errors import ConfigError, SecurityError
 from energon.samples.registry import resolve_class, resolve_function, sample_types
-from energon.samples.sample import CaptioningSample, OCRSample, Sample, VQAOCRSample, edataclass
+from energon.samples.sample import Sample, edataclass
+from energon.samples.sample_types import CaptioningSample, OCRSample, VQAOCRSample
 
 
 def test_our_names_are_known_by_both_paths_and_old_ones_too():

@@ -16,7 +16,8 @@ from energon.samples.crude import (
     get_source_info,
     sources_of,
 )
-from energon.samples.sample import Batch, CaptioningSample, Sample, TextSample, edataclass
+from energon.samples.sample import Batch, Sample, edataclass
+from energon.samples.sample_types import CaptioningSample, TextSample
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))
 META = {

@@ -18,7 +18,7 @@ from energon import (
     get_train_dataset,
     stateless,
 )
-from energon.samples.sample import TextSample
+from energon.samples.sample_types import TextSample
 from megatron.energon import EpochizeDataset, get_val_dataset
 from tests.task_encoder.runs import config, train, val
 

@@ -30,11 +30,11 @@ _OURS = ("energon", "megatron.energon")
 @cache
 def sample_types() -> dict[str, type[Sample]]:
     """Return the sample types that come with energon, by name."""
-    from energon.samples import sample
+    from energon.samples import sample_types as ours
 
     return {
         name: value
-        for name, value in vars(sample).items()
+        for name, value in vars(ours).items()
         if isinstance(value, type) and issubclass(value, Sample)
     }
 

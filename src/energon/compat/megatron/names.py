@@ -44,19 +44,6 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdataset=GenericWebdatasetFactory
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
-    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder TaskEncoder",
-    "compat.megatron.getters": """
-        get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
-    """,
-    "compat.megatron.helpers": """
-        AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
-        INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType
-        MAIN_FOLDER_NAME ModuleLoader NVDATASET_CACHE_DIR
-        SPLIT_YAML_FILENAME add_sample_restore_key collapse
-        format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
-        get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
-        set_sample_restore_key warn_deprecated
-    """,
     "compat.megatron.documents.json_parser": """
         IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
     """,
@@ -65,13 +52,25 @@ HOMES: dict[str, str] = {
         DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList Metadataset
         MetadatasetV2 load_dataset traverse_metadataset
     """,
-    "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.documents.nodes": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
-        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference
-        BlendJoinDatasetReference DatasetReference JoinDatasetReference MetadatasetBlend
-        MetadatasetBlendEpochized MetadatasetBlender MetadatasetJoin Subset=SubsetRange
+        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference BlendJoinDatasetReference
+        DatasetReference JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized
+        MetadatasetBlender MetadatasetJoin Subset=SubsetRange
     """,
+    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder TaskEncoder",
+    "compat.megatron.getters": """
+        get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
+    """,
+    "compat.megatron.helpers": """
+        AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
+        INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME
+        ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
+        format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
+        get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
+        set_sample_restore_key warn_deprecated
+    """,
+    "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.pipeline": "LoadedDataset",
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
@@ -83,12 +82,12 @@ HOMES: dict[str, str] = {
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
+    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
     "compat.megatron.wrappers.streams": """
         BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
         MapDataset RepeatDataset ShuffleBufferDataset
     """,
-    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "decode.av": "AVData AVDecoder",
     "decode.av_sampling": "get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
@@ -107,10 +106,11 @@ HOMES: dict[str, str] = {
         homogeneous_concat_mix
     """,
     "samples.crude": "CrudeSample SourceInfo add_source_info basic_sample_keys get_source_info",
-    "samples.sample": """
-        Batch CaptioningSample ImageClassificationSample ImageSample InterleavedSample
-        MultiChoiceVQASample OCRSample PinMemoryMixin Sample SimilarityInterleavedSample TextSample
-        VQAOCRSample VQASample VidQASample edataclass
+    "samples.sample": "Batch PinMemoryMixin Sample edataclass",
+    "samples.sample_types": """
+        CaptioningSample ImageClassificationSample ImageSample InterleavedSample
+        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample
+        VidQASample
     """,
     "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
@@ -132,17 +132,16 @@ MODULES: dict[str, str] = {
     "": """
         AugmentTaskEncoder BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset
         BaseWebdatasetFactory BasicDataLoader BatchDataset BlendDataset CaptioningWebdataset
-        ConcatDataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader
-        DatasetLoaderInterface DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset
-        DefaultDecoderWebdatasetFactory DefaultGenericWebdataset DefaultGenericWebdatasetFactory
-        DefaultTaskEncoder EpochizeDataset FilterDataset GcDataset GroupBatchDataset
-        ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset IterMapDataset
-        JoinedWebdatasetFactory LimitDataset LoadedDataset LoadedDatasetList LogSampleDataset
-        MapDataset Metadataset MetadatasetV2 MixBatchDataset MultiChoiceVQAWebdataset
-        OCRWebdataset PackingDataset RepeatDataset SavableDataLoader SavableDataset
-        ShuffleBufferDataset SimilarityInterleavedWebdataset StandardWebdatasetFactory
-        TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset VidQAWebdataset
-        WatchdogDataset WorkerConfig __version__=compat.megatron:VERSION get_loader
+        ConcatDataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader DatasetLoaderInterface
+        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset DefaultDecoderWebdatasetFactory
+        DefaultGenericWebdataset DefaultGenericWebdatasetFactory DefaultTaskEncoder EpochizeDataset
+        FilterDataset GcDataset GroupBatchDataset ImageClassificationWebdataset ImageWebdataset
+        InterleavedWebdataset IterMapDataset JoinedWebdatasetFactory LimitDataset LoadedDataset
+        LoadedDatasetList LogSampleDataset MapDataset Metadataset MetadatasetV2 MixBatchDataset
+        MultiChoiceVQAWebdataset OCRWebdataset PackingDataset RepeatDataset SavableDataLoader
+        SavableDataset ShuffleBufferDataset SimilarityInterleavedWebdataset
+        StandardWebdatasetFactory TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset
+        VidQAWebdataset WatchdogDataset WorkerConfig __version__=compat.megatron:VERSION get_loader
         get_savable_loader get_train_dataset get_val_dataset get_val_datasets load_dataset
         traverse_metadataset
     """,
@@ -161,11 +160,10 @@ MODULES: dict[str, str] = {
     "cache.no_cache": "DirectLazy NoCachePool",
     "cli": "",
     "cli.main": """
-        analyze_debug_command=cli.analyze_debug:command
-        checkpoint_command=cli.checkpoint:command info_command=cli.info:command
-        lint_command=cli.lint:command main mount_command=cli.mount:command
-        prepare_command=cli.prepare:command prepare_media_command=cli.prepare_media:command
-        preview_command=cli.preview:command
+        analyze_debug_command=cli.analyze_debug:command checkpoint_command=cli.checkpoint:command
+        info_command=cli.info:command lint_command=cli.lint:command main
+        mount_command=cli.mount:command prepare_command=cli.prepare:command
+        prepare_media_command=cli.prepare_media:command preview_command=cli.preview:command
     """,
     "dataset_config": "get_dataset_from_config load_config load_yaml",
     "deprecation": "warn_deprecated",
@@ -179,16 +177,16 @@ MODULES: dict[str, str] = {
     """,
     "eyaml": "load_yaml",
     "flavors": """
-        AVData AVDecoder AVDecoderType BaseCoreDatasetFactory BaseWebdatasetFactory
-        CaptioningSample CaptioningWebdataset CrudeJsonlDatasetFactory CrudeSample
-        CrudeWebdataset DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory
+        AVData AVDecoder AVDecoderType BaseCoreDatasetFactory BaseWebdatasetFactory CaptioningSample
+        CaptioningWebdataset CrudeJsonlDatasetFactory CrudeSample CrudeWebdataset
+        DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory
         DefaultGenericWebdatasetFactory EmptyDatasetError ImageClassificationSample
-        ImageClassificationWebdataset ImageDecoderType ImageSample ImageWebdataset
-        InterleavedSample InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQASample
-        MultiChoiceVQAWebdataset OCRSample OCRWebdataset PinMemoryMixin Sample SampleDecoder
-        SavableDataset SimilarityInterleavedSample SimilarityInterleavedWebdataset
-        StandardWebdatasetFactory TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset
-        VQASample VQAWebdataset VidQASample VidQAWebdataset WebdatasetMeta
+        ImageClassificationWebdataset ImageDecoderType ImageSample ImageWebdataset InterleavedSample
+        InterleavedWebdataset JoinedWebdatasetFactory MultiChoiceVQASample MultiChoiceVQAWebdataset
+        OCRSample OCRWebdataset PinMemoryMixin Sample SampleDecoder SavableDataset
+        SimilarityInterleavedSample SimilarityInterleavedWebdataset StandardWebdatasetFactory
+        TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset VQASample VQAWebdataset VidQASample
+        VidQAWebdataset WebdatasetMeta
     """,
     "flavors.base_dataset": """
         BaseCoreDatasetFactory FlexState PinMemoryMixin Sample Savable SavableDataset
@@ -211,9 +209,8 @@ MODULES: dict[str, str] = {
     "flavors.vqa_and_ocr": "VQAOCRSample VQAOCRWebdataset",
     "flavors.webdataset": """
         AVData AVDecoder AVDecoderType BaseWebdatasetFactory DefaultDecoderWebdatasetFactory
-        DefaultGenericWebdatasetFactory EmptyDatasetError ImageDecoderType
-        JoinedWebdatasetFactory MAIN_FOLDER_NAME SampleDecoder StandardWebdatasetFactory
-        WebdatasetMeta
+        DefaultGenericWebdatasetFactory EmptyDatasetError ImageDecoderType JoinedWebdatasetFactory
+        MAIN_FOLDER_NAME SampleDecoder StandardWebdatasetFactory WebdatasetMeta
     """,
     "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory",
     "flavors.webdataset.config": """
@@ -231,10 +228,10 @@ MODULES: dict[str, str] = {
         get_dataset_type get_info_shard_files load_yaml
     """,
     "flavors.webdataset.prepare": """
-        DuplicateSampleKeyError EPath INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
-        INFO_JSON_FILENAME INFO_YAML_FILENAME MAIN_FOLDER_NAME MediaFilterConfig ShardInfo
-        WebdatasetInfo WebdatasetPreparator WebdatasetSplits collapse edataclass
-        get_dataset_info load_yaml serialize_media_metadata to_json_object
+        DuplicateSampleKeyError EPath INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME
+        INFO_YAML_FILENAME MAIN_FOLDER_NAME MediaFilterConfig ShardInfo WebdatasetInfo
+        WebdatasetPreparator WebdatasetSplits collapse edataclass get_dataset_info load_yaml
+        serialize_media_metadata to_json_object
     """,
     "flavors.webdataset.sample_decoder": "AVDecoderType ImageDecoderType SampleDecoder",
     "flavors.webdataset.sharder": "Sharder",
@@ -243,16 +240,10 @@ MODULES: dict[str, str] = {
         DatasetSubset FilteredSample ShardInfo WebdatasetInfo WebdatasetSplits
     """,
     "loader": "get_loader get_savable_loader",
-    "media": """
-        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
-        serialize_media_metadata
-    """,
+    "media": HOMES["formats.media"],
     "media.extractor": "MediaFilterConfig MediaFilterStrategy",
     "media.filesystem_prepare": "prepare_filesystem_dataset",
-    "media.metadata": """
-        AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType deserialize_media_metadata
-        serialize_media_metadata
-    """,
+    "media.metadata": HOMES["formats.media"],
     "metadataset": """
         DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset
         prepare_metadataset traverse_metadataset
@@ -264,14 +255,14 @@ MODULES: dict[str, str] = {
         TraversedDatasetReference
     """,
     "metadataset.metadataset": """
-        DatasetReference=compat.megatron.documents.nodes:DatasetReferenceV1
-        Metadataset MetadatasetBlender
+        DatasetReference=compat.megatron.documents.nodes:DatasetReferenceV1 Metadataset
+        MetadatasetBlender
     """,
     "metadataset.metadataset_v2": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
-        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference
-        BlendJoinDatasetReference DatasetReference JoinDatasetReference MetadatasetBlend
-        MetadatasetBlendEpochized MetadatasetJoin MetadatasetV2 Subset
+        BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference BlendJoinDatasetReference
+        DatasetReference JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized
+        MetadatasetJoin MetadatasetV2 Subset
     """,
     "module_loader": "ModuleLoader",
     "rng": "SystemRng SystemRngState WorkerRng",
@@ -284,13 +275,13 @@ MODULES: dict[str, str] = {
     "source_info": "SourceInfo add_source_info get_source_info",
     "state": "FlexState",
     "task_encoder": """
-        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder basic_sample_keys
-        batch_list batch_pad_stack batch_stack cooker generic_batch get_train_dataset
-        get_val_dataset get_val_datasets stateless
+        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder basic_sample_keys batch_list
+        batch_pad_stack batch_stack cooker generic_batch get_train_dataset get_val_dataset
+        get_val_datasets stateless
     """,
     "task_encoder.base": """
-        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder batch_list
-        batch_pad_stack batch_stack generic_batch get_failure_tolerance get_stateless stateless
+        AugmentTaskEncoder Batch Cooker DefaultTaskEncoder TaskEncoder batch_list batch_pad_stack
+        batch_stack generic_batch get_failure_tolerance get_stateless stateless
     """,
     "task_encoder.cooking": """
         Cooker basic_sample_keys cooker get_cooker_need_cache get_cooker_need_primary
@@ -308,11 +299,7 @@ MODULES: dict[str, str] = {
     "tools.prepare": "command=cli.prepare:command",
     "tools.prepare_media": "command=cli.prepare_media:command",
     "tools.preview": "command=cli.preview:command",
-    "transforms": """
-        CenterCropMapper CustomTransform MergeTransform RandomCropMapper
-        RandomHorizontalFlipMapper RandomPerspectiveMapper RandomResizedCropMapper
-        RandomRotationMapper RandomVerticalFlipMapper ResizeMapper TransformMapper
-    """,
+    "transforms": HOMES["transforms.merge"],
     "transforms.custom": "CustomTransform",
     "transforms.mappers": """
         CenterCropMapper RandomCropMapper RandomHorizontalFlipMapper RandomPerspectiveMapper
@@ -324,9 +311,9 @@ MODULES: dict[str, str] = {
     "worker": "WorkerConfig",
     "wrappers": """
         BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset
-        GroupBatchDataset IterMapDataset LimitDataset LogSampleDataset MapDataset
-        MixBatchDataset PackingDataset RepeatDataset ShuffleBufferDataset SkipSample
-        WatchdogDataset concat_pad generic_concat homogeneous_concat_mix
+        GroupBatchDataset IterMapDataset LimitDataset LogSampleDataset MapDataset MixBatchDataset
+        PackingDataset RepeatDataset ShuffleBufferDataset SkipSample WatchdogDataset concat_pad
+        generic_concat homogeneous_concat_mix
     """,
     "wrappers.base": "BaseWrapperDataset SampleIndex get_sample_restore_key",
     "wrappers.batch_dataset": "BatchDataset",

@@ -17,7 +17,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.samples import sample
+from energon.samples import sample_types
 from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.tables.jsonl_lines import JsonlFileStore
 from energon.task_encoder.load import OpenJoin, OpenLeaf
@@ -215,64 +215,64 @@ class FlavorWebdataset(StandardWebdatasetFactory):
 class CaptioningWebdataset(FlavorWebdataset):
     """Images and captions."""
 
-    __sample_type__ = sample.CaptioningSample
+    __sample_type__ = sample_types.CaptioningSample
 
 
 class ImageWebdataset(FlavorWebdataset):
     """Images."""
 
-    __sample_type__ = sample.ImageSample
+    __sample_type__ = sample_types.ImageSample
 
 
 class ImageClassificationWebdataset(FlavorWebdataset):
     """Images and their classes."""
 
-    __sample_type__ = sample.ImageClassificationSample
+    __sample_type__ = sample_types.ImageClassificationSample
 
 
 class InterleavedWebdataset(FlavorWebdataset):
     """Images and texts in reading order."""
 
-    __sample_type__ = sample.InterleavedSample
+    __sample_type__ = sample_types.InterleavedSample
 
 
 class MultiChoiceVQAWebdataset(FlavorWebdataset):
     """Images and questions with answers to choose from."""
 
-    __sample_type__ = sample.MultiChoiceVQASample
+    __sample_type__ = sample_types.MultiChoiceVQASample
 
 
 class OCRWebdataset(FlavorWebdataset):
     """Images of text, and the text in them."""
 
-    __sample_type__ = sample.OCRSample
+    __sample_type__ = sample_types.OCRSample
 
 
 class SimilarityInterleavedWebdataset(FlavorWebdataset):
     """Images and texts with their similarity."""
 
-    __sample_type__ = sample.SimilarityInterleavedSample
+    __sample_type__ = sample_types.SimilarityInterleavedSample
 
 
 class TextWebdataset(FlavorWebdataset):
     """Texts."""
 
-    __sample_type__ = sample.TextSample
+    __sample_type__ = sample_types.TextSample
 
 
 class VidQAWebdataset(FlavorWebdataset):
     """Videos and questions about them."""
 
-    __sample_type__ = sample.VidQASample
+    __sample_type__ = sample_types.VidQASample
 
 
 class VQAOCRWebdataset(FlavorWebdataset):
     """Images with text in them and questions about them."""
 
-    __sample_type__ = sample.VQAOCRSample
+    __sample_type__ = sample_types.VQAOCRSample
 
 
 class VQAWebdataset(FlavorWebdataset):
     """Images and questions about them."""
 
-    __sample_type__ = sample.VQASample
+    __sample_type__ = sample_types.VQASample
