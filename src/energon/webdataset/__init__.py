@@ -106,7 +106,8 @@ _NAMES = {
         "jsonl_to_samples",
         "msgpacks_to_samples",
     ],
-    "reading.shard_sources": ["DirectoryShardList", "MultiShardSample", "shardspec"],
+    "reading.shard_folder": ["DirectoryShardList"],
+    "reading.shard_sources": ["MultiShardSample", "shardspec"],
     "shardlists": [
         "ResampledShardList",
         "ResampledShards",

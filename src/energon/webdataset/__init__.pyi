@@ -115,8 +115,10 @@ from energon.webdataset.pytorch import (
     IterableDataset as IterableDataset,
     TorchTensor as TorchTensor,
 )
-from energon.webdataset.reading.shard_sources import (
+from energon.webdataset.reading.shard_folder import (
     DirectoryShardList as DirectoryShardList,
+)
+from energon.webdataset.reading.shard_sources import (
     MultiShardSample as MultiShardSample,
     shardspec as shardspec,
 )

@@ -319,13 +319,13 @@ def expand(s: str) -> str:
 __getattr__ = reexport(
     __name__,
     {
-        "DirectoryShardList": "reading.shard_sources",
+        "DirectoryShardList": "reading.shard_folder",
         "MSSource": "reading.shard_sources",
         "MultiShardSample": "reading.shard_sources",
-        "check_pid_is_running": "reading.shard_sources",
-        "get_pid_from_filename": "reading.shard_sources",
+        "check_pid_is_running": "reading.shard_folder",
+        "get_pid_from_filename": "reading.shard_folder",
         "utils": "utils:",
-        "without_last_extension": "reading.shard_sources",
+        "without_last_extension": "reading.shard_folder",
         "is_iterable": "utils",
         "obsolete": "utils",
         "pipelinefilter": "filters",

@@ -5,11 +5,8 @@ read to its end and is complete. Paths below the cache folder mirror addresses, 
 share a file. Files stored by the cache are verified against their checksum and, where the server
 reports them, the size and version of the object.
 
-A file placed by a user overrides a shard: `DIR/shard.tar` overrides `s3://bucket/train/shard.tar`,
-and `DIR/train/shard.tar` does so where several shards have the same name. A file that would
-override two shards is an error.
-
-A full disk only costs time: shards are then read as if there were no cache.
+A file that a user has placed in the folder overrides a shard, see `shard_overrides`. A full disk
+only costs time: shards are then read as if there were no cache.
 """
 
 from __future__ import annotations
@@ -20,14 +17,12 @@ import json
 import logging
 import os
 import re
-import stat
 import tempfile
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.json_text import parse_json
@@ -35,9 +30,16 @@ from energon.formats.tar.stream import ByteStream
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import publish, write_atomic
 from energon.io.disk_cache import CachePolicy, DiskCache, is_intact, touch
-from energon.io.file_lock import FileLock
 from energon.limits import read_local_document
 from energon.webdataset.gopen import tell
+from energon.webdataset.reading.shard_overrides import (
+    check_overrides,
+    claim,
+    find_override,
+    has_content,
+    is_override,
+    record_path,
+)
 
 
 def nothing() -> None:
@@ -66,25 +68,18 @@ class ShardStream:
 logger = logging.getLogger("energon")
 
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
-_ABOUT = ".about.json"
-_CLAIM_BYTES = 1 << 16
-
-
-def _about(path: Path) -> Path:
-    """Return the path of the record of a file."""
-    return path.with_name(f".{path.name}{_ABOUT}")
 
 
 def _kept_shards(folder: Path) -> Iterator[Path]:
     """Yield the files that the cache has stored, not those placed by users."""
     for path in folder.rglob("*"):
-        if not path.name.startswith(".") and _about(path).exists() and path.is_file():
+        if not path.name.startswith(".") and record_path(path).exists() and path.is_file():
             yield path
 
 
 _SHARDS = CachePolicy(
     entries=_kept_shards,
-    beside=lambda path: (_about(path),),
+    beside=lambda path: (record_path(path),),
     keeps_last=True,
     lock=".trim.lock",
     warning="shard cache %s takes no shards (%s), which are read from their addresses without a "
@@ -174,7 +169,7 @@ class ShardCache:
 
         def completed() -> None:
             try:
-                self._note(url, caching)
+                self._keep(url, caching)
                 self.shrink()
             except OSError as error:
                 _SHARDS.warn(self.folder, error)
@@ -188,30 +183,23 @@ class ShardCache:
             ConfigError: If it also overrides another shard.
         """
         path = self._path(url)
-        if _has_content(path) and self._is_current(url, path):
-            if self._is_override(path):
-                _claim(path, url)
+        if has_content(path) and self._is_current(url, path):
+            if is_override(path):
+                claim(path, url)
             touch(path)
             return path
-        override = next(filter(self._is_override, self._overrides(url)), None)
+        override = find_override(self.folder, url)
         if override is not None:
-            _claim(override, url)
+            claim(override, url)
         return override
 
     def check_overrides(self, urls: Iterable[str]) -> None:
-        """Raise ConfigError if a file overrides two of these shards.
+        """Check that no file overrides two of these shards.
 
         Raises:
             ConfigError: If one does.
         """
-        names = self._names_of_overrides()
-        users: dict[Path, str] = {}
-        for url in urls if names else ():
-            if _address(url).rpartition("/")[2] not in names or _has_content(self._path(url)):
-                continue
-            path = next(filter(self._is_override, self._overrides(url)), None)
-            if path is not None and _address(users.setdefault(path, url)) != _address(url):
-                raise _ambiguous(path, users[path], url)
+        check_overrides(self.folder, urls, is_stored=lambda url: has_content(self._path(url)))
 
     def shrink(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""
@@ -221,71 +209,52 @@ class ShardCache:
         name = path_in_cache(url)
         if self.url_to_name is not None:
             chosen = self.url_to_name(url)
-            note = self._read_note(Path(self.folder, chosen))
-            name = chosen if note is None or note.get("url") == url else name
+            record = _read_record(Path(self.folder, chosen))
+            name = chosen if record is None or record.get("url") == url else name
         path = Path(self.folder, name)
         if not path.resolve().is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(
-                f"url_to_name returned {name!r} for {url}, which leads out of the cache"
+                f"url_to_name returned {name!r} for {redact(url)}, which leads out of the cache"
             )
         return path
 
-    def _overrides(self, url: str) -> Iterator[Path]:
-        """Yield the paths at which a file overrides a shard, the most specific first."""
-        if scheme_of(url) not in ("", "pipe"):
-            parts = [part for part in _address(url).split("/") if part not in ("", ".", "..")]
-            yield from (Path(self.folder, *parts[start:]) for start in range(1, len(parts)))
-
-    def _is_override(self, path: Path) -> bool:
-        """Return whether a file in the cache was placed there by a user."""
-        is_ours = path.name.startswith(".") or _about(path).exists()
-        return not is_ours and _has_content(path)
-
-    def _names_of_overrides(self) -> set[str]:
-        return {
-            name
-            for _, _, names in os.walk(self.folder)
-            for there in (set(names),)
-            for name in names
-            if not name.startswith(".") and f".{name}{_ABOUT}" not in there
-        }
-
-    def _note(self, url: str, stream: CachingStream) -> None:
+    def _keep(self, url: str, stream: CachingStream) -> None:
         """Keep a complete file, and record what is known about it."""
-        about = stream.finish()
-        if about is None:
+        content = stream.finish()
+        if content is None:
             return
         path = self._path(url)
         # The record comes first: a file without one counts as placed by a user.
-        text = json.dumps({"url": url, "version": _version(url), **about})
-        write_atomic(_about(path), text)
+        record = {"url": url, "version": _version(url), **content}
+        write_atomic(record_path(path), json.dumps(record))
         stream.keep()
 
-    def _read_note(self, path: Path) -> dict[str, Any] | None:
-        """Return the record of a file; empty for one placed by a user."""
-        try:
-            note = parse_json(read_local_document(_about(path)), origin="the note")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            return {}
-        return note if isinstance(note, dict) else {}
-
     def _is_current(self, url: str, path: Path) -> bool:
-        about = self._read_note(path)
-        if about is None:
+        record = _read_record(path)
+        if record is None:
             # Placed by a user, and therefore taken as it is.
-            return path.exists()
-        if about.get("url") != url:
+            return True
+        if record.get("url") != url:
             return False
-        size, mtime_ns, checksum = (about.get(name) for name in ("size", "mtime_ns", "crc"))
+        size, mtime_ns, checksum = (record.get(name) for name in ("size", "mtime_ns", "crc"))
         try:
             if not is_intact(path, size=size, mtime_ns=mtime_ns, checksum=checksum):
                 return False
         except OSError:
             return False
         version = _version(url)
-        return version is None or about.get("version") in (None, version)
+        return version is None or record.get("version") in (None, version)
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """Return what is recorded about a file: nothing if damaged, None if a user has placed it."""
+    try:
+        record = parse_json(read_local_document(record_path(path)), origin="the record")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 class CachingStream:
@@ -329,7 +298,7 @@ class CachingStream:
         return data
 
     def finish(self) -> dict[str, int] | None:
-        """Return the record of the file after it was read completely; None if it is gone."""
+        """Return size and checksum after it was read completely; None if the file is gone."""
         if self._file.closed:
             return None
         os.fsync(self._file.fileno())
@@ -352,78 +321,6 @@ class CachingStream:
             self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
-
-
-_claims: dict[Path, _Claim] = {}
-"""The shard that is overridden by each file that this process has used."""
-_claims_lock = threading.Lock()
-
-
-class _Claim(NamedTuple):
-    """The shard that a file is used for, by all running processes of this machine."""
-
-    shard: str
-    """A digest of its address, followed by the address for messages."""
-    lock: FileLock | None
-    """A lock that all of them share until they end; None if the folder is read-only."""
-
-
-def _claim(path: Path, url: str) -> None:
-    """Use a file for a shard, or raise ConfigError if it is used for another one.
-
-    Where no process knows the list of all shards, one worker may see one of two shards and another
-    worker the other. The use of a file is therefore recorded next to it while a process uses it.
-    """
-    address = _address(url)
-    shard = f"{hashlib.blake2b(address.encode(), digest_size=12).hexdigest()} {redact(address)}"
-    with _claims_lock:
-        place = path.resolve()
-        claim = _claims.get(place)
-        if claim is None:
-            claim = _claims[place] = _claim_for_all(place, shard)
-    if claim.shard != shard:
-        raise _ambiguous(path, claim.shard.partition(" ")[2], url)
-
-
-def _claim_for_all(path: Path, shard: str) -> _Claim:
-    try:
-        lock = FileLock(path.with_name(f".{path.name}.used"))
-    except OSError:
-        return _Claim(shard, None)
-    try:
-        if lock.hold(wait=False):
-            # No process uses it now.
-            os.ftruncate(lock.descriptor, 0)
-            os.pwrite(lock.descriptor, shard.encode(), 0)
-        # Another process may have come first between these locks: the record decides.
-        lock.hold(shared=True)
-        noted = os.pread(lock.descriptor, _CLAIM_BYTES, 0).decode("utf-8", "replace")
-    except OSError:
-        lock.close()
-        return _Claim(shard, None)
-    return _Claim(noted or shard, lock)
-
-
-def _ambiguous(path: Path, *urls: str) -> ConfigError:
-    first, second = (redact(_address(url)) for url in urls)
-    return ConfigError(
-        f"{path} would override two shards: {first} and {second}. Move it into a subfolder of the "
-        "cache with the name of the folder that holds the intended shard"
-    )
-
-
-def _address(url: str) -> str:
-    """Return an address without its query, which may contain signatures."""
-    return url.partition("?")[0]
-
-
-def _has_content(path: Path) -> bool:
-    """Return whether a file exists and is not empty; shards never are."""
-    try:
-        about = path.stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(about.st_mode) and about.st_size > 0
 
 
 def _version(url: str) -> str | None:
