@@ -93,6 +93,7 @@ def test_a_row_is_described_even_where_its_shard_is_gone(tmp_path):
     dataset = val(root)
     (root / "001.tar").unlink()
     text = dataset.describe_row(0, 1, 7)
+    assert dataset.quarantine_entry(0, 1, 7) is None
     assert text.startswith(f"sample number 7 of {root}, not located: ")
     assert "001.tar: no such file" in text
     assert text.endswith("epoch 0")
@@ -108,6 +109,9 @@ def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
         batches = list(loader)
     assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
     assert "lane 0 row 7 killed 3 workers and is skipped" in caplog.text
+    assert "write 001.tar/s7 into a file, as a line, and pass that file as exclude_from" in (
+        caplog.text
+    )
     deaths = [text for text in caplog.messages if "exited with code 1" in text]
     assert f"sample 's7' of {root} (number 7; 001.tar at byte" in deaths[0]
 

@@ -333,7 +333,7 @@ def test_a_hook_that_skips_every_sample_is_named(root, caplog):
     with get_savable_loader(train(root, SkipsAll())) as loader:
         next(iter(loader))
     (said,) = caplog.messages
-    assert said.startswith("SkipsAll.encode_sample has skipped 1,000 samples and let none through")
+    assert said.startswith("SkipsAll.encode_sample has raised SkipSample 1,000 times and let")
     assert "(last: sample 's" in said
 
 
@@ -406,8 +406,8 @@ def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(
     records = [record.getMessage() for record in caplog.records if record.name == "energon"]
     first = [text for text in records if "the first cause" in text]
     assert ["Traceback" in text for text in first] == [True] + [False] * 11
-    assert first[-2].startswith("skipped 100 samples because encode_sample failed in this way")
-    assert first[-1].startswith("skipped 1,000 samples because encode_sample failed in this way")
+    assert first[-2].startswith("encode_sample has failed in this way 100 times, and")
+    assert first[-1].startswith("encode_sample has failed in this way 1,000 times, and")
     (other,) = (text for text in records if "the other cause" in text)
     assert "Traceback" in other
 
@@ -421,3 +421,16 @@ def test_failures_without_a_message_are_named_by_their_type(root, caplog):
 
     next(iter(get_savable_loader(train(root, Asserting(), batch_size=20))))
     assert "skipped a sample: AssertionError (sample '" in caplog.text
+
+
+@pytest.mark.parametrize("hook", ["batch", "encode_batch"])
+def test_the_log_says_how_many_samples_a_failing_batch_loses(root, caplog, hook):
+    def fail(self, samples):
+        raise ValueError("too long")
+
+    encoder = type(
+        "FailsOnBatches", (DefaultTaskEncoder,), {hook: stateless(failure_tolerance=0)(fail)}
+    )
+    next(iter(val(root, encoder(), batch_size=4)), None)
+    assert "skipped 4 samples: ValueError: too long (sample '" in caplog.text
+    assert "skipped a sample" not in caplog.text

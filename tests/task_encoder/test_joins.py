@@ -183,6 +183,20 @@ def test_samples_without_a_match_are_skipped_or_none(root, nonmatch, wanted):
     assert pairs(val(path)) == wanted
 
 
+def test_a_row_of_a_join_is_described_by_all_its_samples(root):
+    dataset = get_val_dataset(
+        document(root, "[{path: captions}, {path: texts}]"),
+        worker_config=config(),
+        batch_size=None,
+        task_encoder=Plain(),
+        allow=("code",),
+    )
+    text = dataset.describe_row(0, 1, 6)
+    assert f"sample 's6' of {root / 'captions'}" in text
+    assert f"sample 's6' of {root / 'texts'}" in text
+    assert dataset.quarantine_entry(0, 1, 6) == "shards/001.tar/s6"
+
+
 def test_a_join_of_one_dataset_gives_its_samples_to_the_joiner(root):
     texts = val(document(root, "[{path: texts}]", function="shout"))
     assert [sample.text for sample in texts[:2]] == ["TEXT 19", "TEXT 18"]

@@ -24,7 +24,13 @@ from energon.errors import (
     RangesNotSupportedError,
     TruncatedError,
 )
-from energon.io.backends.base import NotNeededError, ObjectInfo, request_is_needed, while_needed
+from energon.io.backends.base import (
+    INDEX_AGAIN,
+    NotNeededError,
+    ObjectInfo,
+    request_is_needed,
+    while_needed,
+)
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.disk_cache import disk_cache
 from energon.io.retries import STEP_SECONDS
@@ -77,8 +83,7 @@ class RemoteObject:
             raise TruncatedError(
                 f"{self.store.place(self.info.key)}: has {self.info.size} bytes, expected those "
                 f"up to {stop}; the object is truncated or changed since it was indexed, restore "
-                "it "
-                "or run `energon prepare` again"
+                f"it, {INDEX_AGAIN}"
             )
         return self._copy.read(start, stop)
 

@@ -22,7 +22,13 @@ from energon.errors import (
     StorageTimeoutError,
     TruncatedError,
 )
-from energon.io.backends.base import Backend, ObjectInfo, seconds_left, time_limit
+from energon.io.backends.base import (
+    INDEX_AGAIN,
+    Backend,
+    ObjectInfo,
+    seconds_left,
+    time_limit,
+)
 from energon.io.retries import Retries
 from energon.io.settings import StorageSettings
 from energon.io.threads import WaitingThreads
@@ -311,8 +317,8 @@ class Store:
         if size < stop:
             raise TruncatedError(
                 f"{self.place(key)}: ends at byte {size}, expected {stop - start} bytes from byte "
-                f"{start}; the object is truncated or changed since it was indexed, restore it or "
-                "run `energon prepare` again"
+                f"{start}; the object is truncated or changed since it was indexed, restore it, "
+                f"{INDEX_AGAIN}"
             )
         raise StorageError(
             f"{self.place(key)}: got {len(data)} bytes from byte {start}, expected {stop - start}",

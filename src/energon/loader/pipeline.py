@@ -44,7 +44,7 @@ class DescribesRows(Protocol):
     """A pipeline that can also describe a row, for messages about skipped rows."""
 
     def describe_row(self, lane: int, lanes: int, row: int, state: State | None = None) -> str:
-        """Return key, shard and offset of the sample at `row` of a lane.
+        """Return in words the key, shard and offset of the sample at `row` of a lane.
 
         Args:
             lane: Number of the lane.
@@ -52,6 +52,11 @@ class DescribesRows(Protocol):
             row: Number of the row.
             state: Any state of the lane.
         """
+
+    def quarantine_entry(
+        self, lane: int, lanes: int, row: int, state: State | None = None
+    ) -> str | None:
+        """Return the line of a quarantine file that excludes that sample; None if unknown."""
 
 
 @runtime_checkable

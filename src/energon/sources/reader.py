@@ -41,6 +41,11 @@ class LocatedSource(SourceInfo):
             f"at byte {self.offset})"
         )
 
+    @property
+    def quarantine_entry(self) -> str:
+        """The line of a quarantine file that excludes it."""
+        return f"{self.shard_name}/{self.key}"
+
 
 @dataclass(frozen=True)
 class LostSource(SourceInfo):

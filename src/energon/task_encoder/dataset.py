@@ -17,9 +17,10 @@ from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
 from energon.samples.notebook import register_with_notebook, safe_html, table_html
-from energon.sources.reader import LeafReader
+from energon.sources.reader import LeafReader, LocatedSource
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.iterate import IterableLanes, register_with_torch
+from energon.stages.hooks.failures import describe_sources
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
@@ -238,13 +239,28 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             row: The row.
             state: Any state of the lane, which records where its mix was changed.
         """
+        address = self._address_of(lane, lanes, row, state)
+        return f"{describe_sources(self.reader.locate(address))}, epoch {address[1]}"
+
+    def quarantine_entry(
+        self, lane: int, lanes: int, row: int, state: State | None = None
+    ) -> str | None:
+        """Return the line of a quarantine file that excludes the sample at a row of a lane.
+
+        For a join, that of the first sample it joins. None if its shard cannot be read.
+        """
+        first, *_ = self.reader.locate(self._address_of(lane, lanes, row, state))
+        return first.quarantine_entry if isinstance(first, LocatedSource) else None
+
+    def _address_of(
+        self, lane: int, lanes: int, row: int, state: State | None
+    ) -> tuple[int, int, int]:
+        """Return the leaf, epoch and ordinal at a row of a lane."""
         plan = self.plan(lanes)
         if self.plan.past:
             plan = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
-        found = plan.at(lane, np.array([row]))
-        leaf, epoch, ordinal = (int(column[0]) for column in found)
-        (source,) = self.reader.locate((leaf, epoch, ordinal))
-        return f"{source}, epoch {epoch}"
+        leaf, epoch, ordinal = plan.at(lane, np.array([row]))
+        return int(leaf[0]), int(epoch[0]), int(ordinal[0])
 
     def report(
         self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+INDEX_AGAIN = "or run `energon prepare` again if the dataset was prepared with it"
+"""Advice to end a message with: only other libraries can write the indexes of their datasets."""
 _here = threading.local()
 
 

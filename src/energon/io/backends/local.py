@@ -19,7 +19,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.io.atomic import atomic_path
-from energon.io.backends.base import ObjectInfo
+from energon.io.backends.base import INDEX_AGAIN, ObjectInfo
 
 MAX_OPEN_FILES = 256
 TRUSTED_BYTES = 1 << 20
@@ -141,21 +141,17 @@ class OpenFile:
             close(self.descriptor)
 
 
-_INDEX_AGAIN = ", or run `energon prepare` again if the dataset was prepared with it"
-"""Datasets of other libraries have an index that only those can write."""
-
-
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
     """Return the error for a range that a file ending at byte `end` does not have."""
     return TruncatedError(
         f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is "
-        f"truncated or has changed, restore it{_INDEX_AGAIN}"
+        f"truncated or has changed, restore it, {INDEX_AGAIN}"
     )
 
 
 def _missing(path: str) -> DatasetNotFoundError:
     return DatasetNotFoundError(
-        f"{path}: no such file, but the dataset lists it; restore it{_INDEX_AGAIN}"
+        f"{path}: no such file, but the dataset lists it; restore it, {INDEX_AGAIN}"
     )
 
 

@@ -296,12 +296,24 @@ class ProcessWorker:
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
         log.error(
-            "lane %d row %d killed %d workers and is skipped from now on%s; to exclude it from "
-            "later epochs, too, list it under `exclude` in split.yaml, as SHARD/KEY",
+            "lane %d row %d killed %d workers and is skipped from now on%s%s",
             lane,
             row,
             self._options.max_deaths,
             self._describe_row(lane, row),
+            self._how_to_exclude(lane, row),
+        )
+
+    def _how_to_exclude(self, lane: int, row: int) -> str:
+        if not isinstance(self._pipeline, DescribesRows):
+            return ""
+        state = self._positions[lane].saved_state()
+        entry = self._pipeline.quarantine_entry(lane, self._lanes, row, state)
+        if entry is None:
+            return ""
+        return (
+            f"; to exclude it from later epochs, too, write {entry} into a file, as a line, and "
+            "pass that file as exclude_from"
         )
 
     def _place(self, link: ProcessLink) -> str:

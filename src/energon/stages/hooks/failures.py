@@ -13,7 +13,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from energon.errors import FatalSampleError, SampleError
-from energon.messages import Lines, describe_error
+from energon.messages import Lines, counted, describe_error
 from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
@@ -108,7 +108,7 @@ def log_exception(
     brief: bool = False,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Log that a sample failed and is skipped, with its origin and the traceback.
+    """Log that a sample, or those of a batch, failed and are skipped, with origin and traceback.
 
     For damaged data, whose messages are sufficient, and with `brief`, the traceback is logged at
     level DEBUG. `extra` is passed to the record.
@@ -121,12 +121,22 @@ def log_exception(
     """
     brief = (brief or isinstance(e, SampleError)) and not logger.isEnabledFor(logging.DEBUG)
     logger.warning(
-        "skipped a sample: %s (%s)%s",
+        "skipped %s: %s (%s)%s",
+        _lost(sample),
         describe_error(e),
         describe_sources(sources),
         "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
         extra=extra,
     )
+
+
+def _lost(argument: Any) -> str:
+    """Return in words how many samples are lost if a hook fails on `argument`."""
+    keys = argument if isinstance(argument, list) else getattr(argument, "__key__", None)
+    if isinstance(argument, Mapping):
+        keys = argument.get("__key__")
+    number = len(keys) if isinstance(keys, list) else 1
+    return "a sample" if number == 1 else counted(number, "sample")
 
 
 def reraise_exception(e: Exception, sample: Any, sources: Any = None) -> None:

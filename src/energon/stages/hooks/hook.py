@@ -340,10 +340,10 @@ class HookRunner:
         record.skips += 1
         if not record.succeeded and record.skips >= 1000 and _is_power_of_ten(record.skips):
             logger.warning(
-                "%s has skipped %s and let none through, so no batch can be made; check when it "
-                "raises SkipSample (last: %s)",
+                "%s has raised SkipSample %s and let nothing through, so no batch can be made; "
+                "check when it does so (last: %s)",
                 self.hook.title or self.name,
-                counted(record.skips, "sample", grouped=True),
+                counted(record.skips, "time", grouped=True),
                 describe_sources(self._sources(argument)),
             )
 
@@ -363,9 +363,9 @@ class HookRunner:
             log_exception(error, argument, sources, brief=count > 1, extra=extra)
         elif _is_power_of_ten(count):
             logger.warning(
-                "skipped %s because %s failed in this way: %s (last: %s)",
-                counted(count, "sample", grouped=True),
+                "%s has failed in this way %s, and its samples were skipped: %s (last: %s)",
                 hook.name,
+                counted(count, "time", grouped=True),
                 describe_error(error),
                 describe_sources(sources),
                 extra=extra,
