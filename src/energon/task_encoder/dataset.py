@@ -19,8 +19,8 @@ from energon.samples.crude import RestoreKey, flat, to_tuple
 from energon.samples.notebook import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader, LocatedSource
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
-from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.hooks.failures import describe_sources
+from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
