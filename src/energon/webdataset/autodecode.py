@@ -6,24 +6,22 @@ import os
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from energon.allow import refusal
 from energon.decode.arrays import decode_pth
-from energon.decode.documents import decode_json, quick_json_parser
 from energon.decode.images import IMAGE_SPECS
 from energon.decode.sample_decoder import DECODERS
-from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
-from energon.limits import DOCUMENT_BYTES, PART_DEPTH
+from energon.errors import ConfigError, EnergonError, SecurityError
 from energon.messages import bytes_in_words, describe_error
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stages.columns import JsonColumn, SampleColumns
+from energon.webdataset.stages.columns import COLUMN_DECODERS, SampleColumns
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
+    DecodingError,
     DecodingHandler,
     ImageHandler,
     call_extension_handler,
@@ -34,7 +32,7 @@ from energon.webdataset.stages.decoding_handlers import (
     torch_video,
 )
 from energon.webdataset.stages.mapping import Apply
-from energon.webdataset.utils import reexport
+from energon.webdataset.utils import identity, reexport
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -67,45 +65,6 @@ imagespecs: dict[str, tuple[str, str | None, str]] = {
 }
 """Names of image formats: library, type of the values, and channels."""
 
-
-class DecodingError(DecodeError):
-    """A field cannot be decoded; the message names the field and the sample.
-
-    Args:
-        url: Address of the shard.
-        key: Key of the sample.
-        k: Name of the field.
-        sample: The sample as it was read.
-        message: What is wrong; None for a message that names the field.
-
-    Example:
-        >>> error = DecodingError(key="a", k="png")
-        >>> error.key, error.k
-        ('a', 'png')
-    """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        key: str | None = None,
-        k: str | None = None,
-        sample: Any = None,
-        *,
-        message: str | None = None,
-    ) -> None:
-        where = f" of {url}" if url else ""
-        super().__init__(message or f"field {k!r} of sample {key!r}{where} cannot be decoded")
-        self.url = url
-        self.key = key
-        self.k = k
-        self.sample = sample
-
-    def __reduce__(self) -> Any:
-        # Not the sample, which may be large: another process that catches this gets its key.
-        again = partial(DecodingError, self.url, self.key, self.k, message=self.args[0])
-        return again, ()
-
-
 pytorch_weights_only = True
 """Whether only tensors are loaded from `.pth` fields; if False, this process unpickles them."""
 
@@ -123,10 +82,10 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
         >>> torch_loads(file.getvalue())
         tensor([0, 1, 2])
     """
-    return load_torch(data, security.resolve(allow))
+    return _load_torch(data, security.resolve(allow))
 
 
-def load_torch(data: bytes, allowed: Collection[str]) -> Any:
+def _load_torch(data: bytes, allowed: Collection[str]) -> Any:
     """Do the same with permissions resolved earlier; see `security.resolve`."""
     security.check_lock("torch", allowed)
     trusted = "pickle" in allowed or not pytorch_weights_only
@@ -147,10 +106,10 @@ def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
     Raises:
         SecurityError: If it is not allowed.
     """
-    return load_pickle(data, security.resolve(allow))
+    return _load_pickle(data, security.resolve(allow))
 
 
-def load_pickle(data: bytes, allowed: Collection[str]) -> Any:
+def _load_pickle(data: bytes, allowed: Collection[str]) -> Any:
     """Do the same with permissions resolved earlier; see `security.resolve`."""
     what = "the field is pickled, and unpickling runs any code that it contains"
     security.require("pickle", allowed, what)
@@ -212,10 +171,10 @@ class BasicHandler:
         """Return the function that decodes fields of a name that it claims."""
         function = self._function(key)
         if function is torch_loads:
-            return partial(load_torch, allowed=self.allowed)
+            return partial(_load_torch, allowed=self.allowed)
         if function is unpickle_loads:
-            return partial(load_pickle, allowed=self.allowed)
-        return function or _same
+            return partial(_load_pickle, allowed=self.allowed)
+        return function or identity
 
     def __call__(self, key: str, data: bytes) -> Any:
         return self.compiled(key)(data) if self.claims(key) else None
@@ -229,33 +188,6 @@ class BasicHandler:
     def __getstate__(self) -> dict[str, Any]:
         # Other processes have the initial registry.
         return {"allowed": self.allowed, "_changes": {**decoders.changes(), **self._changes}}
-
-
-def _same(data: bytes) -> bytes:
-    return data
-
-
-def _column(decode: Callable[[bytes], Any], column: Sequence[bytes]) -> list[Any]:
-    return list(map(decode, column))
-
-
-def _json_column(column: Sequence[bytes]) -> JsonColumn:
-    # No text has more levels than bytes, so the limits are looked up once for small ones.
-    if max(map(len, column)) <= min(PART_DEPTH.value, DOCUMENT_BYTES.value):
-        with suppress(Exception):
-            return JsonColumn(map(quick_json_parser(), column))
-    return JsonColumn(map(decode_json, column))
-
-
-_QUICK: dict[Any, Callable[[Sequence[bytes]], Sequence[Any]]] = {
-    **{step: partial(_column, step) for step in (DECODERS["txt"], DECODERS["cls"])},
-    decode_json: _json_column,
-    _same: lambda column: column,
-}
-"""Functions that decode a column of fields, by those that decode one field.
-
-All are quick, and their results are not much larger than the data: of a batch, all exist at once.
-"""
 
 
 def basichandlers(key: str, data: bytes) -> Any:
@@ -311,16 +243,11 @@ class Decoder:
         options: tuple[Any, ...] = (pre, post, only, partial)
         pre, post, only, partial = (*rest, *options[len(rest) :])
         allowed = security.resolve(allow)
-        self.handlers: tuple[DecodingHandler, ...] = tuple(
-            _handler(each, allowed)
-            for some in (
-                default_pre_handlers if pre is None else pre,
-                handlers,
-                default_post_handlers if post is None else post,
-            )
-            for each in some
-        )
-        self.only = only if only is None else frozenset(_words(only))
+        before = default_pre_handlers if pre is None else pre
+        after = default_post_handlers if post is None else post
+        self.handlers = tuple(_handler(each, allowed) for each in (*before, *handlers, *after))
+        names = only.split() if isinstance(only, str) else only
+        self.only = None if names is None else frozenset(names)
         self.partial = partial
         self._plan: dict[str, Any] = {}
         self._version = decoders.version
@@ -343,10 +270,9 @@ class Decoder:
         """
         plan, decoded = self._current_plan(), {}
         for name, data in sample.items():
-            if name in plan:
-                step = plan[name]
-            else:
-                step = plan[name] = self._plan_of(name)
+            if name not in plan:
+                plan[name] = self._step_of(name)
+            step = plan[name]
             if step is _META:
                 decoded[name] = _text(data) if type(data) is bytes else data
             elif step is None:
@@ -357,11 +283,11 @@ class Decoder:
                 except SecurityError:
                     raise
                 except Exception as error:
-                    raise self._error(_why(error, name, data), name, sample) from error
+                    raise _failed(_why(error, data), name, sample) from error
             elif self.partial:
                 decoded[name] = data
             else:
-                raise self._error(
+                raise _failed(
                     f"holds {type(data).__name__} instead of bytes; is it decoded twice? Pass "
                     "partial=True to leave such fields alone",
                     name,
@@ -380,19 +306,19 @@ class Decoder:
         plan, decoded = self._current_plan(), []
         for name, column in zip(table.names, table.columns, strict=True):
             if name not in plan:
-                plan[name] = self._plan_of(name)
+                plan[name] = self._step_of(name)
             step, kinds = plan[name], set(map(type, column))
             if step is None or (step is _META and bytes not in kinds):
                 decoded.append(column)
-            elif step in _QUICK and kinds == {bytes}:
-                decoded.append(_QUICK[step](column))
+            elif step in COLUMN_DECODERS and kinds == {bytes}:
+                decoded.append(COLUMN_DECODERS[step](column))
             else:
                 return None
         return SampleColumns(table.names, decoded)
 
     def decode1(self, key: str, data: bytes) -> Any:
         """Return the content of one field, decoded by its name."""
-        return self._chain("." + key, self.handlers)(data)
+        return _ask_in_turn(self.handlers, "." + key, data)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": {}, "_version": -1}
@@ -402,7 +328,7 @@ class Decoder:
             self._plan, self._version = {}, decoders.version
         return self._plan
 
-    def _plan_of(self, name: str) -> Any:
+    def _step_of(self, name: str) -> Any:
         """Return the function that decodes the bytes of fields with this name, or None."""
         if name.startswith("__"):
             return _META
@@ -412,31 +338,22 @@ class Decoder:
         for number, handler in enumerate(self.handlers):
             if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
                 # It may pass on other data under any key, so later handlers are called too.
-                return self._chain(key, self.handlers[number:])
+                return partial(_ask_in_turn, self.handlers[number:], key)
             if handler.claims(key):
                 compiled = getattr(handler, "compiled", None)
                 return partial(handler, key) if compiled is None else compiled(key)
-        return _same
+        return identity
 
-    @staticmethod
-    def _chain(key: str, handlers: Sequence[DecodingHandler]) -> Callable[[bytes], Any]:
-        def ask(data: Any) -> Any:
-            now = key
-            for handler in handlers:
-                result = handler(now, data)
-                if isinstance(result, Continue):
-                    now, data = result.key, result.data
-                elif result is not None or _definite(handler, now):
-                    return result
-            return data
 
-        return ask
-
-    def _error(self, what: str, name: str, sample: Mapping[str, Any]) -> DecodingError:
-        key, url = sample.get("__key__", ""), sample.get("__url__")
-        where = f" of {url}" if url else ""
-        message = f"field {name!r} of sample {key!r}{where} {what}"
-        return DecodingError(url, key, name, sample, message=message)
+def _ask_in_turn(handlers: Sequence[DecodingHandler], key: str, data: Any) -> Any:
+    """Return what the first handler that decodes the data makes of it; the data, if none does."""
+    for handler in handlers:
+        result = handler(key, data)
+        if isinstance(result, Continue):
+            key, data = result.key, result.data
+        elif result is not None or _claims(handler, key):
+            return result
+    return data
 
 
 def _handler(handler: Any, allowed: frozenset[str]) -> DecodingHandler:
@@ -449,20 +366,23 @@ def _handler(handler: Any, allowed: frozenset[str]) -> DecodingHandler:
             f"decode got {handler!r}; expected functions of key and data, or names of what "
             'images become, like "rgb" or "torchrgb"'
         )
-    found: DecodingHandler = handler
-    return found
+    return cast("DecodingHandler", handler)
 
 
-def _why(error: Exception, name: str, data: bytes) -> str:
+def _failed(problem: str, name: str, sample: Mapping[str, Any]) -> DecodingError:
+    key, url = sample.get("__key__", ""), sample.get("__url__")
+    return DecodingError(url, key, name, sample, problem=problem)
+
+
+def _why(error: Exception, data: bytes) -> str:
     if isinstance(error, EnergonError):
         return f"cannot be decoded: {error}"
     return f"cannot be decoded: {bytes_in_words(data)}: {describe_error(error)}"
 
 
-def _definite(handler: DecodingHandler, key: str) -> bool:
-    """Return whether None is the handler's result for the data, such as the null of JSON."""
-    claims = getattr(handler, "claims", None)
-    return claims is not None and claims(key)
+def _claims(handler: Any, key: str) -> bool:
+    """Return whether a handler decodes fields of a name: None is then its result, as for JSON."""
+    return hasattr(handler, "claims") and bool(handler.claims(key))
 
 
 def _text(data: bytes) -> str | bytes:
@@ -473,10 +393,6 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
-def _words(names: str | Iterable[str]) -> list[str]:
-    return names.split() if isinstance(names, str) else list(names)
-
-
-default_decoder = Decoder([*default_pre_handlers, *default_post_handlers])
+default_decoder = Decoder()
 
 __getattr__ = reexport(__name__, {"utils": "utils:"})

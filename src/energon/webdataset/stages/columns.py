@@ -13,11 +13,17 @@ from __future__ import annotations
 import marshal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+from energon.decode.documents import decode_json, quick_json_parser
+from energon.decode.sample_decoder import DECODERS
+from energon.limits import DOCUMENT_BYTES, PART_DEPTH
 from energon.webdataset.stages.base import take_function
+from energon.webdataset.utils import identity
 
 
 class JsonColumn(list[Any]):
@@ -71,6 +77,28 @@ class SampleColumns:
     def _pairs(self, values: Any) -> Iterator[tuple[Any, Any]]:
         return zip(self.names or (), values, strict=True)
 
+
+def _decode_each(decode: Callable[[bytes], Any], column: Sequence[bytes]) -> list[Any]:
+    return list(map(decode, column))
+
+
+def _decode_json(column: Sequence[bytes]) -> JsonColumn:
+    # No text has more levels than bytes, so the limits are looked up once for small ones.
+    if max(map(len, column)) <= min(PART_DEPTH.value, DOCUMENT_BYTES.value):
+        with suppress(Exception):
+            return JsonColumn(map(quick_json_parser(), column))
+    return JsonColumn(map(decode_json, column))
+
+
+COLUMN_DECODERS: dict[Any, Callable[[Sequence[bytes]], Sequence[Any]]] = {
+    **{decode: partial(_decode_each, decode) for decode in (DECODERS["txt"], DECODERS["cls"])},
+    decode_json: _decode_json,
+    identity: identity,
+}
+"""Functions that decode a column of fields, by those that decode one field.
+
+All are quick, and their results are not much larger than the data: of a batch, all exist at once.
+"""
 
 OnColumns = Callable[[SampleColumns], SampleColumns | None]
 """Changes all samples at once; None if they, or the data in them, need to be seen one by one."""

@@ -19,12 +19,50 @@ import numpy as np
 from energon.decode import images
 from energon.decode.images import ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DecodeError
 
 DecodingHandler = Callable[[str, Any], Any]
 
 IMAGE_EXTENSIONS: list[str] = sorted(images.IMAGE_EXTENSIONS)
 """Extensions of images. Programs may change the list before they create handlers."""
+
+
+class DecodingError(DecodeError):
+    """A field cannot be decoded; the message names the field and the sample.
+
+    Args:
+        url: Address of the shard.
+        key: Key of the sample.
+        k: Name of the field.
+        sample: The sample as it was read.
+        problem: What is wrong with the field.
+
+    Example:
+        >>> error = DecodingError(key="a", k="png")
+        >>> error.key, error.k
+        ('a', 'png')
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        k: str | None = None,
+        sample: Any = None,
+        *,
+        problem: str = "cannot be decoded",
+    ) -> None:
+        where = f" of {url}" if url else ""
+        super().__init__(f"field {k!r} of sample {key!r}{where} {problem}")
+        self.url = url
+        self.key = key
+        self.k = k
+        self.sample = sample
+        self.problem = problem
+
+    def __reduce__(self) -> Any:
+        # Not the sample, which may be large: another process that catches this gets its key.
+        return partial(DecodingError, self.url, self.key, self.k, problem=self.problem), ()
 
 
 @dataclass(frozen=True)
@@ -251,7 +289,6 @@ class _AudioHandler(_MediaHandler):
 def _audio(data: bytes) -> tuple[Any, int]:
     """Return the audio of a video, or None if it has none."""
     from energon.decode.av_audio import AudioReader
-    from energon.errors import DecodeError
 
     try:
         reader = AudioReader(io.BytesIO(data))
