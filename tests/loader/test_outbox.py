@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from energon.loader.hosting import Event
+from energon.loader.lane_worker import Event
 from energon.loader.processes import main
 from energon.loader.processes.link import ProcessLink
 from energon.loader.transport import outbox

@@ -3,9 +3,9 @@ from contextlib import suppress
 import pytest
 
 from energon.loader.hosting import RankStream, deal_lanes
-from energon.loader.local_workers import InlineWorker
 from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition
+from energon.loader.workers import InlineWorker
 from tests.loader.fake_pipeline import fake, in_order
 
 
@@ -40,3 +40,16 @@ def test_moves_positions_on():
 def test_every_worker_has_a_lane():
     assert deal_lanes(range(3), 8) == [range(0, 3, 8), range(1, 3, 8), range(2, 3, 8)]
     assert [list(dealt) for dealt in deal_lanes(range(5), 2)] == [[0, 2, 4], [1, 3]]
+
+
+def test_virtual_epochs_end_after_their_batches_wherever_they_began():
+    batches = stream(2)
+    batches.positions[0].epoch_batches = 1
+    epochs = RankStream(
+        [InlineWorker(fake(rows=2), LoaderOptions())], batches.positions, lanes=5, epoch_length=3
+    )
+    ends = []
+    for _ in range(8):
+        epochs.next_batch()
+        ends.append(epochs.epoch_is_over)
+    assert ends == [False, True, False, False, True, False, False, True]

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
+from energon.loader.lane_worker import Event, LaneWorker
 from energon.loader.monitoring.accounts import BatchClock
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
@@ -63,45 +64,6 @@ class DeliveryOrder:
         """Drop the lane that was next: it has no more batches."""
         heappop(self._numbers)
         self.lane = self._numbers[0] % self._lanes if self._numbers else None
-
-
-class Event(NamedTuple):
-    """The next event of a worker: a batch, the end of a lane, or a failure.
-
-    Args:
-        lane: The lane it concerns.
-        batch: What the lane yielded.
-        state: Pickled state of the lane after the batch; later batches do not change it.
-        counts: Statistics of the lane after the batch.
-        times: What it has spent time on; None if nothing was added, as with most batches: to send
-            it takes longer than to send a small batch.
-        ended: The lane has no more batches.
-        error: Raised instead of a batch.
-    """
-
-    lane: int
-    batch: Any = None
-    state: bytes | None = None
-    counts: Mapping[str, int] | None = None
-    times: Mapping[str, int] | None = None
-    ended: bool = False
-    error: BaseException | None = None
-
-
-class WorkerStatus(NamedTuple):
-    """The status of a worker.
-
-    Args:
-        name: Its name in messages.
-        pid: Process id; None before the process starts.
-        ready: How many batches are ready to be taken, as far as is known without asking.
-        thread: Native id of the thread that makes its batches; None before it starts.
-    """
-
-    name: str
-    pid: int | None
-    ready: int
-    thread: int | None
 
 
 class HostWatch(Protocol):
@@ -319,35 +281,6 @@ def _raiser(error: BaseException) -> str:
 _END = object()
 
 
-class LaneWorker(Protocol):
-    """A host of some lanes of a rank: the training process, a thread or a process."""
-
-    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Start hosting these lanes, out of `lanes` in total, and drop all others.
-
-        The caller owns `positions` and advances it with every batch taken.
-        """
-
-    def take(self) -> Event:
-        """Return the next event of the hosted lanes; raise only if there can be none."""
-
-    def arrived(self) -> Event | None:
-        """Return the event that `take` returns next if it is here already; never wait."""
-
-    @property
-    def status(self) -> WorkerStatus:
-        """Return its current status."""
-
-    def stats(self) -> dict[str, int]:
-        """Return the counts of events so far, by name."""
-
-    def stop(self) -> None:
-        """Begin to stop, without waiting."""
-
-    def close(self) -> None:
-        """Stop and release all resources. May be called twice."""
-
-
 def deal_lanes(lanes: Sequence[int], workers: int) -> list[Sequence[int]]:
     """Deal the lanes of a rank to at most `workers` workers, so that each has at least one.
 
@@ -365,6 +298,12 @@ class RankStream:
         workers: The workers that host the lanes, as dealt by `deal_lanes`.
         positions: Positions of all lanes of the rank, in order.
         lanes: How many lanes the run has in total.
+        epoch_length: Batches of the rank in a virtual epoch; 0 for no end.
+        is_pass: Whether the end of a virtual epoch is also that of the pass over the data.
+
+    Attributes:
+        delivered: Whether any batch was delivered.
+        epoch_is_over: Whether the last one was the last of a virtual epoch.
     """
 
     def __init__(
@@ -373,9 +312,16 @@ class RankStream:
         positions: Mapping[int, LanePosition],
         *,
         lanes: int,
+        epoch_length: int = 0,
+        is_pass: bool = False,
     ) -> None:
         self.positions = positions
-        self.delivered = False
+        self.delivered = self.epoch_is_over = False
+        self._epoch_length = epoch_length
+        self._is_pass = is_pass
+        self._epoch_batches = sum(p.epoch_batches for p in positions.values())
+        if epoch_length and self._epoch_batches >= epoch_length:
+            self.end_epoch()
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
         self._hosts: dict[int, LaneWorker] = {}
         for worker, dealt in zip(workers, deal_lanes(list(positions), len(workers)), strict=True):
@@ -413,10 +359,21 @@ class RankStream:
                 position.ended = False
                 self._order.advance()
                 self.delivered = True
+                self._epoch_batches += 1
+                self.epoch_is_over = self._epoch_batches == self._epoch_length
+                if self.epoch_is_over:
+                    self.end_epoch()
                 return batch
             position.ended = True
             self._order.drop()
         raise StopIteration
+
+    def end_epoch(self) -> None:
+        """Let the next batch be the first of a virtual epoch."""
+        self._epoch_batches = 0
+        for position in self.positions.values():
+            position.epoch_batches = 0
+            position.ended = position.ended or self._is_pass
 
     def arrived(self) -> Any:
         """Return the batch that is expected next if it is here already, else None."""

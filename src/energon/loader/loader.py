@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import replace
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
-from energon.loader.hosting import LaneWorker, RankStream, close_all, deal_lanes
-from energon.loader.local_workers import InlineWorker, ThreadWorker
+from energon.loader.hosting import RankStream, close_all, deal_lanes
+from energon.loader.lane_worker import LaneWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
+from energon.loader.workers import make_workers
 from energon.messages import counted, warn_once
 from energon.samples.notebook import safe_html, shown_in_notebooks, table_html
+from energon.stages.iterate import loop_length
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -84,7 +86,6 @@ class BasicDataLoader:
         if self.options.trace is not None:
             self._trace = TrainerTrace(self.options, self.worker_config)
         self._delivered = 0
-        self._epoch_batches = 0
         # After a restore within a pass that has ended for this rank, but not for all ranks.
         self._others_go_on = False
         # Whether all ranks of the run have delivered the same number of batches, as far as is
@@ -141,12 +142,8 @@ class BasicDataLoader:
         Raises:
             TypeError: If the dataset has no length either.
         """
-        length = self.dataset.virtual_epoch_length
-        counts = [self.dataset.num_batches(v, self._lanes) for v in self._rank_lanes()]
-        known = [count for count in counts if count is not None]
-        if len(known) == len(counts):
-            return min(sum(known), length or sum(known))
-        if length:
+        length = loop_length(self.dataset, self._rank_lanes(), self._lanes)
+        if length is not None:
             return length
         if isinstance(self.dataset, Sized):
             return len(self.dataset)
@@ -157,16 +154,11 @@ class BasicDataLoader:
 
     def _endless_length(self) -> int:
         """Return the number of batches in a pass over endless data; -1 if loops end."""
-        lanes = self._rank_lanes()
-        if self.dataset.virtual_epoch_length or not isinstance(self.dataset, Sized):
-            return -1
-        ends = not lanes or self.dataset.num_batches(lanes[0], self._lanes) is not None
-        if ends:
-            return -1
-        try:
-            return len(self.dataset)
-        except TypeError:  # wrappers around endless data have no length
-            return -1
+        ends = loop_length(self.dataset, self._rank_lanes()[:1], self._lanes) is not None
+        if not ends and isinstance(self.dataset, Sized):
+            with suppress(TypeError):  # wrappers around endless data have no length
+                return len(self.dataset)
+        return -1
 
     def stats(self, *, flat: bool = False) -> dict[str, Any]:
         """Return the statistics since this loader was created, as JSON.
@@ -318,42 +310,17 @@ class BasicDataLoader:
 
     def _open_stream(self) -> RankStream:
         if not self._workers:
-            self._workers += self._make_workers(len(self._positions))
-        self._stream = RankStream(self._workers, self._positions, lanes=self._lanes)
-        self._epoch_batches = self._epoch_progress()
-        return self._stream
-
-    def _make_workers(self, lanes: int) -> list[LaneWorker]:
-        requested = self.worker_config.num_workers
-        number = min(requested, lanes)
-        options = self._host_options(max(1, number))
-        if number < requested:
-            warn_once(
-                log,
-                f"idle workers {requested} {lanes}",
-                "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
-                "hosts. Use fewer workers, or give the run more lanes with "
-                "WorkerConfig(lanes=...)",
-                requested - number,
-                requested,
-                counted(lanes, "lane"),
+            self._workers += make_workers(
+                self.dataset, self.options, lanes=len(self._positions), trace=self._trace
             )
-        if number == 0:
-            return [InlineWorker(self.dataset, options)]
-        names = [f"energon rank {self.worker_config.rank} worker {i}" for i in range(number)]
-        if self.options.workers == "thread":
-            return [ThreadWorker(self.dataset, options, name=name) for name in names]
-        from energon.loader.processes.worker import make_process_workers
-
-        rebuilt = None if self._trace is None else self._trace.rebuilt
-        return list(make_process_workers(self.dataset, options, names=names, rebuilt=rebuilt))
-
-    def _host_options(self, workers: int) -> LoaderOptions:
-        """Return the options for each of this many workers."""
-        options, trace = self.options, self._trace
-        if trace is not None:
-            return replace(options, trace=trace.path, trace_batches=trace.window(workers))
-        return options if options.trace is None else replace(options, trace=None)
+        self._stream = RankStream(
+            self._workers,
+            self._positions,
+            lanes=self._lanes,
+            epoch_length=self.dataset.virtual_epoch_length,
+            is_pass=self.dataset.restart,
+        )
+        return self._stream
 
     def _pinned(self, batch: Any) -> Any:
         """Return a batch, pinned if batches are."""
@@ -373,35 +340,14 @@ class BasicDataLoader:
             # even if it fails again.
             self._stream = None
 
-    def _count_batch(self, asked_at: float) -> bool:
-        """Count a batch that was asked for at some moment; return whether a virtual epoch ends."""
+    def _count_batch(self, asked_at: float) -> None:
+        """Count a batch that was asked for at some moment."""
         monitor, now = self._monitor, perf_counter()
         self._delivered += 1
-        self._epoch_batches += 1
         monitor.waited += now - asked_at
         monitor.waiting_since = None
         if self._trace is not None:
             self._trace.waited(asked_at, now)
-        ends = self._epoch_batches == self.dataset.virtual_epoch_length
-        if ends:
-            self._end_epoch()
-        return ends
-
-    def _epoch_progress(self) -> int:
-        """Return the number of batches delivered in the virtual epoch; a full one is over."""
-        length = self.dataset.virtual_epoch_length
-        done = sum(p.epoch_batches for p in self._positions.values())
-        if length and done >= length:
-            self._end_epoch()
-            return 0
-        return done
-
-    def _end_epoch(self) -> None:
-        self._epoch_batches = 0
-        for position in self._positions.values():
-            position.epoch_batches = 0
-            # A pass over data that starts over with each loop ends here, too.
-            position.ended = position.ended or self.dataset.restart
 
 
 class _Loop(Iterator[Any]):
@@ -430,7 +376,8 @@ class _Loop(Iterator[Any]):
         except BaseException as error:
             loader._end_loop(error)
             raise
-        self._over = loader._count_batch(asked_at)
+        loader._count_batch(asked_at)
+        self._over = stream.epoch_is_over
         self._count += 1
         if self._count == loader._pass_length + 1:
             _warn_of_endless_loop(loader._pass_length)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.messages import counted
@@ -78,6 +78,33 @@ class IterableLanes:
             f"{type(self).__name__} is iterable, but cannot be indexed: iterate over it, or "
             "pass it to get_savable_loader"
         )
+
+
+class _Loops(Protocol):
+    """A pipeline as seen by `loop_length`."""
+
+    @property
+    def virtual_epoch_length(self) -> int: ...
+
+    def num_batches(self, lane: int, lanes: int) -> int | None: ...
+
+
+def loop_length(pipeline: _Loops, lanes: Iterable[int], num_lanes: int) -> int | None:
+    """Return how many batches a loop over some lanes of a run has; None if it does not end.
+
+    Args:
+        pipeline: The pipeline.
+        lanes: The lanes, such as those of a rank.
+        num_lanes: How many lanes the run has.
+    """
+    length = pipeline.virtual_epoch_length
+    total = 0
+    for lane in lanes:
+        batches = pipeline.num_batches(lane, num_lanes)
+        if batches is None:
+            return length or None
+        total += batches
+    return min(total, length or total)
 
 
 def register_with_torch(kind: type) -> None:

@@ -20,7 +20,7 @@ from energon.samples.notebook import register_with_notebook, safe_html, table_ht
 from energon.sources.reader import LeafReader, LocatedSource
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
 from energon.stages.hooks.failures import describe_sources
-from energon.stages.iterate import IterableLanes, register_with_torch
+from energon.stages.iterate import IterableLanes, loop_length, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
@@ -129,14 +129,10 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def __len__(self) -> int:
         """Return how many batches this rank delivers in an epoch."""
-        config = self.worker_config
-        lanes = self.default_lanes
-        batches = [self.num_batches(lane, lanes) for lane in config.rank_lanes(lanes)]
-        if None not in batches:
-            total = sum(count or 0 for count in batches)
-            return min(total, self.virtual_epoch_length or total)
-        if self.virtual_epoch_length:
-            return self.virtual_epoch_length
+        config, lanes = self.worker_config, self.default_lanes
+        length = loop_length(self, config.rank_lanes(lanes), lanes)
+        if length is not None:
+            return length
         samples = sum(round(leaf.num_samples * leaf.repetitions) for leaf in self.plan.leaves)
         of_a_rank = (self.batch_size or 1) * config.world_size
         return samples // of_a_rank if self.batch_drop_last else -(-samples // of_a_rank)

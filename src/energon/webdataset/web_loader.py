@@ -213,7 +213,7 @@ class LaneLoader(SavableDataLoader):
         has_begun = any(position.state is not None for position in self._positions.values())
         if self.dataset.virtual_epoch_length and has_begun:
             # The data is endless: each loop continues where the previous one stopped.
-            self._end_epoch()
+            (self._stream or self._open_stream()).end_epoch()
             return
         self._positions = {
             lane: LanePosition(
@@ -235,7 +235,7 @@ class LaneLoader(SavableDataLoader):
     def go_to(self, state: State) -> None:
         """Move to a saved position, even after the first batch."""
         self._stream = None
-        self._delivered = self._epoch_batches = 0
+        self._delivered = 0
         self._restore(merge_states(state), True)
         self.dataset = replace(self.dataset, lanes=self._lanes)
 

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -91,6 +92,17 @@ def thread_frames() -> Iterator[dict[int, FrameType]]:
             yield sys._current_frames()
         finally:
             _resume_collection()
+
+
+def other_stacks() -> Iterator[str]:
+    """Yield what each thread except this one is doing."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    with thread_frames() as frames:
+        stacks = {number: list(traceback.walk_stack(frame)) for number, frame in frames.items()}
+    for number, stack in stacks.items():
+        if number != threading.get_ident():
+            lines = traceback.StackSummary.extract(reversed(stack)).format()
+            yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
 def _pause_collection() -> None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energon.loader.hosting import WorkerStatus
+from energon.loader.lane_worker import WorkerStatus
 from energon.loader.monitoring.accounts import cpu_times, split_accounts
 from energon.loader.monitoring.meter import (
     DrawnAt,

@@ -71,7 +71,7 @@ _FUNCTIONS = {
     ("loader/hosting.py", "__next__"): _HOST,
     ("loader/processes/main.py", "_serve"): TRANSFER,
     ("loader/processes/main.py", "_wait"): IDLE,
-    ("loader/local_workers.py", "put"): IDLE,
+    ("loader/workers.py", "put"): IDLE,
 }
 """What single functions mean: a batch is made, passed on, or there is no room for it."""
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.loader.hosting import Event
+from energon.loader.lane_worker import Event
 from energon.loader.options import StartMethod
 from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed

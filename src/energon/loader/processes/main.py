@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from energon.loader.hosting import Event, LaneHost
+from energon.loader.hosting import LaneHost
+from energon.loader.lane_worker import Event
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace

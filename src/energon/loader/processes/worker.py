@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
-from energon.loader.hosting import Event, WorkerStatus
+from energon.loader.lane_worker import Event, WorkerStatus
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import DescribesRows, Pipeline

@@ -10,7 +10,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from energon.errors import WorkerError
-from energon.loader.hosting import Event
+from energon.loader.lane_worker import Event
 from energon.loader.transport.columns import by_column
 from energon.loader.transport.pickling import BatchPickler
 from energon.loader.transport.reports import RemoteError

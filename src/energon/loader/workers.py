@@ -1,4 +1,4 @@
-"""Workers within the training process: either none or threads.
+"""The workers of a rank: its own thread or other threads, and processes from `processes/`.
 
 A watchdog detects when a thread takes too long.
 """
@@ -10,21 +10,61 @@ import math
 import os
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.io.backends.base import while_needed
-from energon.loader.hosting import Event, LaneHost, WorkerStatus
-from energon.loader.monitoring.interpreter import thread_frames
-from energon.loader.monitoring.trace import HostTrace
+from energon.loader.hosting import LaneHost
+from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
+from energon.loader.monitoring.interpreter import other_stacks
+from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.options import LoaderOptions, log
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
-from energon.messages import Lines
+from energon.messages import Lines, counted, warn_once
+
+
+def make_workers(
+    pipeline: Pipeline, options: LoaderOptions, *, lanes: int, trace: TrainerTrace | None
+) -> list[LaneWorker]:
+    """Return the workers of a rank: as many as its configuration says, or as it has lanes.
+
+    Args:
+        pipeline: The pipeline that the lanes run.
+        options: How to host lanes.
+        lanes: The number of lanes of the rank.
+        trace: The trace of the rank, if there is one.
+    """
+    config = pipeline.worker_config
+    number = min(config.num_workers, lanes)
+    if trace is not None:
+        window = trace.window(max(1, number))
+        options = replace(options, trace=trace.path, trace_batches=window)
+    elif options.trace is not None:  # its file is complete: the loader has been closed
+        options = replace(options, trace=None)
+    if number < config.num_workers:
+        warn_once(
+            log,
+            f"idle workers {config.num_workers} {lanes}",
+            "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
+            "hosts. Use fewer workers, or give the run more lanes with WorkerConfig(lanes=...)",
+            config.num_workers - number,
+            config.num_workers,
+            counted(lanes, "lane"),
+        )
+    if number == 0:
+        return [InlineWorker(pipeline, options)]
+    names = [f"energon rank {config.rank} worker {i}" for i in range(number)]
+    if options.workers == "thread":
+        return [ThreadWorker(pipeline, options, name=name) for name in names]
+    from energon.loader.processes.worker import make_process_workers
+
+    rebuilt = None if trace is None else trace.rebuilt
+    return list(make_process_workers(pipeline, options, names=names, rebuilt=rebuilt))
+
 
 WATCHED_SECONDS = 10.0
 """The watching thread checks at least this often whether it is still needed."""
@@ -98,7 +138,7 @@ class Watchdog:
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
             self.seconds,
-            Lines("\n".join(_stacks())),
+            Lines("\n".join(other_stacks())),
         )
         try:
             if self.on_timeout is not None:
@@ -161,17 +201,6 @@ class _Clock:
 _clock = _Clock()
 # A forked process has no such thread, and may have inherited the lock while it was held.
 os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
-
-
-def _stacks() -> Iterator[str]:
-    """Yield what each thread except this one is doing."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    with thread_frames() as frames:
-        stacks = {number: list(traceback.walk_stack(frame)) for number, frame in frames.items()}
-    for number, stack in stacks.items():
-        if number != threading.get_ident():
-            lines = traceback.StackSummary.extract(reversed(stack)).format()
-            yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
 THREAD_CLOSE_SECONDS = 1.0

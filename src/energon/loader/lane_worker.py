@@ -1,0 +1,76 @@
+"""What the loader asks of the workers that host its lanes, and what it gets from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from energon.loader.state import LanePosition
+
+
+class Event(NamedTuple):
+    """The next event of a worker: a batch, the end of a lane, or a failure.
+
+    Args:
+        lane: The lane it concerns.
+        batch: What the lane yielded.
+        state: Pickled state of the lane after the batch; later batches do not change it.
+        counts: Statistics of the lane after the batch.
+        times: What it has spent time on; None if nothing was added, as with most batches: to send
+            it takes longer than to send a small batch.
+        ended: The lane has no more batches.
+        error: Raised instead of a batch.
+    """
+
+    lane: int
+    batch: Any = None
+    state: bytes | None = None
+    counts: Mapping[str, int] | None = None
+    times: Mapping[str, int] | None = None
+    ended: bool = False
+    error: BaseException | None = None
+
+
+class WorkerStatus(NamedTuple):
+    """The status of a worker.
+
+    Args:
+        name: Its name in messages.
+        pid: Process id; None before the process starts.
+        ready: How many batches are ready to be taken, as far as is known without asking.
+        thread: Native id of the thread that makes its batches; None before it starts.
+    """
+
+    name: str
+    pid: int | None
+    ready: int
+    thread: int | None
+
+
+class LaneWorker(Protocol):
+    """A host of some lanes of a rank: the training process, a thread or a process."""
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        """Start hosting these lanes, out of `lanes` in total, and drop all others.
+
+        The caller owns `positions` and advances it with every batch taken.
+        """
+
+    def take(self) -> Event:
+        """Return the next event of the hosted lanes; raise only if there can be none."""
+
+    def arrived(self) -> Event | None:
+        """Return the event that `take` returns next if it is here already; never wait."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Return its current status."""
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of events so far, by name."""
+
+    def stop(self) -> None:
+        """Begin to stop, without waiting."""
+
+    def close(self) -> None:
+        """Stop and release all resources. May be called twice."""
