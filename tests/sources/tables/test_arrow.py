@@ -109,6 +109,16 @@ def test_the_commands_tell_about_them(folder):
     assert "60 samples" in run("plan", folder).output
 
 
+def test_the_index_of_pandas_is_not_listed_among_columns(tmp_path):
+    import datasets
+
+    rows = {"n": [1, 2], "__index_level_0__": [7, 8]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "data")
+    assert "columns: n (int64)\n" in run("info", tmp_path / "data").output
+    (sample, _) = ArrowSource(tmp_path / "data").read(np.arange(2))
+    assert "__index_level_0__" not in sample
+
+
 def test_damaged_files_are_reported(folder):
     path = folder / "data-00001-of-00003.arrow"
     whole = path.read_bytes()

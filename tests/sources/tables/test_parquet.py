@@ -279,6 +279,8 @@ def test_all_types_become_what_python_has_for_them(tmp_path):
     assert [sample["dictionary"] for sample in samples] == ["x", "y", "x"]
     assert samples[0]["none"] is None
     assert "__index_level_0__" not in samples[0]
+    told = KIND.describe(str(tmp_path))["columns"]
+    assert list(told) == ["list", "struct", "dictionary", "none"]
 
 
 def test_folders_of_a_hive_partitioned_tree_become_parts(tmp_path):

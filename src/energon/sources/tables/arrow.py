@@ -30,7 +30,7 @@ from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions
-from energon.sources.tables.rows import RowSource
+from energon.sources.tables.rows import RowSource, column_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -253,7 +253,8 @@ class ArrowKind(RowKind):
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        splits, size, schema = {}, 0, None
+        splits, size = {}, 0
+        columns: dict[str, str] = {}
         for name, folder in saved_split_folders(address).items():
             batches = ArrowBatches(folder, data_files(folder))
             count = int(batches.ends[-1])
@@ -263,7 +264,8 @@ class ArrowKind(RowKind):
                 "excluded": 0,
             }
             size += sum(footer.size for footer in batches.footers)
-            schema = schema or (batches.schema if batches.names else None)
+            if batches.names:
+                columns = columns or column_types(batches)
         return {
             "sample_type": "CrudeSample",
             "samples": sum(split["samples"] for split in splits.values()),
@@ -272,7 +274,7 @@ class ArrowKind(RowKind):
             "missing_shards": [],
             "energon_version": None,
             "splits": splits,
-            "columns": {field.name: str(field.type) for field in schema or ()},
+            "columns": columns,
         }
 
 

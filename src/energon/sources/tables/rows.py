@@ -233,7 +233,7 @@ class RowSource(LazySource):
 
     @cached_property
     def all_parts(self) -> list[str]:
-        columns = [name for name in self.groups.schema.names if not name.startswith("__")]
+        columns = filter(_is_data, self.groups.schema.names)
         names = list(dict.fromkeys((*columns, *self.partitions)))
         named = [f"{column}_name" for column in self.class_names if column in names]
         return [*names, *(name for name in named if name not in names)]
@@ -246,8 +246,7 @@ class RowSource(LazySource):
         schema = self.groups.schema
         if chosen is None:
             given = None
-            # Names such as __index_level_0__ are not data.
-            names = [name for name in schema.names if not name.startswith("__")]
+            names = list(filter(_is_data, schema.names))
         else:
             given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
             if self.options.columns is not None and len(given) < len(set(chosen)):
@@ -416,11 +415,16 @@ def partitions(name: str) -> dict[str, str | None]:
 
 def column_types(groups: RowGroups) -> dict[str, str]:
     """Return the types of the columns of files, and of the values in the names of their folders."""
-    types = {column.name: str(column.type) for column in groups.schema}
+    types = {column.name: str(column.type) for column in groups.schema if _is_data(column.name)}
     values = _partition_values([partitions(footer.name) for footer in groups.footers])
     for key, found in values.items():
         types[key] = "int64" if any(isinstance(value, int) for value in found) else "string"
     return types
+
+
+def _is_data(column: str) -> bool:
+    """Return whether samples have a column; others, such as __index_level_0__, are of writers."""
+    return not column.startswith("__")
 
 
 def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, list[Any]]:
