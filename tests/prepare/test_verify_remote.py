@@ -327,7 +327,7 @@ def test_jsonl_files_in_stores_are_checked_and_repaired(s3, tmp_path):
         assert (report.ok, report.num_samples, report.dataset) == (True, 20, address)
     write_bytes(address, path.read_bytes() + b'{"n": 20}\n')
     (problem,) = verify_remote(address, depth="quick").problems
-    assert problem.kind == "index-stale"
+    assert problem.kind == "content-changed"
     assert address in problem.message
     done = repair(address)
     assert (done.indexed, done.after.ok, done.after.num_samples) == (["x.jsonl"], True, 21)

@@ -133,7 +133,7 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
     """
     size = file_state(path).size
     problems: list[Problem] = []
-    known = _index(path, size, problems)
+    known = _index(path, size, depth, problems)
     if depth != "quick":
         try:
             with reporting(path):
@@ -152,7 +152,9 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
     return len(known) - 1, problems
 
 
-def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64] | None:
+def _index(
+    path: Path, size: int, depth: Depth, problems: list[Problem]
+) -> NDArray[np.uint64] | None:
     index = Path(jsonl_index_path(path))
     try:
         if is_packed(path):
@@ -164,7 +166,7 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
                 index = Path(jsonl_copy_path(path))
                 found = index.stat().st_size if index.exists() else len(index_content(index, path))
                 if found != points.packed_size:
-                    raise ShardChangedError(
+                    raise FormatError(
                         f"{index}: has {found} bytes, had {points.packed_size} when it was written"
                     )
             index, size = Path(jsonl_index_path(path)), points.unpacked_size
@@ -175,10 +177,19 @@ def _index(path: Path, size: int, problems: list[Problem]) -> NDArray[np.uint64]
         message = f"{index}: no such file; run `energon prepare {shell_word(path)}`"
         problems.append(Problem("index-missing", index.name, message, True))
     except ShardChangedError as error:
-        problems.append(Problem("index-stale", index.name, str(error), True))
+        if depth == "quick":
+            problems.append(_change(path, str(error)))
+        else:
+            problems.append(Problem("index-stale", index.name, str(error), True))
     except FormatError as error:
         problems.append(Problem("index-damaged", index.name, str(error), True))
     return None
+
+
+def _change(path: Path, message: str) -> Problem:
+    """Return the problem of a file of another size, whose lines were not checked."""
+    message += f", unless `energon verify {shell_word(path)}` finds damage"
+    return Problem("content-changed", path.name, message, False, path.name)
 
 
 def _damage(path: Path, message: str, key: str | None = None) -> Problem:
