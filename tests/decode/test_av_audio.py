@@ -21,6 +21,8 @@ WRITTEN = {
     "wav of 24 bits": {"format": "WAV", "subtype": "PCM_24"},
     "wav of 8 bits": {"format": "WAV", "subtype": "PCM_U8"},
     "wav of floats": {"format": "WAV", "subtype": "FLOAT"},
+    "aiff": {"format": "AIFF", "subtype": "PCM_16"},
+    "aiff of floats": {"format": "AIFF", "subtype": "FLOAT"},
     "flac": {"format": "FLAC", "subtype": "PCM_16"},
     "flac of 24 bits": {"format": "FLAC", "subtype": "PCM_24"},
     "mp3": {"format": "MP3", "bitrate_mode": "CONSTANT"},

@@ -11,11 +11,13 @@ import cbor2
 import msgpack
 import numpy as np
 import pytest
+import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.decode.arrays import decode_tenbin, encode_tenbin
+from energon.decode.resize import RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
@@ -234,3 +236,36 @@ def test_without_torch_images_are_arrays():
         "assert type(image).__module__ == 'numpy' and image.shape == (8, 12, 3), image"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"image_size": 16},
+        {"min_size": 8},
+        {"max_enlargement": 1.1},
+        {"exact_resize": True},
+        {"random_resized_crop": True},
+        {"random_resized_crop": RandomResizedCrop(scale=(0.5, 1.0))},
+        {"decoders": {"jpg": None}},
+        {"decoders": {"csv": len}},
+    ],
+)
+def test_the_description_shows_each_setting_that_changes_values(changed):
+    basis = {} if "min_size" in changed else {"image_size": (24, 24)}
+    before, after = (SampleDecoder(**each).config() for each in (basis, {**basis, **changed}))
+    assert json.loads(json.dumps(before)) != json.loads(json.dumps(after))
+
+
+def test_settings_that_mean_the_same_are_described_alike():
+    one = SampleDecoder(image_size=24, random_resized_crop=True)
+    other = SampleDecoder(image_size=(24, 24), random_resized_crop=RandomResizedCrop())
+    assert one.config() == other.config()
+
+
+@pytest.mark.parametrize("name", ["aif", "aiff", "AIFC"])
+def test_aiff_is_audio(name):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros(800), 8000, format="AIFF", subtype="FLOAT")
+    decoder = SampleDecoder()({name: buffer.getvalue()})[name]
+    assert decoder.get_metadata().audio_duration == 0.1

@@ -33,7 +33,7 @@ def test_images_are_told_by_their_first_bytes(name, extension):
     assert guess_extension(buffer.getvalue()[:SIGNATURE_BYTES]) == extension
 
 
-@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg"])
+@pytest.mark.parametrize("kind", ["wav", "aiff", "flac", "mp3", "ogg"])
 def test_sounds_are_told_by_their_first_bytes(kind):
     data, _ = written(kind)
     assert guess_extension(data[:SIGNATURE_BYTES]) == kind
@@ -47,11 +47,11 @@ def test_videos_are_told_by_their_first_bytes(name, extension):
     assert guess_extension(encode_video(kind)[:SIGNATURE_BYTES]) == extension
 
 
-@given(st.sampled_from(["", "BM", "ID3", "GIF8", "OggS", "FLV", "RIFF", "fLaC"]), st.text())
+@given(st.sampled_from(["", "BM", "ID3", "GIF8", "OggS", "FLV", "RIFF", "FORM", "fLaC"]), st.text())
 def test_no_text_is_taken_for_something_else(start, text):
     data = (start + "".join(letter for letter in text if letter >= " ")).encode()
     real = data.startswith((b"GIF87a", b"GIF89a")) or data[4:8] == b"ftyp"
-    if not real and data[8:12] not in (b"WEBP", b"AVI ", b"WAVE"):
+    if not real and data[8:12] not in (b"WEBP", b"AVI ", b"WAVE", b"AIFF", b"AIFC"):
         assert guess_extension(data) is None
 
 

@@ -142,12 +142,15 @@ def check_riff(stream: IO[bytes]) -> None:
         raise DecodeError(f"the file has {size} of {said + 8} bytes")
 
 
-AV_EXTENSIONS = frozenset(
+AUDIO_EXTENSIONS = frozenset(
     {
-        *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
         *("mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"),
+        *("aif", "aiff", "aifc"),
     }
 )
+AV_EXTENSIONS = AUDIO_EXTENSIONS | {
+    *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
+}
 
 AV_SPECS = ("AVDecoder", "torch", "pyav")
 

@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from importlib.util import find_spec
 from operator import methodcaller
@@ -129,13 +129,16 @@ class SampleDecoder:
         return fixed
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as plain data."""
+        """Return the settings as plain data, in which each that changes values shows."""
+        own = {name: _name_of(decode) for name, decode in self.decoders.items()}
         return {
             "type": type(self).__qualname__,
             "image_decode": self.image_decode,
             "av_decode": self.av_decode,
             "video_decode_audio": self.video_decode_audio,
             "guess_content": self.guess_content,
+            "resize": None if self._resize is None else asdict(self._resize),
+            "decoders": own,
         }
 
     def __call__(self, sample: Mapping[str, Any], *, seed: int = 0) -> Any:
@@ -325,6 +328,14 @@ class SampleDecoder:
         import pickle
 
         return pickle.loads(data)
+
+
+def _name_of(function: Callable[[bytes], Any] | None) -> str | None:
+    """Return the module and name of a function, or of the type of what is called like one."""
+    if function is None:
+        return None
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def is_media(name: str) -> bool:

@@ -64,6 +64,8 @@ def guess_extension(data: bytes) -> str | None:
     """
     if data[:4] == b"RIFF":
         return _RIFF.get(bytes(data[8:12]))
+    if data[:4] == b"FORM":
+        return "aiff" if data[8:12] in (b"AIFF", b"AIFC") else None
     if data[4:8] == b"ftyp":
         return _BRANDS.get(bytes(data[8:12]), "mp4")
     # Text may begin with these letters, but has no zero bytes and no control characters.

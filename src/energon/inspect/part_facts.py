@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon.decode.av_container import AV_EXTENSIONS
+from energon.decode.av_container import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from energon.decode.images import IMAGE_EXTENSIONS
 from energon.errors import DecodeError
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
@@ -14,7 +14,6 @@ from energon.sources.browse.tree import BrowsedFile
 
 MAX_MEASURED_TEXT = 4 << 20
 
-AUDIO = frozenset({"mp3", "wav", "flac", "m4a", "aac", "ogg", "oga", "opus"})
 TEXT = frozenset(
     {
         *("txt", "text", "transcript", "md", "csv", "tsv", "srt", "vtt", "yaml", "yml", "toml"),
@@ -42,7 +41,7 @@ def part_kind(extension: str) -> PartKind:
     if extension in IMAGE_EXTENSIONS:
         return "image"
     if extension in AV_EXTENSIONS:
-        return "audio" if extension in AUDIO else "video"
+        return "audio" if extension in AUDIO_EXTENSIONS else "video"
     if extension in TEXT:
         return "text"
     if extension in VALUES:

@@ -59,7 +59,7 @@ _INDEXES = ("index.json", "train/index.json")
 
 MEDIA = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),
-    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac"),
+    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc"),
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg"),
 )
 """Suffixes of the files in a folder of media."""

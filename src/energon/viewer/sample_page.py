@@ -45,6 +45,7 @@ SHOWN_TYPES = {
     "mp3": "audio/mpeg",
     "wav": "audio/wav",
     "flac": "audio/flac",
+    **dict.fromkeys(("aif", "aiff", "aifc"), "audio/aiff"),
     **dict.fromkeys(("m4a", "aac"), "audio/mp4"),
     **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
 }

@@ -136,7 +136,7 @@ IMAGES = frozenset(
 AV = frozenset(
     {
         *("aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "opus"),
-        *("wav", "webm"),
+        *("wav", "webm", "aif", "aiff", "aifc"),
     }
 )
 
