@@ -90,6 +90,22 @@ def test_samples_are_those_that_soundfile_reads(kind):
         )
 
 
+@pytest.mark.parametrize("length", [1, 100, 7744, 8000, 8192, 20000])
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_short_ogg_files_have_as_many_samples_as_were_written(rate, length):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tones(rate, 3)[0, :length], rate, format="OGG", subtype="VORBIS")
+    expected, _ = soundfile.read(io.BytesIO(buffer.getvalue()), dtype="float32", always_2d=True)
+    reader = AudioReader(io.BytesIO(buffer.getvalue()))
+    assert (reader.start, reader.num_samples) == (0, length)
+    assert reader.check() == length / rate
+    assert reader.all().shape == (1, length)
+    np.testing.assert_allclose(reader.all(), expected.T, atol=1e-4, rtol=0)
+    for first, stop in clips(max(length, 6)):
+        clip = reader.by_number(first, stop)
+        np.testing.assert_allclose(clip, expected.T[:, first : max(first, stop)], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", some([*ENCODED, *WITH_AUDIO]))
 def test_clips_are_those_of_a_full_decode(kind):
     data, expected = encoded(kind)

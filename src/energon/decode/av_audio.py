@@ -4,6 +4,10 @@ Decoding starts some time before the requested clip, because lossy codecs need e
 time stamps are coarser than samples, as in Matroska, they only identify the frame: all frames of
 such a stream but the first have the same number of samples. If they do not, decoding starts at
 the beginning.
+
+Ogg Vorbis with a single page of audio is trimmed here: FFmpeg takes the place of the last sample,
+which is all that the page says, for that of a whole block, so its time stamps begin a block too
+late, and it trims a block too much, or not at all.
 """
 
 from __future__ import annotations
@@ -69,6 +73,8 @@ class AudioReader:
 
     def __init__(self, stream: MediaStream) -> None:
         self._file = stream
+        self._end: int | None = None
+        """How many samples there are, if FFmpeg does not trim them correctly."""
         self._reopen()
         self._probe()
 
@@ -103,10 +109,9 @@ class AudioReader:
 
     def all(self) -> AudioSamples:
         """Return all samples, with shape (channels, samples) and values from -1 to 1."""
-        self._reopen()
         pieces = _DecodedPieces()
-        for frame in self._frames():
-            pieces.add(_to_floats(frame))
+        for _, samples in self._from(0):
+            pieces.add(samples)
         return pieces.joined(self._nothing())
 
     def check(self) -> float:
@@ -149,6 +154,8 @@ class AudioReader:
             raise DecodeError("the file has no audio stream")
         self._stream = self._container.streams.audio[0]
         self._stream.codec_context.thread_count = 1
+        if self._end is not None:
+            self._stream.codec_context.options = {"flags2": "+skip_manual"}
         self._tick = Fraction(self._stream.time_base or Fraction(1, 1_000_000))
         self._origin = max(0, self._container.start_time or 0) / 1_000_000
 
@@ -164,6 +171,10 @@ class AudioReader:
         regular = len(lengths) == PROBED_FRAMES and len(set(lengths[1:])) == 1
         self._grid = _Grid(lengths[0], lengths[1]) if regular else None
         times = [frame.pts or 0 for frame in frames] or [0]
+        if times[0] > 0 == self._stream.start_time and self._is_ogg_vorbis():
+            self._is_exact, self._grid, self._start = False, None, 0.0
+            self._end = self._stream.duration
+            return
         self._known_tick, self._known_place = times[0], 0
         if regular and self._has_gap(times[1] - times[0], lengths[0]):
             # Some files have one after the first frame, and the later one counts.
@@ -176,7 +187,10 @@ class AudioReader:
         self._reopen()
         total = sum(frame.samples for frame in self._frames())
         self._reopen()
-        return total
+        return total if self._end is None else self._end
+
+    def _is_ogg_vorbis(self) -> bool:
+        return self._container.format.name == "ogg" and self._stream.codec_context.name == "vorbis"
 
     def _has_gap(self, ticks: int, samples: int) -> bool:
         between = ticks * self._tick * self.rate
@@ -202,7 +216,7 @@ class AudioReader:
         place = 0
         for frame in self._frames():
             samples = _to_floats(frame)
-            yield place, samples
+            yield place, samples if self._end is None else samples[:, : max(0, self._end - place)]
             place += samples.shape[1]
 
     def _sought(self, target: int) -> Iterator[tuple[int, AudioSamples]]:
@@ -231,7 +245,10 @@ class AudioReader:
 
     def _frames(self) -> Iterator[AudioFrame]:
         with decoding():
-            yield from self._container.decode(self._stream)
+            frames = self._container.decode(self._stream)
+            if self._end is not None:
+                next(frames, None)  # not trimmed either: the block that starts the decoder
+            yield from frames
 
 
 def _to_floats(frame: AudioFrame) -> AudioSamples:
