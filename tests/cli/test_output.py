@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from energon.cli.main import main
 from tests.datasets import write_shard
+from tests.small_disks import small_disk
 
 
 @pytest.fixture
@@ -51,3 +54,14 @@ def test_output_without_room_is_an_error(listing):
 
 def test_help_without_room_is_an_error():
     assert printed_to(os.open("/dev/full", os.O_WRONLY), "--help") == NO_ROOM
+
+
+def test_a_full_disk_is_named_with_what_to_do(listing, tmp_path):
+    shard = listing[-1]
+    with small_disk(tmp_path / "disk", 4) as disk:
+        done = CliRunner().invoke(main, ["tar", "cat", shard, "-o", str(disk / "all.tar")])
+    assert (done.exit_code, done.output) == (
+        2,
+        f"Error: {disk}/all.tar: No space left on device; free some space and run the command "
+        "again\n",
+    )

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from energon.io.atomic import atomic_path, write_atomic
+from tests.small_disks import small_disk
 
 
 def test_the_new_content_replaces_the_old_as_a_whole(tmp_path):
@@ -74,3 +75,11 @@ def test_a_link_or_a_folder_in_the_way_is_not_written_to(tmp_path):
         write_atomic(tmp_path / name, "new")
         assert (tmp_path / name).read_text() == "new"
     assert (tmp_path / "secret").read_text() == "untouched"
+
+
+def test_an_error_of_a_full_disk_names_the_file(tmp_path):
+    with (
+        small_disk(tmp_path / "disk", 64) as disk,
+        pytest.raises(OSError, match="No space left on device: '.*/disk/x'$"),
+    ):
+        write_atomic(disk / "x", bytes(100_000))

@@ -30,6 +30,7 @@ from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
+from energon.metadataset.advice import explain_missing
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.importers import table
@@ -431,6 +432,20 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
     pack(path, tmp_path / "cut", rules=rules, maxcount=3)
     for shard in load_info(tmp_path / "whole").shard_counts:
         assert (tmp_path / "cut" / shard).read_bytes() == (tmp_path / "whole" / shard).read_bytes()
+
+
+def test_the_shards_of_an_interrupted_run_are_not_taken_for_all(tmp_path):
+    rows = [{"id": f"k{n}", "n": n} for n in range(6)]
+    path = write_table(tmp_path, ".jsonl", [*rows, {"id": "a.b", "n": 0}])
+    out, rules = tmp_path / "out", RowRules(key_column="id")
+    with pytest.raises(ConfigError, match="replace dots"):
+        pack(path, out, rules=rules, maxcount=3)
+    only = "out has only the shards that an interrupted `energon pack` has written; run the same"
+    assert only in explain_missing(str(out))
+    with pytest.raises(ConfigError, match=f"{only}.*delete .nv-meta/pack.json"):
+        prepare_dataset(out, split_ratio={"train": 1})
+    (out / ".nv-meta/pack.json").unlink()
+    assert prepare_dataset(out, split_ratio={"train": 1}).num_samples == 3
 
 
 def test_a_shard_whose_index_a_kill_prevented_has_checksums_after_the_rerun(tmp_path):

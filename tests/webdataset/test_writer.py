@@ -19,6 +19,7 @@ from PIL import Image
 import energon.webdataset as wds
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.webdataset.wids import descriptor
+from tests.small_disks import small_disk
 
 
 def members(path):
@@ -271,3 +272,12 @@ def test_functions_that_encode_one_value():
     assert np.load(io.BytesIO(wds.numpy_dumps(np.ones(2)))).tolist() == [1, 1]
     assert torch.load(io.BytesIO(wds.torch_dumps(torch.ones(2)))).tolist() == [1, 1]
     assert wds.imageencoder(np.zeros((2, 2)), "PNG")[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_an_error_of_a_full_disk_names_the_archive(tmp_path, name):
+    with small_disk(tmp_path / "disk", 64) as disk:
+        noise = np.random.default_rng(0).bytes(2_000_000)
+        with pytest.raises(OSError, match=f"No space left on device: '.*{name}'$"):
+            write(disk / name, {"__key__": "a", "bin": noise})
+        assert os.listdir(disk) == []

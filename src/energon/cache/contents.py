@@ -28,8 +28,7 @@ from uuid import uuid4
 
 from energon.cache.catalog import CONTENTS, CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
-from energon.io.atomic import publish
-from energon.io.disk_cache import FULL
+from energon.io.atomic import FULL, publish
 from energon.io.file_lock import FileLock
 
 FOLDER_PREFIX = "energon-cache-"

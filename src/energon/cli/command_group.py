@@ -170,8 +170,11 @@ class RefusedCommandError(click.ClickException):
 def failed_command(error: EnergonError | OSError) -> click.ClickException:
     """Return the exception with which click reports an error of ours or of the system."""
     if not isinstance(error, EnergonError):
+        from energon.io.atomic import NO_SPACE  # here, so that commands start without it
+
         where = "" if error.filename is None else f"{error.filename}: "
-        return RefusedCommandError(escape_text(f"{where}{error.strerror or error}"))
+        hint = "; free some space and run the command again" if error.errno in NO_SPACE else ""
+        return RefusedCommandError(escape_text(f"{where}{error.strerror or error}{hint}"))
     # What the system or a store refuses says nothing about the data.
     refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))
     return (RefusedCommandError if refused else click.ClickException)(str(error))

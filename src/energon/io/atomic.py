@@ -7,6 +7,7 @@ neither pile up nor need a cleanup.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -40,7 +41,17 @@ class ClosesOrAborts(ABC):
             self.abort()
 
 
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that is full, or a user who may not fill more of it."""
+FULL = NO_SPACE | {errno.EFBIG}
+"""The same, and that of a file that may not become that large."""
 _SUFFIX = "._partial"
+
+
+def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
+    """Add the path of the file to an error of a full disk: a failed write does not name it."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        error.filename = os.fspath(path)
 
 
 @contextmanager
@@ -59,7 +70,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.umask(umask)
             temporary.chmod(0o666 & ~umask)
             publish(temporary, target, flush=True)
-        except BaseException:
+        except BaseException as error:
+            name_if_full(error, target)
             temporary.unlink(missing_ok=True)
             raise
     finally:

@@ -15,7 +15,6 @@ is full. Only speed depends on the cache.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import mmap
 import os
@@ -32,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.address import is_remote, local_path, redact
-from energon.io.atomic import write_atomic
+from energon.io.atomic import FULL, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.file_lock import locked
@@ -46,8 +45,6 @@ T = TypeVar("T")
 
 CHECK_SHARE = 64
 """Sizes are checked again after this share of the limit has been written."""
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a disk that is full."""
 _CHECKSUM_BYTES = 1 << 20
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from energon.errors import DatasetNotFoundError
-from energon.formats.meta.info import META
+from energon.formats.meta.info import META, PACK_RECORD
 from energon.io.address import (
     address_name,
     is_remote,
@@ -39,6 +39,10 @@ MAX_SEARCHED_LEVELS = 3
 """How many folders above a path are looked at: in stores, each takes requests."""
 
 _CUT_SCHEME = re.compile(r"([a-z][a-z0-9]+):/?([^/].*)")
+
+INTERRUPTED_PACK = (
+    "has only the shards that an interrupted `energon pack` has written; run the same command again"
+)
 
 META_DOCUMENTS = ("dataset.yaml", "split.yaml", ".info.yaml")
 """Documents of a prepared dataset that could be taken for metadatasets."""
@@ -188,6 +192,8 @@ def _advice_on_folder(path: str, pack: str) -> str:
         return (
             f"holds no files; put tar shards into it and run `energon prepare {shell_word(shown)}`"
         )
+    if is_file(join_address(path, PACK_RECORD)):
+        return INTERRUPTED_PACK
     if any(name.endswith(".tar") for name in names):
         return f"has no .nv-meta/.info.json; run `energon prepare {shell_word(shown)}`"
     renamed = list(filter(None, map(name_of_lines, map(address_name, names))))

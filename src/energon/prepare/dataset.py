@@ -13,9 +13,10 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.formats.meta import yaml
-from energon.formats.meta.info import DatasetInfo, load_info
+from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo, load_info
 from energon.io.address import local_path
 from energon.messages import counted, nearest
+from energon.metadataset.advice import INTERRUPTED_PACK
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index.index import (
@@ -203,6 +204,8 @@ def prepare_dataset(
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
     with dataset_locked(dataset, indexing) as held:
+        if not indexing.is_locked:
+            _check_packed(dataset)
 
         def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
             yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
@@ -220,6 +223,16 @@ def prepare_dataset(
         if field_map:
             warn_of_missing_parts(dataset, shards, mapped, present_split(dataset))
         return info
+
+
+def _check_packed(dataset: Path) -> None:
+    """Refuse to make a dataset of the shards that an interrupted `energon pack` has written."""
+    meta = dataset / META
+    if (dataset / PACK_RECORD).exists() and not any((meta / name).exists() for name in INFO_FILES):
+        raise ConfigError(
+            f"{dataset} {INTERRUPTED_PACK}. To make a dataset of only these shards, delete "
+            f"{PACK_RECORD} first"
+        )
 
 
 def _check_yaml_name(name: str) -> None:

@@ -29,7 +29,7 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.atomic import publish
+from energon.io.atomic import NO_SPACE, publish
 from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.advice import advice, explain_missing
 
@@ -193,10 +193,8 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
-        hint = {
-            errno.ENOSPC: "; free some space and run it again; completed work is kept",
-            errno.EDQUOT: "; free some space and run it again; completed work is kept",
-        }.get(error.errno or 0, "")
+        hint = "; free some space and run it again; completed work is kept"
+        hint = hint if error.errno in NO_SPACE else ""
         raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
 
 

@@ -27,14 +27,14 @@ from energon.errors import (
     StorageError,
 )
 from energon.formats.json_text import parse_json
-from energon.formats.meta.info import META
+from energon.formats.meta.info import INFO_FILES, META
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
-from energon.io.atomic import atomic_path, write_atomic
+from energon.io.atomic import FULL, atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
-from energon.io.disk_cache import FULL, disk_cache
+from energon.io.disk_cache import disk_cache
 from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
@@ -52,7 +52,6 @@ log = logging.getLogger("energon")
 UNFINISHED = "media.partial."
 """Files below `.nv-meta` whose names begin like this are intermediate results for the next run."""
 INDEX_FILES = (".tar.idx", ".tar.parts")
-INFO_FILES = (".info.yaml", ".info.json")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
 """Files of `.nv-meta` in the order in which they replace the old ones; all others come later."""
 

@@ -25,6 +25,10 @@ from energon.messages import shell_word
 from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
+INFO_FILES = (".info.yaml", ".info.json")
+PACK_RECORD = f"{META}/pack.json"
+"""What `energon pack` writes first: an interrupted run continues only if it packs the same. Where
+it is and `.info.json` is not, shards are missing."""
 MAX_SAMPLES = (1 << 53) - 1
 """Far more than there are, and what numbers of samples are computed with holds it."""
 _ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://|pipe:")

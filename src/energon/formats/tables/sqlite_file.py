@@ -8,6 +8,7 @@ and values have a largest size.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -222,6 +223,24 @@ def name_of(file: SqliteFile) -> str:
     return "index.sqlite" if isinstance(file, bytes) else str(file)
 
 
+@contextmanager
+def writing_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn SQLite's errors of a full or failing disk into those of the system, which name `path`.
+
+    Other errors pass.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        number = _SYSTEM_ERRORS.get(error.sqlite_errorcode)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), os.fspath(path)) from error
+
+
+_SYSTEM_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR_WRITE: errno.EIO}
+
+
 def get_mark(path: Path) -> int | None:
     """Return the number that `set_mark` stored in a file; None if there is no such file."""
     if not path.exists():
@@ -235,7 +254,7 @@ def get_mark(path: Path) -> int | None:
 
 def set_mark(path: Path, number: int) -> None:
     """Store a number in a file, creating it if necessary."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with writing_file(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA user_version = {number}")
 
 

@@ -9,6 +9,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.tables.media_table import copy_media
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tables.sqlite_file import SqliteReader
+from energon.formats.tables.sqlite_file import SqliteReader, writing_file
 from energon.formats.tables.sqlite_index import (
     ShardState,
     ShardToIndex,
@@ -74,18 +75,27 @@ def write_name_index(
     current = [ShardState(name, *file_state(dataset / name)) for name in names]
     following = iter(shards)
     if not known or known != current[: len(known)]:
-        write_sqlite_index(target, _tables(dataset, following))
-        _copy_media(sqlite_path(dataset), target)
+        with _writing(dataset):
+            write_sqlite_index(target, _tables(dataset, following))
+            _copy_media(sqlite_path(dataset), target)
         return True
     for _ in islice(following, len(known)):
         pass  # indexed, and already in the SQL index
     if len(known) == len(current):
         list(following)
         return False
-    with reporting(target):
+    with _writing(dataset):
         shutil.copyfile(sqlite_path(dataset), target)
-    extend_sqlite_index(target, _tables(dataset, following))
+        extend_sqlite_index(target, _tables(dataset, following))
     return True
+
+
+@contextmanager
+def _writing(dataset: Path) -> Iterator[None]:
+    """Report errors of the disk on which the SQL index of a dataset is written."""
+    path = sqlite_path(dataset)
+    with reporting(path), writing_file(path):
+        yield
 
 
 def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> bool:
@@ -118,7 +128,8 @@ def _copy_media(source: Path, target: Path) -> None:
     if not source.is_file():
         return
     try:
-        copy_media(source, target)
+        with writing_file(target):
+            copy_media(source, target)
     except (FormatError, sqlite3.DatabaseError) as error:
         log.warning(
             "%s: media metadata that it may have had is lost: %s; `energon prepare-media` "

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError, FormatError, StorageError
 from energon.formats.media import MediaMetadata
-from energon.formats.meta.info import META, load_info
+from energon.formats.meta.info import INFO_FILES, META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
-from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark
+from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark, writing_file
 from energon.io.atomic import atomic_path, publish
 from energon.io.epath import AnyPath, EPath
 from energon.messages import shell_word
@@ -42,7 +42,7 @@ from energon.prepare.media.probe import (
     probe_shards,
     probe_some_files,
 )
-from energon.prepare.remote import INFO_FILES, check_writable, mirrored, mirrored_metadata
+from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
 
 SAMPLES_PER_JOB = 4096
 """How much is checked again if a process dies."""
@@ -344,7 +344,8 @@ def _work_copy(folder: Path) -> Iterator[Path]:
                     shutil.copyfile(index, temporary)
             set_mark(work, version)
     try:
-        yield work
+        with writing_file(work):
+            yield work
     except StorageError:
         raise  # nothing is wrong with the copy: the next run continues
     except EnergonError:

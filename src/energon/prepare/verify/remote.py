@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from energon.errors import DatasetNotFoundError, FormatError, ObjectChangedError
-from energon.formats.meta.info import META, load_info
+from energon.formats.meta.info import INFO_FILES, META, load_info
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import tar_index_path
@@ -20,7 +20,6 @@ from energon.io.threads import run_in_threads
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.remote import (
-    INFO_FILES,
     MAX_PARALLEL_COPIES,
     Mirror,
     Progress,

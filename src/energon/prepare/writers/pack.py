@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon.errors import ConfigError, EmptyDatasetError
-from energon.formats.meta.info import META, DatasetInfo
+from energon.formats.meta.info import META, PACK_RECORD, DatasetInfo
 from energon.prepare.dataset import Indexing, dataset_locked, describe_samples, prepare_dataset
 from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
 from energon.prepare.importers.row import PackSource, Row
@@ -23,8 +23,6 @@ from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWrite
 from energon.samples.field_map import FieldMap
 
 log = logging.getLogger("energon")
-RECORD = "pack.json"
-"""Records what is packed: an interrupted run continues only if that is the same."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def pack_dataset(
     with dataset_locked(folder, indexing) as held:
         if not options.overwrite:
             _check(folder, text)  # what another process may have written in the meantime
-        write_files([(folder / META / RECORD, text.encode())])
+        write_files([(folder / PACK_RECORD, text.encode())])
         place.begin(overwrite=options.overwrite)
         named = _write(source, place, options, progress)
         place.finish()
@@ -282,7 +280,7 @@ def _always(split: str) -> Callable[[str, Row], str]:
 
 def _check(folder: Path, text: str) -> None:
     """Refuse to mix what is packed according to `text` with anything else in the folder."""
-    path = folder / META / RECORD
+    path = folder / PACK_RECORD
     if folder.is_file():
         raise ConfigError(f"{folder}: is a file; expected a folder, or the name of a new one")
     # Asked first: a process that packs now has written its record before any other file.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from energon.errors import ConfigError, ObjectChangedError
-from energon.formats.meta.info import META, DatasetInfo
+from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.io.address import join_address, redact
@@ -22,8 +22,8 @@ from energon.io.threads import WaitingThreads
 from energon.prepare.dataset import Indexing
 from energon.prepare.importers.row import PackSource
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.remote import INDEX_FILES, INFO_FILES, Mirror, check_writable
-from energon.prepare.writers.pack import RECORD, PackOptions, pack_dataset
+from energon.prepare.remote import INDEX_FILES, Mirror, check_writable
+from energon.prepare.writers.pack import PackOptions, pack_dataset
 
 
 def pack_remote(
@@ -59,11 +59,7 @@ def pack_remote(
 
     def fill() -> None:
         found = list_files(address)
-        if (
-            not options.overwrite
-            and found
-            and f"{META}/{RECORD}" not in {each.key for each in found}
-        ):
+        if not options.overwrite and found and PACK_RECORD not in {each.key for each in found}:
             raise ConfigError(
                 f"{redact(address)}: is not empty, and was not made by `energon pack`; choose a "
                 "new folder"
@@ -111,8 +107,8 @@ class _Uploads:
 
     def begin(self, *, overwrite: bool) -> None:
         """Upload the record of what is packed, which tells a later run that it may continue."""
-        name = f"{META}/{RECORD}"
-        write_bytes(join_address(self._mirror.address, name), self.folder / name)
+        record = join_address(self._mirror.address, PACK_RECORD)
+        write_bytes(record, self.folder / PACK_RECORD)
 
     def take(self, shard: str) -> None:
         """Upload a shard after the previous one has arrived."""

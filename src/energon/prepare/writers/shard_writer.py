@@ -19,7 +19,7 @@ from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.formats.tar.scan_builder import ScanBuilder
 from energon.formats.tar.writer import ArchiveWriter, encode_header
 from energon.io.address import is_remote, local_path, redact
-from energon.io.atomic import ClosesOrAborts, atomic_path, write_atomic
+from energon.io.atomic import ClosesOrAborts, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
 from energon.prepare.index.index import index_files, index_shard
@@ -163,7 +163,8 @@ class TarWriter(ClosesOrAborts):
         try:
             for part in sample.parts:
                 self._write_part(key, part)
-        except BaseException:
+        except BaseException as error:
+            name_if_full(error, self.path)
             self.abort()  # it contains half a sample
             raise
         self.num_samples += 1
@@ -179,7 +180,8 @@ class TarWriter(ClosesOrAborts):
         try:
             self._archive.end()
             self._file.close()
-        except BaseException:
+        except BaseException as error:
+            name_if_full(error, self.path)
             self.abort()
             raise
         self._file = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, needs_extra
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
-from energon.io.atomic import ClosesOrAborts, atomic_path
+from energon.io.atomic import ClosesOrAborts, atomic_path, name_if_full
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.shard_writer import EncodedPart, EncodedSample, encode_sample
 from energon.webdataset import security
@@ -35,7 +35,7 @@ class Sink:
         stream: The stream that they are written to.
         packer: Compresses them; None does not.
         temporary: Renames a complete file; None for anything else.
-        path: Path of an uncompressed local file.
+        path: Path of a local file; None for anything else.
         owns_stream: Whether to close the stream.
     """
 
@@ -49,6 +49,7 @@ class Sink:
         owns_stream: bool = True,
     ) -> None:
         self.path = path
+        self.is_compressed = packer is not None
         self.write = (stream if packer is None else packer).write
         self._stream = stream
         self._packer = packer
@@ -65,6 +66,12 @@ class Sink:
             self._stream.flush()
         if self._temporary is not None:
             self._temporary.__exit__(None, None, None)
+
+    def abort_after(self, error: BaseException) -> None:
+        """Discard the archive because of an error, which names the file if the disk is full."""
+        if self.path is not None:
+            name_if_full(error, self.path)
+        self.abort()
 
     def abort(self) -> None:
         """Discard the archive, where that is possible."""
@@ -121,8 +128,7 @@ def open_sink(
         return Sink(device, _packer(device, kind, level))
     temporary = atomic_path(path)
     stream = temporary.__enter__().open("wb", buffering=1 << 20)
-    packer = _packer(stream, kind, level)
-    return Sink(stream, packer, temporary=temporary, path=None if packer else path)
+    return Sink(stream, _packer(stream, kind, level), temporary=temporary, path=path)
 
 
 def _compression(compress: bool | str | None, name: str) -> str | None:
@@ -292,9 +298,10 @@ class TarWriter(ClosesOrAborts):
             for part in sample.parts:
                 self._archive.add(part.header, part.content, part.size)
                 payload += part.size
-        except BaseException:
+        except BaseException as error:
             # It contains half a sample.
-            self.abort()
+            sink, self._sink = self._sink, None
+            sink.abort_after(error)
             raise
         self.num_samples += 1
         return payload
@@ -307,10 +314,10 @@ class TarWriter(ClosesOrAborts):
         try:
             self._archive.end(record_bytes=RECORD_BYTES)
             sink.close()
-        except BaseException:
-            sink.abort()
+        except BaseException as error:
+            sink.abort_after(error)
             raise
-        if self._index and sink.path is not None and self.num_samples:
+        if self._index and sink.path and not sink.is_compressed and self.num_samples:
             from energon.prepare.index.index import index_shard
 
             index_shard(sink.path)
