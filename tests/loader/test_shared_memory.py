@@ -1,4 +1,7 @@
 import os
+import resource
+
+import pytest
 
 from energon.loader.transport.slots import create_shared, map_shared, read_shared, share_bytes
 
@@ -23,3 +26,13 @@ def test_works_where_memory_cannot_be_anonymous(monkeypatch, tmp_path):
     descriptor = share_bytes(b"abc")
     assert os.listdir(tmp_path) == []
     assert read_shared(descriptor) == b"abc"
+
+
+def test_a_limit_of_the_size_of_files_is_named():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"may not create 5000 bytes of .*raise `ulimit -f`"):
+            create_shared(5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -5,6 +5,7 @@ In one more page, a worker leaves its current position in case it dies.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -27,7 +28,14 @@ def create_shared(size: int) -> int:
         # Not Linux: a file that is unlinked while it is still empty.
         descriptor, path = tempfile.mkstemp(prefix="energon-")
         os.unlink(path)
-    os.ftruncate(descriptor, size)
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.EFBIG:
+            reason = f"may not create {size} bytes of shared memory; raise `ulimit -f`"
+            raise OSError(errno.EFBIG, reason) from error
+        raise
     return descriptor
 
 
