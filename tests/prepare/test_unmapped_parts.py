@@ -9,7 +9,7 @@ from energon import WorkerConfig, get_train_dataset, get_val_dataset
 from energon.errors import ConfigError
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.writers import pack
-from energon.sources import webdataset
+from energon.sources import webdataset_kind
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard
@@ -168,7 +168,7 @@ def test_nothing_is_refused_where_shards_cannot_be_looked_at(tmp_path, monkeypat
     (root / "shards/003.tar").rename(root / "3")
     opened(root)
     (root / "3").rename(root / "shards/003.tar")
-    monkeypatch.setattr(webdataset, "MAX_PROBED_SHARDS", 3)
+    monkeypatch.setattr(webdataset_kind, "MAX_PROBED_SHARDS", 3)
     opened(root)
     monkeypatch.undo()
     for path in root.rglob("*.parts"):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -20,8 +21,8 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.formats.tables.part_table import PartTable
-from energon.io.address import redact
-from energon.io.epath import AnyPath, EPath
+from energon.io.address import is_remote, redact
+from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import kind_entry
@@ -167,10 +168,10 @@ class SingleSource:
         """Where the dataset is, in a list of one."""
         return [self.path]
 
-    @property
+    @cached_property
     def is_remote(self) -> bool:
         """Whether it is in an object store."""
-        return isinstance(self.path, EPath)
+        return is_remote(self.path)
 
     def keys(self, ordinals: Ints) -> list[str]:
         """Return the keys of samples. Slow: override it if keys can be told without places."""
@@ -179,6 +180,18 @@ class SingleSource:
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
         """Return the source itself: a sample consists of nothing else."""
         return [(cast("Source", self), ordinal)]
+
+
+class SplitSource(SingleSource):
+    """A source that reads a split, in which samples may be excluded.
+
+    Attributes:
+        split_part: The split.
+        excluded: The places of excluded samples in it, ascending; the others are numbered.
+    """
+
+    split_part: str
+    excluded: Ints
 
 
 class DatasetKind:

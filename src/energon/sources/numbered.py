@@ -15,12 +15,12 @@ from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.kinds import SingleSource
+from energon.sources.kinds import SplitSource
 from energon.sources.webdataset import included, places_of
 from energon.stages.reading.blocks import LazyLeafRows
 
 
-class NumberedSource(SingleSource, ABC):
+class NumberedSource(SplitSource, ABC):
     """The samples of a split, numbered from 0. Items are numbered over the whole dataset.
 
     Args:

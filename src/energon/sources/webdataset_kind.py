@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from energon.arrays import distinct
 from energon.errors import EmptyDatasetError, EnergonError
 from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import load_split
@@ -16,13 +19,19 @@ from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
 from energon.sources.kinds import DatasetKind
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import ShardPool
+from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
     from energon.sources.part_statistics import PartStatistics
+
+
+MAX_PROBED_SHARDS = 10_000
+"""How many shards are opened at most to determine which parts samples have."""
+MAX_SCANNED_SHARDS = 4
+"""How many of them may lack a part table, so that all of their headers are read."""
 
 
 class WebdatasetKind(DatasetKind):
@@ -73,7 +82,19 @@ class WebdatasetKind(DatasetKind):
         return not split.split_parts.get(leaf.split_part)
 
     def check_field_map(self, source: WebdatasetSource, field_map: FieldMap) -> None:
-        source.check_field_map(field_map)
+        """Raise ConfigError if a field map names parts that no sample has, according to the index.
+
+        As many shards are opened as it takes to find all parts, usually one. Nothing is checked if
+        shards cannot be opened, or if too many would have to be.
+        """
+        found: set[str] = set()
+        for names in _part_names(source):
+            if names is None:
+                return
+            found |= names
+            if not field_map.unmapped(found):
+                return
+        field_map.check_parts(found, origin=str(source.path))
 
     def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
         from energon.sources.files.webdataset import WebdatasetFileStore
@@ -132,6 +153,34 @@ class WebdatasetKind(DatasetKind):
 
 
 KIND = WebdatasetKind()
+
+
+def _part_names(source: WebdatasetSource) -> Iterator[frozenset[str] | None]:
+    """Yield the names of the parts in each shard; None where they cannot be determined."""
+    count = len(source.shards)
+    spread = np.linspace(0, count - 1, min(count, MAX_PROBED_SHARDS)).astype(int)
+    scanned = 0
+    for opened in _opened(source, distinct(spread).tolist()):
+        scanned += opened is not None and not opened.table.shard_mtime_ns
+        if opened is None or scanned > MAX_SCANNED_SHARDS:
+            yield None
+        else:
+            yield frozenset(opened.table.part_names)
+    if count > MAX_PROBED_SHARDS:
+        yield None
+
+
+def _opened(source: WebdatasetSource, shards: Sequence[int]) -> Iterator[OpenShard | None]:
+    """Yield open shards; remote ones are opened several at a time, except for the first."""
+    if source.is_remote:
+        for start in (0, *range(1, len(shards), OPEN_THREADS)):
+            yield from source.open_shards(shards[start : start + (OPEN_THREADS if start else 1)])
+        return
+    for shard in shards:
+        try:
+            yield source.open_shard(shard)
+        except EnergonError:
+            yield None
 
 
 def _parts(

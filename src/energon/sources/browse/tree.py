@@ -44,7 +44,7 @@ from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
 from energon.plan.leaves.subset import exclude_indices
 from energon.samples.crude import PART_FILES
-from energon.sources.webdataset import WebdatasetSource, included
+from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
     from energon.sources.kinds import Source
@@ -332,14 +332,7 @@ class TarContents(Contents):
             file, sample = reader.numbers(*found)
             shard = shards[file] if file < len(shards) else None
             if shard is not None:
-                yield from self._ordinals(shard, sample)
-
-    def _ordinals(self, shard: int, sample: int) -> list[int]:
-        """Return the number of a sample of a shard; nothing if it is skipped."""
-        source = self._source
-        low, high = source.bounds[shard : shard + 2].tolist()
-        place = low + sample - int(source.firsts[shard])
-        return included(source, place) if low <= place < high else []
+                yield from source.ordinals_of(shard, sample)
 
     def _matches(self, prefix: bytes) -> Iterator[int]:
         source = self._source
@@ -348,7 +341,7 @@ class TarContents(Contents):
                 # Opened one by one, shards on a busy disk would take seconds.
                 source.open_shards(range(shard, min(shard + SEARCHED_TOGETHER, len(source.shards))))
             for sample in source.open_shard(shard).table.starting_with(prefix):
-                yield from self._ordinals(shard, sample)
+                yield from source.ordinals_of(shard, sample)
 
 
 def _bytes_of(files: Mapping[str, BrowsedFile]) -> int:

@@ -33,6 +33,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
+from energon.sources.webdataset_kind import KIND
 from energon.task_encoder.dataset_class import DatasetOpening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import OpenLeaf, seeded_if_random
@@ -99,7 +100,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             allow=() if opening is None else opening.allow,
         )
         if isinstance(self._fields, FieldMap):
-            self.source.check_field_map(self._fields)
+            KIND.check_field_map(self.source, self._fields)
         self.name = self.source.path.name
         self.primary = WebdatasetFileStore(self.source.path)
         self.split_part = split_part
