@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
@@ -15,6 +15,7 @@ from energon.loader.state import check_steps, covered_by, read_positions
 from energon.loader.state_differences import RUN
 from energon.messages import counted
 from energon.metadataset.resolve import resolve
+from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
@@ -140,9 +141,10 @@ def open_saved_run(
     # Lanes that have not started over have delivered all of their batches.
     first_turn = max(turns, default=0) if recipe.eras and not packs else 0
     done = sum(position.batches for position in positions.values())
+    leaves = tuple(_saved_leaves(read_from, about["leaves"]))
     run = PlannedRun(
-        recipe,
-        tuple(_saved_leaves(read_from, about["leaves"])),
+        replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, about["leaves"])),
+        leaves,
         lanes,
         batch_size,
         WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
@@ -152,6 +154,17 @@ def open_saved_run(
     own = len(positions) * ranks // lanes
     shifted = 0 if packs else sum(max(0, shift + first_turn * batch_size) for shift in shifts)
     return SavedRun(read_from, run, done // max(1, own), shifted)
+
+
+def _with_blocks(
+    leaves: Sequence[PlanLeaf],
+    opened: Sequence[OpenedLeaf],
+    saved: Mapping[str, Mapping[str, Any]],
+) -> tuple[PlanLeaf, ...]:
+    """Return saved leaves with the blocks that their slices follow, which only the data have."""
+    costs = {leaf.plan_leaf.uid: getattr(leaf.source, "slice_cost", None) for leaf in opened}
+    blocks = {uid: cost.blocks for uid, cost in costs.items() if cost and saved[uid]["slice"][2:]}
+    return tuple(replace(leaf, blocks=blocks.get(leaf.uid)) for leaf in leaves)
 
 
 def num_ranks(state: State, given: int | None) -> int:

@@ -29,7 +29,6 @@ class _Continued(NamedTuple):
     """The part of a saved state that a run continues from."""
 
     streams: int | None
-    stripe: int | None
     parts: int
     eras: tuple[Mapping[str, Any], ...]
     pass_number: int
@@ -49,7 +48,7 @@ class _Continued(NamedTuple):
                 case _:
                     numbers.append(None)
         if all(isinstance(number, int) and 0 <= number < MAX_NUMBER for number in numbers):
-            return cls(streams, stripe or None, parts, tuple(eras or ()), pass_number or 0)
+            return cls(streams or None, parts, tuple(eras or ()), pass_number or 0)
         raise StateError(
             f"the fingerprint of the state has {streams=}, {stripe=}, {parts=}, "
             f"pass={pass_number!r}, eras={eras!r:.100}, which no loader writes; the state is "
@@ -227,48 +226,45 @@ class PlanRecipe:
             saved: What `to_json` returned, and the `batch_size`.
 
         Raises:
-            StateError: If the rows that were read is no longer known, or it is damaged.
+            StateError: If it is no longer known which samples were drawn, or `saved` is damaged.
         """
         known = _Continued.from_json(saved)
         # The lanes of a stream share its rows in the same stripes as before, whatever makes a
         # batch now.
         is_shared = known.streams or known.parts > 1
-        stripe = known.stripe if is_shared and known.stripe else self.stripe
-        recipe = replace(
-            self,
-            streams=known.streams or None,
-            parts=known.parts,
-            eras=known.eras,
-            stripe=stripe,
-            batch_size=self.batch_size * known.parts,
-            pass_number=known.pass_number,
-        )
+        stripe = (is_shared and saved.get("stripe")) or self.stripe
+        batch_size = self.batch_size * known.parts
+        recipe = replace(self, stripe=stripe, batch_size=batch_size, **known._asdict())
         mix, past = saved.get("mix"), saved.get("mix_before", ())
         if self.kind != "blend" or mix is None:
             return recipe
-        recipe = replace(recipe, past=(*past,) if mix == self.mix_json() else (*past, mix))
-        unit, batch_size = saved.get("unit", 1), saved.get("batch_size") or 1
-        recipe = replace(recipe, unit=unit)
+        past = (*past,) if mix == self.mix_json() else (*past, mix)
+        recipe = replace(recipe, past=past, unit=saved.get("unit", 1))
+        self._check_blend(saved, recipe)
+        return recipe
+
+    def _check_blend(self, saved: Mapping[str, Any], continued: PlanRecipe) -> None:
+        """Raise StateError if it is not known what a run has drawn that continues with this."""
         if own_unit(saved) != self.unit:
             raise StateError(
-                f"the run has drawn {unit} samples in a row from one dataset, now it is "
+                f"the run has drawn {continued.unit} samples in a row from one dataset, now it is "
                 f"{self.unit}, so it is not known which samples its epochs still lack. Keep the "
                 "unit of the blend and, for whole batches, batch_size"
             )
-        if batch_size != self.batch_size and any("batches" in each.units for each in recipe._mixes):
+        batch_size, mixes = saved.get("batch_size") or 1, continued._mixes
+        if batch_size != self.batch_size and any("batches" in each.units for each in mixes):
             raise StateError(
                 f"weights are scheduled in batches, of which the run had {batch_size} samples "
                 f"each, and now {self.batch_size}; what was drawn by then is no longer known. "
                 "Keep batch_size, or schedule weights in samples (schedule_unit: samples)"
             )
-        for number, name in enumerate(recipe._gone):
-            if any(-1 - number in each.limits for each in recipe._mixes):
+        for number, name in enumerate(continued._gone):
+            if any(-1 - number in each.limits for each in mixes):
                 raise StateError(
                     f"{name} is no longer in the blend, but had max_epochs; when its share went "
                     "to the others is no longer known. Give it weight 0 instead of taking "
                     "it out"
                 )
-        return recipe
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the leaves as plain data, for the fingerprint of states."""
@@ -299,33 +295,32 @@ class PlanRecipe:
         """
         try:
             known = _Continued.from_json(saved)
-            leaves = {uid: _saved_leaf(uid, about) for uid, about in saved["leaves"].items()}
+            leaves = [PlanLeaf.from_json(uid, about) for uid, about in saved["leaves"].items()]
             past = tuple(saved.get("mix_before", ()))
             mixes = [*past, *([saved["mix"]] if "mix" in saved else [])]
-            names = list(dict.fromkeys(name for mix in mixes for name in Mix.names_in(mix)))
-            sources = [_leaves_named(name, [*leaves]) for name in names]
+            uids = [leaf.uid for leaf in leaves]
+            sources = {
+                name: _leaves_named(name, uids) for mix in mixes for name in Mix.names_in(mix)
+            }
             # What was taken out continues where it was, should it come back.
-            gone = [name for name, found in zip(names, sources, strict=True) if found is None]
-            numbers = {uid: number for number, uid in enumerate([*leaves, *gone])}
+            gone = [name for name, found in sources.items() if found is None]
+            numbers = {uid: number for number, uid in enumerate([*uids, *gone])}
             recipe = cls(
                 kind=saved["kind"],
-                leaves=(*leaves.values(), *(PlanLeaf(name, 1) for name in gone)),
+                leaves=(*leaves, *(PlanLeaf(name, 1) for name in gone)),
                 seed=saved["seed"],
                 repeat=saved["repeat"],
                 stripe=saved.get("stripe") or saved["batch_size"] or 1,
                 shuffle_window=saved["shuffle_window"],
                 sources=tuple(
                     tuple(numbers[uid] for uid in found or [name])
-                    for name, found in zip(names, sources, strict=True)
+                    for name, found in sources.items()
                 )
                 or None,
                 unit=saved.get("unit", 1),
                 batch_size=(saved["batch_size"] or 1) * known.parts,
                 past=past,
-                streams=known.streams or None,
-                parts=known.parts,
-                eras=known.eras,
-                pass_number=known.pass_number,
+                **known._asdict(),
             )
             if "mix" not in saved:
                 return recipe
@@ -369,21 +364,6 @@ class PlanRecipe:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-
-
-def _saved_leaf(uid: str, about: Mapping[str, Any]) -> PlanLeaf:
-    slice_samples, parallel_slices = about["slice"]
-    return PlanLeaf(
-        uid,
-        about["samples"],
-        repetitions=about["repetitions"],
-        slice_samples=slice_samples,
-        parallel_slices=parallel_slices,
-        shuffle_over_epochs=about["shuffle_over_epochs"],
-    )
 
 
 def own_unit(saved: Mapping[str, Any]) -> Any:

@@ -40,6 +40,14 @@ class IterableLanes:
         """Whether an item is a batch, for which torch's DataLoader needs `batch_size=None`."""
         return False
 
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        """Return the maximum number of items of lane `lane` of `lanes`; None means no end."""
+        raise NotImplementedError
+
+    def num_batches(self, lane: int, lanes: int) -> int | None:
+        """Return the same: to a loader, an item is a batch."""
+        return self.num_items(lane, lanes)
+
     def __iter__(self) -> Iterator[Any]:
         if self.yields_batches:
             _refuse_batches_of_batches()

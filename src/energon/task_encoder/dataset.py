@@ -90,11 +90,11 @@ class SavableDataset(IterableLanes, Dataset[Any]):
             safe_html(f"{leaf.uid}: {counted(leaf.num_samples, 'sample', grouped=True)}")
             for leaf in self.plan.leaves
         ]
-        packs = self.packing_buffer_size is not None
+        packs = self.packing_buffer_size
         rows = [
             ("datasets", "<br>".join(leaves)),
             ("batch", "one by one" if self.batch_size is None else f"{self.batch_size:,}"),
-            *([("packed from", f"{self.packing_buffer_size:,} samples")] if packs else []),
+            *([("packed from", f"{packs:,} samples")] if packs else []),
             ("seed", str(self.plan.seed)),
             ("ranks", f"{self.worker_config.world_size:,}"),
             ("workers per rank", f"{self.worker_config.num_workers:,}"),
@@ -109,10 +109,9 @@ class SavableDataset(IterableLanes, Dataset[Any]):
     @property
     def default_lanes(self) -> int:
         """The number of lanes of a new run."""
-        config = self.worker_config
         if self.grouping or self.packing_buffer_size:
-            return config.lanes or config.total_workers
-        return default_lanes(self.plan, config, batch_size=self.batch_size or 1)
+            return super().default_lanes
+        return default_lanes(self.plan, self.worker_config, batch_size=self.batch_size or 1)
 
     @property
     def default_streams(self) -> int | None:
@@ -139,8 +138,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane."""
-        lane.seed = self.plan.seed
-        lane.stripe = self.plan.lane_stripe
+        lane.seed, lane.stripe = self.plan.seed, self.plan.lane_stripe
         lane.worker_config = self.worker_config
         return self.open(lane, state)
 
@@ -181,10 +179,6 @@ class SavableDataset(IterableLanes, Dataset[Any]):
                     if recipe(lanes).find(*sample) is not None:
                         return recipe(lanes)
         return self.plan(lanes)
-
-    def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return the maximum number of batches of a lane; None means no end."""
-        return self.num_items(lane, lanes)
 
     def state_after(self, batches: int) -> State | None:
         """Return the state of a lane after this many batches, if no hook has skipped a sample.
@@ -329,24 +323,14 @@ class SavableDataset(IterableLanes, Dataset[Any]):
 
     def config(self, lanes: int | None = None) -> dict[str, Any]:
         """Return a description of the pipeline as plain data."""
-        plan = self.plan
         return {
-            **plan.to_json(),
+            **self.plan.to_json(),
             "lanes": self.default_lanes if lanes is None else lanes,
             "batch_size": self.batch_size,
             "packing_buffer_size": self.packing_buffer_size,
             "leaves": {
-                leaf.uid: {
-                    **self.data.get(leaf.uid, {}),
-                    "repetitions": leaf.repetitions,
-                    "slice": [
-                        leaf.slice_samples,
-                        leaf.parallel_slices,
-                        *([len(leaf.blocks)] if leaf.blocks else []),
-                    ],
-                    "shuffle_over_epochs": leaf.shuffle_over_epochs,
-                }
-                for leaf in plan.leaves
+                leaf.uid: {**self.data.get(leaf.uid, {}), **leaf.to_json()}
+                for leaf in self.plan.leaves
             },
         }
 

@@ -29,6 +29,8 @@ from energon import (
     get_val_dataset,
 )
 from energon.errors import FormatError, StateError, TruncatedError
+from energon.inspect.planned_run import list_step
+from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.recognition import dataset_kind
@@ -231,6 +233,31 @@ def test_a_state_of_slices_that_did_not_follow_row_groups_is_refused(folder):
     leaf["slice"] = leaf["slice"][:2]
     with get_savable_loader(dataset) as loader, pytest.raises(StateError, match="slice"):
         loader.restore_state_rank(state)
+
+
+def keys_of(loader, batches):
+    return [list(batch["__key__"]) for batch in islice(iter(loader), batches)]
+
+
+def test_runs_over_row_groups_continue_with_other_lanes(folder):
+    dataset = get_train_dataset(folder, worker_config=config(lanes=2), batch_size=5)
+    with get_savable_loader(dataset) as loader:
+        seen = keys_of(loader, 4)
+        state = json.loads(json.dumps(loader.save_state_rank()))
+    dataset = get_train_dataset(folder, worker_config=config(lanes=4), batch_size=5)
+    with get_savable_loader(dataset) as loader:
+        loader.restore_state_rank(state, relane=True)
+        seen += keys_of(loader, 8)
+    assert len({key for keys in seen for key in keys}) == N
+
+
+def test_the_plan_of_a_saved_run_follows_row_groups(folder):
+    dataset = get_train_dataset(folder, worker_config=config(lanes=2), batch_size=5)
+    with get_savable_loader(dataset) as loader:
+        seen = keys_of(loader, 4)
+        state = json.loads(json.dumps(loader.save_state_rank()))
+    run = open_saved_run(ReadFrom.of(state), state).run
+    assert [[each.key for each in list_step(run, step)] for step in range(4)] == seen
 
 
 def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):

@@ -10,7 +10,9 @@ pieces first, so that it mixes more of them.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +85,35 @@ class PlanLeaf:
                 f"leaf {self.uid}: {len(self.blocks)} blocks with {sum(self.blocks)} samples in "
                 f"all, but it has {self.num_samples}"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what determines its order besides its samples, for the fingerprint of states."""
+        blocks = [len(self.blocks)] if self.blocks else []
+        return {
+            "repetitions": self.repetitions,
+            "slice": [self.slice_samples, self.parallel_slices, *blocks],
+            "shuffle_over_epochs": self.shuffle_over_epochs,
+        }
+
+    @classmethod
+    def from_json(cls, uid: str, saved: Mapping[str, Any]) -> PlanLeaf:
+        """Return the leaf of a fingerprint, which counts blocks, but does not have their sizes.
+
+        Without them, draws have the same numbers, but stand for other samples.
+
+        Args:
+            uid: Its name.
+            saved: What `to_json` returned, and how many `samples` it has.
+        """
+        slice_samples, parallel_slices, *_ = saved["slice"]
+        return cls(
+            uid,
+            saved["samples"],
+            repetitions=saved["repetitions"],
+            slice_samples=slice_samples,
+            parallel_slices=parallel_slices,
+            shuffle_over_epochs=saved["shuffle_over_epochs"],
+        )
 
 
 def choose_slice_samples(mean_sample_bytes: float) -> int:

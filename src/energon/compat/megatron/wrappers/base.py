@@ -111,10 +111,6 @@ class WrapperDataset(IterableLanes, Dataset[Any]):
         lane.pass_number = self._pass_number
         return SeedDataset(self.stage).open(lane, state)
 
-    def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return the maximum number of items of a lane; None if it is endless."""
-        return self.num_items(lane, lanes)
-
     def fingerprint(self, lanes: int) -> Described:
         """Return what a saved state must match, as JSON."""
         return {
