@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon import WorkerConfig, get_loader, get_train_dataset
+from energon.io.backends.base import NotNeededError, request_is_needed
 from energon.io.threads import WaitingThreads
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import (
@@ -128,6 +129,34 @@ def test_at_exit_the_block_that_is_made_is_waited_for_and_no_other_is_begun():
     may_go_on.set()
     ending.join()
     assert steps == ["made 0", "ended"]
+
+
+def test_at_exit_nobody_needs_the_requests_for_the_block_that_is_made():
+    blocks, threads, answers = DecodedBlocks(), WaitingThreads(1, "maker"), []
+    running = threading.Event()
+
+    def make(key):
+        is_needed = request_is_needed()
+        answers.append(is_needed())
+        running.set()
+        wait_until(lambda: not is_needed())
+        answers.append(is_needed())
+        raise NotNeededError
+
+    blocks.begin([0], make, threads.submit, most=1)
+    running.wait()
+    decoded_blocks._end_all()
+    assert answers == [True, False]
+
+
+def test_at_exit_a_request_without_an_answer_is_abandoned(monkeypatch):
+    monkeypatch.setattr(decoded_blocks, "MAX_EXIT_SECONDS", 0.01)
+    blocks, threads, answer = DecodedBlocks(), WaitingThreads(1, "maker"), threading.Event()
+    blocks.begin([0], lambda key: answer.wait(), threads.submit, most=1)
+    wait_until(blocks._coming[0].running)
+    decoded_blocks._end_all()
+    assert blocks._coming[0].running()
+    answer.set()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

@@ -12,11 +12,12 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import count
 from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from energon.io.backends.base import request_is_needed, while_needed
 from energon.plan.leaves.leaf import PARALLEL_SLICES
 
 Key = TypeVar("Key", bound=Hashable)
@@ -26,6 +27,9 @@ BUDGET_BYTES = 1 << 30
 """Decoded blocks that all sources of a process keep together."""
 MAX_SOURCE_BYTES = BUDGET_BYTES // 2
 """Memory for the open slices of one source; the rest is for blocks that several slices share."""
+
+MAX_EXIT_SECONDS = 10.0
+"""How long the interpreter waits at its end for a block that is made."""
 
 
 class SliceCost(NamedTuple):
@@ -106,7 +110,8 @@ class DecodedBlocks(Generic[Key, Block]):
                     self._discard(unwanted.pop(0))
                 if len(self._coming) >= most:
                     break
-                self._coming[key] = submit(make, key)
+                with while_needed(_until_exit(request_is_needed())):
+                    self._coming[key] = submit(make, key)
 
     def get(self, key: Key) -> Block | None:
         """Return a block and count it as used; None if it is neither kept nor begun."""
@@ -145,9 +150,11 @@ class DecodedBlocks(Generic[Key, Block]):
         self._coming.clear()
 
     def end(self) -> None:
-        """Begin no more blocks of those that are waiting, and wait for the one that is made."""
-        for future in [each for each in self._coming.values() if not each.cancel()]:
-            future.exception()
+        """Begin no more blocks of those that are waiting, and wait for the one that is made.
+
+        Its requests are not retried any more, and one that is not answered is abandoned.
+        """
+        wait([each for each in self._coming.values() if not each.cancel()], MAX_EXIT_SECONDS)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -160,6 +167,8 @@ class _Kept:
         self.lock = RLock()
         self.sizes: OrderedDict[tuple[int, Hashable], int] = OrderedDict()
         self.num_bytes = 0
+        self.is_ending = False
+        """Whether the interpreter ends, so that nobody needs further blocks."""
         self.owners: weakref.WeakValueDictionary[int, DecodedBlocks[Any, Any]] = (
             weakref.WeakValueDictionary()
         )
@@ -184,6 +193,10 @@ _kept = _Kept()
 _numbers = count()
 
 
+def _until_exit(is_needed: Callable[[], bool] | None) -> Callable[[], bool]:
+    return lambda: not _kept.is_ending and (is_needed is None or is_needed())
+
+
 def _reset_after_fork() -> None:
     """Forget what threads do that a forked process does not have: hold the lock, make blocks."""
     _kept.lock = RLock()
@@ -197,5 +210,6 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 @atexit.register
 def _end_all() -> None:
     """Let no thread be in the code of pyarrow when the interpreter ends, which may abort then."""
+    _kept.is_ending = True
     for owner in list(_kept.owners.values()):
         owner.end()
