@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import ConfigError, DecodeError, FatalSampleError
 from energon.stages.batch import BatchDataset
-from energon.stages.hooks.failures import log_exception
+from energon.stages.hooks.failures import Tolerance, log_exception
 from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
@@ -128,13 +128,13 @@ def test_too_many_failures_in_a_row_end_the_run_with_the_cause():
     def fail(sample):
         raise ValueError("broken for good")
 
-    iterator = mapped(numbers(None), fail, tolerance=7).open(Lane(0, 1))
+    iterator = mapped(numbers(None), fail, tolerance=Tolerance(7)).open(Lane(0, 1))
     with pytest.raises(FatalSampleError, match=r"fail failed on .*broken for good.*7 failures"):
         next(iterator)
 
 
 def test_a_success_forgives_the_failures_before():
-    iterator = mapped(numbers(1000), fail_fives, tolerance=2).open(Lane(0, 1))
+    iterator = mapped(numbers(1000), fail_fives, tolerance=Tolerance(2)).open(Lane(0, 1))
     assert len(list(iterator)) == 800
 
 

@@ -22,7 +22,7 @@ from energon import (
     stateless,
 )
 from energon.cli.main import main
-from energon.stages.hooks.hook import RATED_CALLS
+from energon.stages.hooks.failures import RATED_CALLS
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, train, val
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
 from energon.samples.collate import collate_samples, field_names
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE
 from energon.stages.lane import active_batch_number, active_generator, active_sample_number
 from energon.task_encoder.cooker import Cooker, is_generator_function
 

@@ -11,13 +11,8 @@ from energon.errors import ConfigError
 from energon.messages import nearest, warn_once
 from energon.samples.crude import SourceInfo, key_of, sample_keys
 from energon.sources.reader import LeafReader
-from energon.stages.hooks.hook import (
-    DEFAULT_TOLERANCE,
-    UNTRIED_TOLERANCE,
-    Compiled,
-    ErrorHandler,
-    Hook,
-)
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, Tolerance
+from energon.stages.hooks.hook import Compiled, ErrorHandler, Hook
 from energon.task_encoder.encoder import TaskEncoder
 
 logger = logging.getLogger("energon")
@@ -54,9 +49,11 @@ class HookMaker:
         return Hook(
             name=name,
             function=function,
-            tolerance=tolerance,
-            untried_tolerance=UNTRIED_TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
-            rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
+            tolerance=Tolerance(
+                tolerance,
+                untried=UNTRIED_TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
+                rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
+            ),
             restore_seeds=self.seed_each or _mark(marked, "__restore_seeds__", False),
             may_yield=self.seed_each,
             locate=Locate(self.reader),

@@ -20,8 +20,8 @@ from energon.io import epath
 from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
 from energon.samples.crude import carries_key, get_source_info, stamp
-from energon.stages.hooks.failures import describe_sources, log_exception
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE, ErrorHandler
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
+from energon.stages.hooks.hook import ErrorHandler
 from energon.task_encoder.user_dataset import DatasetCode
 
 if TYPE_CHECKING:

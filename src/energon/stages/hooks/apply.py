@@ -16,7 +16,7 @@ from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
 from energon.samples.crude import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
-from energon.stages.hooks.failures import reraise_exception
+from energon.stages.hooks.failures import Tolerance, reraise_exception
 from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, RowAddress
 
@@ -250,7 +250,7 @@ def reapply(
     """
     for hook in hooks:
         # A request for a certain sample should show why it fails.
-        strict = replace(hook, tolerance=0, rate=None, handler=reraise_exception)
+        strict = replace(hook, tolerance=Tolerance(0), handler=reraise_exception)
         output = HookRunner(strict, lane)(argument, address)
         if type(output) is GeneratorType:
             if not subs:

@@ -1,4 +1,4 @@
-"""Report hooks that fail: reasons in statistics, log records, exits."""
+"""Judge and report failures of hooks: what is tolerated, reasons in statistics, logs, exits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,75 @@ import signal
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 from energon.errors import FatalSampleError, SampleError
-from energon.messages import Lines, counted, describe_error
+from energon.messages import Lines, by_one_worker, counted, describe_error
 from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
 
+DEFAULT_TOLERANCE = 100
+UNTRIED_TOLERANCE = 10
+"""After this many failures, a hook that has never succeeded is considered broken."""
+RATED_CALLS = 1000
+"""The failure rate is not judged before this many calls."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How many failures of a hook a run tolerates.
+
+    Args:
+        in_a_row: Number of consecutive failures that ends the run; 0 for no limit.
+        untried: The same as long as the hook has never succeeded.
+        rate: Maximum share of failing calls, judged from 1,000 calls on; None for no limit.
+    """
+
+    in_a_row: int = DEFAULT_TOLERANCE
+    untried: int = UNTRIED_TOLERANCE
+    rate: float | None = None
+
+    def exceeded_by(
+        self, in_a_row: int, *, failed: int, succeeded: int, is_untried: bool
+    ) -> str | None:
+        """Return why a failure ends the run, and what to do; None if it is tolerated.
+
+        Args:
+            in_a_row: Number of consecutive failures, including this one.
+            failed: Number of failures.
+            succeeded: Number of successful calls.
+            is_untried: Whether the hook has never succeeded.
+        """
+        if is_untried and self.untried <= in_a_row < self.in_a_row:
+            return (
+                f"that makes {counted(in_a_row, 'failure')}, and it has not succeeded "
+                "once. Correct the hook or the data; @stateless(failure_tolerance=...) sets how "
+                "many failures are tolerated"
+            )
+        if self.in_a_row and in_a_row >= self.in_a_row:
+            return (
+                f"that makes {in_a_row} failures in a row, which is the limit. Correct the "
+                "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
+                "0 tolerates any number"
+            )
+        calls = failed + succeeded
+        if self.rate is not None and calls >= RATED_CALLS and failed > self.rate * calls:
+            return (
+                f"that makes {failed} failures in {calls} calls, more than the tolerated "
+                f"share of {self.rate:g}. Correct the data or the hook, or raise the share with "
+                "@stateless(failure_rate=...)"
+            )
+        return None
+
+
+ALIKE_SECONDS = 60.0
+"""For so long, workers that fail for the same cause are heard as one."""
+SHOWN_REPEATS = 10
+"""This many failures with one cause are logged one by one; after that, only their number."""
 LOGGED_SAMPLES = 3
 """How many samples are named for each reason for skipping some."""
 
@@ -128,6 +187,42 @@ def log_exception(
         "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
         extra=extra,
     )
+
+
+def log_failure(
+    error: Exception, argument: Any, sources: Any, *, hook: str, origin: str, count: int
+) -> None:
+    """Log the first failure of a cause in full, a few more in one line, then only counts.
+
+    A bug in a hook fails for sample after sample, in all workers, and one traceback is enough.
+
+    Args:
+        error: What the hook raised.
+        argument: Its argument.
+        sources: Where that comes from.
+        hook: The name of the hook.
+        origin: Identifies the datasets of the hook and the cause, equally in all workers.
+        count: How many failures had this cause in this worker, with this one.
+    """
+    extra = by_one_worker(f"failure {count} in {hook} of {origin}", ALIKE_SECONDS)
+    if logger.isEnabledFor(logging.DEBUG):
+        log_exception(error, argument, sources, brief=count > 1)
+    elif count <= SHOWN_REPEATS:
+        log_exception(error, argument, sources, brief=count > 1, extra=extra)
+    elif is_power_of_ten(count):
+        logger.warning(
+            "%s has failed in this way %s, and its samples were skipped: %s (last: %s)",
+            hook,
+            counted(count, "time", grouped=True),
+            describe_error(error),
+            describe_sources(sources),
+            extra=extra,
+        )
+
+
+def is_power_of_ten(count: int) -> bool:
+    """Return whether something that happens again and again is logged this time."""
+    return str(count).strip("0") == "1"
 
 
 def _lost(argument: Any) -> str:

@@ -20,17 +20,20 @@ from energon.errors import (
     SampleError,
     SkipSample,
 )
-from energon.messages import by_one_worker, counted, describe_error
+from energon.messages import counted, describe_error
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
+    Tolerance,
     cause_in_words,
     describe_exit,
     describe_sources,
     is_of_program,
+    is_power_of_ten,
     log_exception,
+    log_failure,
     raised_at,
     reason_name,
 )
@@ -39,21 +42,8 @@ from energon.stages.lane import Lane, RowAddress, Tally, active
 
 logger = logging.getLogger("energon")
 
-DEFAULT_TOLERANCE = 100
-
-UNTRIED_TOLERANCE = 10
-"""After this many failures, a hook that has never succeeded is considered broken."""
-
-ALIKE_SECONDS = 60.0
-"""For so long, workers that fail for the same cause are heard as one."""
-SHOWN_REPEATS = 10
-"""This many failures with one cause are logged one by one; after that, only their number."""
-
 MAX_REASONS = 64
 """Maximum number of distinct reasons, per worker and hook."""
-
-RATED_CALLS = 1000
-"""The failure rate is not judged before this many calls."""
 
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
@@ -131,9 +121,7 @@ class Hook:
     Args:
         name: Its name in messages and statistics.
         function: Takes a sample (or a list of them), and returns one or yields several.
-        tolerance: Number of consecutive failures that ends the run; 0 for no limit.
-        untried_tolerance: The same as long as the hook has never succeeded.
-        rate: Maximum share of failing calls, judged from 1,000 calls on; None for no limit.
+        tolerance: How many failures the run tolerates.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
             address of the sample.
         may_yield: Whether the function may return a generator. Resuming between two of its
@@ -149,9 +137,7 @@ class Hook:
 
     name: str
     function: Callable[[Any], Any]
-    tolerance: int = DEFAULT_TOLERANCE
-    untried_tolerance: int = UNTRIED_TOLERANCE
-    rate: float | None = None
+    tolerance: Tolerance = field(default_factory=Tolerance)
     restore_seeds: bool = False
     may_yield: bool = True
     locate: Callable[[Any], tuple[Any, ...]] | None = None
@@ -338,7 +324,7 @@ class HookRunner:
         """Log if no sample has passed: a loop over endless data would wait silently."""
         record = self.hook.record
         record.skips += 1
-        if not record.succeeded and record.skips >= 1000 and _is_power_of_ten(record.skips):
+        if not record.succeeded and record.skips >= 1000 and is_power_of_ten(record.skips):
             logger.warning(
                 "%s has raised SkipSample %s and let nothing through, so no batch can be made; "
                 "check when it does so (last: %s)",
@@ -348,28 +334,10 @@ class HookRunner:
             )
 
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
-        """Log the first failure of a cause in full, a few more in one line, then only counts.
-
-        A bug in a hook fails for sample after sample, in all workers, and one traceback is enough.
-        """
         hook, cause, failures = self.hook, raised_at(error), self.hook.record.failures
         failures[cause] += 1
-        count = failures[cause]
-        what = f"failure {count} in {hook.name} of {hook.dataset} by {cause}"
-        extra = by_one_worker(what, ALIKE_SECONDS)
-        if logger.isEnabledFor(logging.DEBUG):
-            log_exception(error, argument, sources, brief=count > 1)
-        elif count <= SHOWN_REPEATS:
-            log_exception(error, argument, sources, brief=count > 1, extra=extra)
-        elif _is_power_of_ten(count):
-            logger.warning(
-                "%s has failed in this way %s, and its samples were skipped: %s (last: %s)",
-                hook.name,
-                counted(count, "time", grouped=True),
-                describe_error(error),
-                describe_sources(sources),
-                extra=extra,
-            )
+        origin = f"{hook.dataset} by {cause}"
+        log_failure(error, argument, sources, hook=hook.name, origin=origin, count=failures[cause])
 
     def exit(self, error: BaseException, argument: Any) -> None:
         """Raise an error in place of an exit that would end the program without a reason."""
@@ -403,36 +371,14 @@ class HookRunner:
 
     def _intolerable(self) -> str | None:
         """Count a failure; return why it exceeds the tolerance, or None."""
-        hook, lane = self.hook, self.lane
+        record, lane = self.hook.record, self.lane
         self.tally.count_failure()
-        in_a_row = self.tally.failed_in_a_row
         succeeded = sum(tally.succeeded for tally in self._tallies)
         # Past the beginning of a run, it has succeeded before, if only before a restore.
-        untried = not (
-            succeeded or hook.record.succeeded or lane.current.batch or lane.host.has_begun
+        has_begun = lane.current.batch or lane.host.has_begun
+        return self.hook.tolerance.exceeded_by(
+            self.tally.failed_in_a_row,
+            failed=sum(tally.failed for tally in self._tallies),
+            succeeded=succeeded,
+            is_untried=not (succeeded or record.succeeded or has_begun),
         )
-        if untried and hook.untried_tolerance <= in_a_row < hook.tolerance:
-            return (
-                f"that makes {counted(in_a_row, 'failure')}, and it has not succeeded "
-                "once. Correct the hook or the data; @stateless(failure_tolerance=...) sets how "
-                "many failures are tolerated"
-            )
-        if hook.tolerance and in_a_row >= hook.tolerance:
-            return (
-                f"that makes {in_a_row} failures in a row, which is the limit. Correct the "
-                "data or the hook, or raise the tolerance with @stateless(failure_tolerance=...); "
-                "0 tolerates any number"
-            )
-        failed = sum(tally.failed for tally in self._tallies)
-        calls = failed + succeeded
-        if hook.rate is not None and calls >= RATED_CALLS and failed > hook.rate * calls:
-            return (
-                f"that makes {failed} failures in {calls} calls, more than the tolerated "
-                f"share of {hook.rate:g}. Correct the data or the hook, or raise the share with "
-                "@stateless(failure_rate=...)"
-            )
-        return None
-
-
-def _is_power_of_ten(count: int) -> bool:
-    return str(count).strip("0") == "1"

@@ -12,7 +12,8 @@ from energon.errors import ConfigError, StateError
 from energon.plan.randomness import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE, Hook
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE, Tolerance
+from energon.stages.hooks.hook import Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset
@@ -226,11 +227,11 @@ def make_hook(
     again.
     """
     marked = getattr(function, "__failure_tolerance__", None)
+    rate = getattr(function, "__failure_rate__", None)
     return Hook(
         name=name,
         function=function,
-        tolerance=tolerance if marked is None else marked,
-        rate=getattr(function, "__failure_rate__", None),
+        tolerance=Tolerance(tolerance if marked is None else marked, rate=rate),
         restore_seeds=True,
         handler=getattr(function, "__error_handler__", None) or worker_config.global_error_handler,
     )

@@ -11,7 +11,7 @@ from energon.packing.packer import Selection
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
 from energon.stages.group import GroupDataset
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE
 from energon.stages.pack import PackDataset
 from energon.worker import WorkerConfig
 

@@ -12,7 +12,7 @@ from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.errors import ConfigError, SkipSample
 from energon.stages.base import Dataset
-from energon.stages.hooks.hook import DEFAULT_TOLERANCE
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE
 from energon.stages.map import MapDataset as MapStage
 from energon.worker import WorkerConfig
 
