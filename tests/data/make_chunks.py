@@ -2,7 +2,9 @@
 
 Needs mosaicml-streaming and litdata, which tests do not. What they write is kept as it is:
 `mds_arrays` and `litdata_arrays` have 40 samples with arrays in every form, `litdata_tokens` and
-`litdata_tensors` 40 single tensors, as texts for language models and as any items.
+`litdata_tensors` 40 single tensors, as texts for language models and as any items. The plain values
+of `litdata_tables` are in Arrow tables, if pyarrow is installed; those of `litdata_nested` are not,
+because samples also have a tensor.
 """
 
 from __future__ import annotations
@@ -36,6 +38,20 @@ def litdata_sample(n):
     }
 
 
+def values(n):
+    return {
+        "text": f"text {n} ä",
+        "turns": [{"role": "user", "text": None if n % 2 else "", "n": n, "x": n / 2}] * (n % 3),
+        "meta": {"id": n, "tags": ["a"] * (n % 4), "flags": [True, False], "shares": [n / 4]},
+        "rows": [[n], [n, -n]],
+        "raw": b"\0" * n,
+    }
+
+
+def values_and_tensor(n):
+    return values(n) | {"tensor": torch.full((1, 2), n)}
+
+
 def tokens(n):
     return torch.arange(n, 2 * n + 1, dtype=torch.int32)
 
@@ -56,6 +72,8 @@ def main():
     write_litdata("litdata_arrays", litdata_sample, chunk_size=16)
     write_litdata("litdata_tensors", tokens, chunk_size=16)
     write_litdata("litdata_tokens", tokens, chunk_size=160, item_loader=TokensLoader())
+    write_litdata("litdata_tables", values, chunk_size=16)
+    write_litdata("litdata_nested", values_and_tensor, chunk_size=16)
     write_mds()
 
 

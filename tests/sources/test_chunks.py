@@ -5,13 +5,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import pickle
 import shutil
+import struct
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from energon import (
     ConfigError,
@@ -19,7 +24,9 @@ from energon import (
     EmptyDatasetError,
     get_train_dataset,
 )
-from energon.errors import FormatError, TruncatedError
+from energon.errors import FormatError, SecurityError, TruncatedError
+from energon.formats.chunks.litdata import LitDataFormat
+from energon.formats.chunks.mds import MdsFormat
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
@@ -110,6 +117,89 @@ def test_arrays_are_read_in_every_form(name):
         assert (last["image"].dtype, last["table"].dtype) == (np.float32, np.float64)
 
 
+@pytest.mark.parametrize("name", ["litdata_tables", "litdata_nested"])
+def test_lists_and_dicts_are_read_from_tables_and_fields(name):
+    pytest.importorskip("pyarrow")
+    samples = every(pickle.loads(pickle.dumps(source_of(DATA / name))))
+    assert len(samples) == 40
+    for n, sample in enumerate(samples):
+        turn = {"role": "user", "text": None if n % 2 else "", "n": n, "x": n / 2}
+        tags, rows = ["a"] * (n % 4), [[n], [n, -n]]
+        meta = {"id": n, "tags": tags, "flags": [True, False], "shares": [n / 4]}
+        assert (sample["text"], sample["turns"]) == (f"text {n} ä", [turn] * (n % 3))
+        assert (sample["meta"], sample["rows"], sample["raw"]) == (meta, rows, b"\0" * n)
+        assert "tensor" not in sample or sample["tensor"].tolist() == [[n, n]]
+    options = RowOptions(columns=["text", "raw"])
+    chosen = LitDataRecords(DATA / name, options=options).read(np.array([33, 2]))
+    assert [set(each) & {"text", "raw", "rows"} for each in chosen] == [{"text", "raw"}] * 2
+    assert chosen[0]["text"] == "text 33 ä"
+
+
+def test_damaged_tables_are_reported(tmp_path):
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "litdata_tables", tmp_path / "x")
+    chunk = tmp_path / "x/chunk-0-0.bin"
+    whole = chunk.read_bytes()
+    size = int.from_bytes(whole[-12:-8], "little")
+    for content in (
+        whole[:-8] + bytes(8),
+        whole[:-12] + bytes(4) + whole[-8:],
+        whole[:-12] + b"\xff" * 4 + whole[-8:],
+        whole[: -12 - size // 2] + bytes(size // 2) + whole[-12:],
+        whole[: -12 - size] + whole[-12 - size :].replace(b"text", b"\xff\xff\xff\xff"),
+    ):
+        chunk.write_bytes(content)
+        with pytest.raises(FormatError, match=r"chunk-0-0\.bin: "):
+            every(source_of(tmp_path / "x"))
+    chunk.write_bytes(whole[:-30])
+    with pytest.raises(FormatError, match=rf"has {len(whole) - 30} bytes, but index.json says"):
+        every(source_of(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\x07\xff\0\0\0a", "a value of 260 bytes is in 6"),
+        (b"\x0b\x0b", "a value of 1 bytes is in a field of 2"),
+        (b"\x20", "a value begins with the unknown byte 32"),
+        (b"\x06\xff\xff\xff\xff\0\0\0\0", "4294967295 dicts have no keys"),
+        (b"\x05\x01\0\0\0\0\0\0\0" * 9_000, "nested too deep"),
+        (b"{", "json: is not JSON"),
+        (b"", "json: is not JSON"),
+    ],
+)
+def test_invalid_nested_values_are_reported_with_their_chunk(content, problem):
+    config = {"compression": None, "data_format": ["json"], "data_spec": '[1, {"type": null}]'}
+    found = LitDataFormat({"chunks": [], "config": config}, "index.json")
+    record = len(content).to_bytes(4, "little") + content
+    with pytest.raises(FormatError, match=f"chunk-7: has an invalid record: .*{problem}"):
+        found.row(0, record, "chunk-7")
+    assert found.row(0, b"\x05\0\0\0[1,2]", "chunk-7") == {"0": 1, "1": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"data_format": ["pickle"]}, "pickled objects .'pickle'., which could run any code"),
+        ({"data_format": ["graph"]}, "pickled objects .'graph'., which could run any code"),
+        ({"data_format": ["no_header_tensor:10"]}, "'no_header_tensor:10'"),
+        ({"item_loader": "TemporalArrayLoader"}, "TemporalArrayLoader; write its arrays again"),
+        ({"item_loader": "ParquetLoader"}, "Parquet files, read them as FOLDER/"),
+        ({"encryption": {"level": "chunk"}}, "is encrypted"),
+    ],
+)
+def test_items_that_cannot_be_read_safely_are_refused(change, problem, monkeypatch):
+    """Whether or not LitData is installed, which would unpickle them."""
+    unpickled = types.ModuleType("litdata.streaming.serializers")
+    unpickled._SERIALIZERS = dict.fromkeys(("pickle", "graph"), None)
+    for name in ("litdata", "litdata.streaming"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, unpickled.__name__, unpickled)
+    config = {"compression": None, "data_format": ["int"], "data_spec": '[1, {"type": null}]'}
+    with pytest.raises(ConfigError, match=problem):
+        LitDataFormat({"chunks": [], "config": config | change}, "index.json")
+
+
 def test_images_are_decoded_and_fields_mapped(folder):
     read = {"sample_type": "CaptioningSample", "field_map": {"image": "image", "caption": "text"}}
     blend = {"splits": {"train": {"path": str(folder), "read": read}}}
@@ -120,6 +210,27 @@ def test_images_are_decoded_and_fields_mapped(folder):
     assert set(sample) >= {"pixels", "id"}
     assert "image" not in sample
     assert (sample["pixels"][0] * 255).round().tolist() == [[sample["id"]] * 3] * 2
+
+
+@pytest.mark.parametrize("encoding", ["list[jpeg]", "list[png]", "list[pil]", "jpeg_array"])
+def test_lists_of_images_are_decoded(tmp_path, encoding):
+    contents = []
+    for number in range(2):
+        image, buffer = Image.new("RGB", (6, 4), (99, 0, number)), io.BytesIO()
+        image.save(buffer, "JPEG" if "jpeg" in encoding else "PNG")
+        pixels = struct.pack("<3I", 6, 4, 3) + b"RGB" + image.tobytes()
+        contents.append(pixels if "pil" in encoding else buffer.getvalue())
+    sizes = struct.pack("<3I", 2, *map(len, contents))
+    field = (b"" if encoding == "jpeg_array" else bytes(4)) + sizes + b"".join(contents)
+    record = len(field).to_bytes(4, "little") + field
+    shard = struct.pack("<3I", 1, 12, 12 + len(record)) + record
+    about = json.loads((DATA / "mds/index.json").read_text())["shards"][0]
+    about |= {"samples": 1, "column_names": ["images"], "column_encodings": [encoding]}
+    about |= {"column_sizes": [None], "raw_data": {"basename": "0.mds", "bytes": len(shard)}}
+    (tmp_path / "0.mds").write_bytes(shard)
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [about]}))
+    sample = next(iter(get_train_dataset(tmp_path, worker_config=config(), batch_size=None)))
+    assert [tuple(image.shape) for image in sample["images"]] == [(3, 4, 6)] * 2
 
 
 def test_splits_are_folders(tmp_path):
@@ -218,12 +329,59 @@ def test_an_index_that_makes_no_sense_is_reported(folder):
             about["zip_data" if about["compression"] else "raw_data"]["basename"] = "../x.mds"
 
     fails(one_more, "records, but index.json says .*; one of them was replaced|do not fit")
-    fails(leads_out, "not an index of")
+
+    def elsewhere(index):
+        about = index["shards"][0]
+        about["zip_data" if about["compression"] else "raw_data"]["basename"] = "s3://a/x.mds"
+
+    if kind == "mds":
+        fails(leads_out, "'../x.mds' is not in the folder of the dataset", SecurityError)
+        fails(elsewhere, "'s3://a/x.mds' is not in the folder of the dataset", SecurityError)
+    else:
+        fails(leads_out, "not an index of")
+    for number in (-1, 2.5, "7", None, 1e400, 10**30):
+        fails(
+            lambda index, number=number: index[part][0].__setitem__(count, number),
+            f"{number!r}|has .* bytes, but index.json says",
+        )
     fails(lambda index: index[part].append({}), "not an index of")
     fails(lambda index: index[part].clear(), "has 0 samples", EmptyDatasetError)
     (folder / "index.json").write_text("{")
     with pytest.raises(DatasetNotFoundError):
         dataset_kind(folder)
+
+
+def test_columns_that_make_no_sense_are_reported():
+    index = json.loads((DATA / "mds/index.json").read_text())
+    for key, values, problem in (
+        ("column_names", ["id", None], "the numbers of column names"),
+        ("column_names", None, "TypeError"),
+        ("column_names", [None], "columns are called"),
+        ("column_names", ["id", "id"], "have the same name"),
+        ("column_encodings", [5], "encoded as"),
+        ("column_sizes", ["8"], "expected a number of samples or bytes, got '8'"),
+        ("column_sizes", [-8], "got -8"),
+    ):
+        about = index["shards"][0]
+        known = [key for key in about if key.startswith("column_")]
+        size = len(values or "x")
+        changed = about | {each: about[each][:size] for each in known} | {key: values}
+        if problem.startswith("the numbers"):
+            changed["column_names"] = ["id"] * 9
+        with pytest.raises(FormatError, match=f"not an index of MDS shards: .*{problem}"):
+            MdsFormat({"shards": [changed]}, "index.json")
+    for encoding in ("ndarray:int64:1,", "ndarray:object", "ndarray:int64:-1", "ndarray:x:1"):
+        changed = about | {"column_encodings": [encoding, *about["column_encodings"][1:]]}
+        with pytest.raises(ConfigError, match=f"encoded as '{encoding}', which is not known"):
+            MdsFormat({"shards": [changed]}, "index.json")
+
+
+def test_a_shard_of_another_size_is_reported(tmp_path):
+    shutil.copytree(DATA / "mds", tmp_path / "data")
+    shard = tmp_path / "data/shard.00000.mds"
+    shard.write_bytes(shard.read_bytes() + b"more")
+    with pytest.raises(FormatError, match=r"shard.00000.mds: has \d+ bytes, but index.json says"):
+        every(source_of(tmp_path / "data"))
 
 
 def test_shards_of_mixed_columns_and_unknown_encodings_are_refused(tmp_path):

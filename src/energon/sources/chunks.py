@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Sized
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from energon.formats.chunks.records import (
     CHUNK_INDEX,
     COUNT_BYTES,
     ChunkFormat,
+    check_count,
     count_of,
     record_edges,
 )
@@ -129,9 +130,9 @@ class ChunkSource(ItemSource):
         bounds = (0, total)
         if found == "":
             bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
-        self._open: OrderedDict[int, RangeFile] = OrderedDict()
+        self._open: OrderedDict[int, RemoteFile | OpenFile] = OrderedDict()
         self._edges: OrderedDict[int, Ints] = OrderedDict()
-        self._unpacked: DecodedBlocks[int, list[memoryview]] = DecodedBlocks()
+        self._unpacked: DecodedBlocks[int, list[Sized]] = DecodedBlocks()
         super().__init__(
             any_path(address),
             split_part=split_part,
@@ -189,7 +190,7 @@ class ChunkSource(ItemSource):
     def content(self) -> Any:
         return [list(file) for file in self.files]
 
-    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         found: list[Any] = [None] * len(numbers)
         at = np.searchsorted(self.ends, numbers, side="right") - 1
         self._fetch_heads(distinct(at).tolist())
@@ -219,24 +220,19 @@ class ChunkSource(ItemSource):
                 low, high = edges[own], edges[own + 1]
             yield Extents(self._range_file(file), order, low, high)
 
-    def _item(
-        self, file: int, record: bytes | memoryview, origin: str
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def _item(self, file: int, record: Sized, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
         parts: dict[str, Any] = {}
-        files: dict[str, str] = {}
+        files: dict[str, Any] = {}
         for name, value in self.format.row(file, record, origin, self._is_read).items():
-            if type(value).__module__.startswith("PIL."):
-                value, extension = _as_file(value)
-                files[name] = f"{name}.{extension}"
-            elif found := file_of_part(name, value):
+            parts[name], found = _encoded(name, value)
+            if found is not None:
                 files[name] = found
-            parts[name] = value
         return parts, files
 
     def _is_read(self, name: str) -> bool:
         return self.takes(name) and not name.startswith("__")
 
-    def _records(self, file: int, own: Ints) -> list[bytes | memoryview]:
+    def _records(self, file: int, own: Ints) -> Sequence[Sized]:
         """Return records of a chunk, given ascending numbers."""
         if self.is_packed:
             chunk = self._chunk(file)
@@ -249,13 +245,15 @@ class ChunkSource(ItemSource):
         one = self.format.record
         return [one(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
 
-    def _chunk(self, file: int) -> list[memoryview]:
+    def _chunk(self, file: int) -> list[Sized]:
         """Return the records of a packed chunk; kept for as long as there is memory."""
         found = self._unpacked.get(file)
         if found is None:
             data = self._range_file(file).pread(0, self._size(file))
-            found = list(self.format.records(file, data, self._origin(file)))
-            self._check_count(file, len(found))
+            self._check_size(file)
+            origin = self._origin(file)
+            found = list(self.format.records(file, data, origin))
+            check_count(len(found), self.files[file].num_records, origin)
             self._unpacked.keep(file, found, sum(map(len, found)))
         return found
 
@@ -280,24 +278,19 @@ class ChunkSource(ItemSource):
             self._note_edges(file, head)
 
     def _head_bytes(self, file: int) -> int:
-        return COUNT_BYTES + 4 * (self.files[file].num_records + 1)
+        head = COUNT_BYTES + 4 * (self.files[file].num_records + 1)
+        # An index may claim any number of records; a store is not asked for the size first.
+        return head if self.is_remote else min(head, self._size(file))
 
     def _note_edges(self, file: int, head: bytes) -> None:
-        self._check_count(file, count_of(head))
         count, origin = self.files[file].num_records, self._origin(file)
+        self._check_size(file)
+        check_count(count_of(head), count, origin)
         self._edges[file] = record_edges(head[COUNT_BYTES:], count, self._size(file), origin)
         if len(self._edges) > KNOWN_CHUNKS:
             self._edges.popitem(last=False)
 
-    def _check_count(self, file: int, count: int) -> None:
-        stated = self.files[file].num_records
-        if count != stated:
-            raise FormatError(
-                f"{self._origin(file)}: has {count} records, but {CHUNK_INDEX} says {stated}; one "
-                "of them was replaced, copy the folder again"
-            )
-
-    def _range_file(self, file: int) -> RangeFile:
+    def _range_file(self, file: int) -> RemoteFile | OpenFile:
         found = self._open.get(file)
         if found is None:
             address = join_address(self.folder, self.files[file].name)
@@ -322,7 +315,17 @@ class ChunkSource(ItemSource):
 
     def _size(self, file: int) -> int:
         found = self._range_file(file)
-        return found.info.size if isinstance(found, RemoteFile) else os.path.getsize(found.path)
+        if isinstance(found, RemoteFile):
+            return found.info.size
+        return os.fstat(found.descriptor).st_size
+
+    def _check_size(self, file: int) -> None:
+        size, stated = self._size(file), self.files[file].size
+        if self.format.sizes_are_exact and size != stated:
+            raise FormatError(
+                f"{self._origin(file)}: has {size} bytes, but {CHUNK_INDEX} says {stated}; it is "
+                "incomplete or was replaced, copy the folder again"
+            )
 
     def _origin(self, file: int) -> str:
         return redact(join_address(self.folder, self.files[file].name))
@@ -339,7 +342,24 @@ def _reopen(kind: type[ChunkSource], address: str, arguments: dict[str, Any]) ->
     return kind(address, **arguments)
 
 
-def _as_file(image: Any) -> tuple[bytes, str]:
+def _encoded(name: str, value: Any) -> tuple[Any, Any]:
+    """Return a part with its images as files, and their names where its own does not tell."""
+    if isinstance(value, list) and value and (isinstance(value[0], bytes) or _is_image(value[0])):
+        pairs = [_encoded(name, each) for each in value]
+        contents, files = ([pair[at] for pair in pairs] for at in (0, 1))
+        is_decoded = any(files) and all(isinstance(each, bytes) for each in contents)
+        return contents, files if is_decoded else None
+    if _is_image(value):
+        content, extension = _lossless(value)
+        return content, f"{name}.{extension}"
+    return value, file_of_part(name, value)
+
+
+def _is_image(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.")
+
+
+def _lossless(image: Any) -> tuple[bytes, str]:
     """Return a Pillow image as a lossless file, and its extension."""
     if image.mode in ("RGB", "L"):
         kind, extension = ("P6", "ppm") if image.mode == "RGB" else ("P5", "pgm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,16 +12,21 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError, MissingExtraError
+from energon.formats.chunks.nested_values import nested_value
 from energon.formats.chunks.records import (
     ChunkFile,
     decoded,
     decompress,
     fields,
+    file_name,
     image_list,
+    number_of,
     pil_image,
     records,
 )
+from energon.formats.chunks.table_rows import TableRow, has_table, table_rows
 from energon.formats.json_text import parse_json
+from energon.formats.meta.info import check_inside
 
 _MAGIC = b"LDFZ01\0\0"
 _HEAD = struct.Struct("<8sHHIII")
@@ -41,6 +46,8 @@ class LitDataIndex:
         formats: How each leaf of an item is stored.
         shape: Puts the leaves of an item together.
         is_bare: Whether items are the tokens of a text, without their size.
+        types: The type of each entry, where chunks may have a table in place of items; else None.
+        sizes_are_exact: Whether chunks have as many bytes as stated.
     """
 
     chunks: tuple[tuple[str, int, int], ...]
@@ -49,6 +56,8 @@ class LitDataIndex:
     formats: tuple[str, ...]
     shape: Callable[[Iterator[Any]], Any]
     is_bare: bool
+    types: dict[str, str] | None
+    sizes_are_exact: bool
 
     def item(self, leaves: list[Any]) -> dict[str, Any]:
         """Return an item as parts; entries of what is not a dict are called `0`, `1` and so on."""
@@ -68,22 +77,56 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
     """
     try:
         config = index["config"]
+        _check_loader(config, origin)
+        compression, level = config["compression"], config.get("compression_level")
+        formats = tuple(map(str, config["data_format"]))
+        spec = parse_json(config["data_spec"], origin="data_spec")[1]
         found = LitDataIndex(
             chunks=tuple(
-                (_name(chunk["filename"]), int(chunk["chunk_size"]), int(chunk["chunk_bytes"]))
+                (
+                    _name(chunk["filename"]),
+                    number_of(chunk["chunk_size"]),
+                    number_of(chunk["chunk_bytes"]),
+                )
                 for chunk in index["chunks"]
             ),
-            compression=config["compression"],
-            level=config.get("compression_level"),
-            formats=tuple(config["data_format"]),
-            shape=_shape(parse_json(config["data_spec"], origin="data_spec")[1]),
+            compression=compression,
+            level=level,
+            formats=formats,
+            shape=_shape(spec),
             is_bare=_is_bare(config),
+            types=_types(config, spec["type"]),
+            # Versions that record types also count what is around items.
+            sizes_are_exact="types" in config and (not compression or level in _INSIDE),
         )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        found.item(list(formats))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise FormatError(f"{origin}: not an index of LitData chunks: {error!r}") from error
     if config.get("encryption"):
         raise ConfigError(f"{origin}: is encrypted; optimize it again without encryption")
+    check_inside((name for name, *_ in found.chunks), origin=origin)
     return found
+
+
+def _check_loader(config: Mapping[str, Any], origin: str) -> None:
+    """Raise ConfigError if only a loader of LitData itself knows the layout of the chunks."""
+    loader = config.get("item_loader")
+    if loader in _OTHER_LOADERS:
+        raise ConfigError(f"{origin}: was written for LitData's {loader}; {_OTHER_LOADERS[loader]}")
+
+
+def _types(config: Mapping[str, Any], container: str | None) -> dict[str, str] | None:
+    """Return the types of dicts of plain values, which LitData writes as tables if it can."""
+    types, formats = config.get("types"), config["data_format"]
+    if (
+        container != "builtins.dict"
+        or not isinstance(types, dict)
+        or not _PLAIN.issuperset(formats)
+    ):
+        return None
+    return {name: kind if isinstance(kind, str) else kind["type"] for name, kind in types.items()}
 
 
 class LitDataFormat:
@@ -99,26 +142,35 @@ class LitDataFormat:
     """
 
     def __init__(self, index: Any, origin: str) -> None:
+        self._origin = origin
         self.index = parse_litdata_index(index, origin=origin)
         self.chunks = [ChunkFile(*chunk) for chunk in self.index.chunks]
-        self._decoders = [litdata_decoder(kind, origin) for kind in self.index.formats]
+        self.sizes_are_exact = self.index.sizes_are_exact
+        if self.index.types is None:
+            self._decoders  # noqa: B018  # an unknown format is an error now, not at the first item
+
+    @cached_property
+    def _decoders(self) -> list[Callable[[bytes], Any]]:
+        return [litdata_decoder(kind, self._origin) for kind in self.index.formats]
 
     @cached_property
     def columns(self) -> dict[str, str]:
         """How each entry of an item is stored."""
         named = self.index.item(list(self.index.formats))
-        return {name: kind if isinstance(kind, str) else "struct" for name, kind in named.items()}
+        stored = {name: kind if isinstance(kind, str) else "struct" for name, kind in named.items()}
+        return stored | (self.index.types or {})
 
     @property
     def is_packed(self) -> bool:
-        """Whether chunks are compressed as a whole, or in frames of many items."""
-        return bool(self.index.compression) and self.index.level != "sample"
+        """Whether chunks are compressed as a whole, in frames of many items, or may be tables."""
+        index = self.index
+        return index.types is not None or (bool(index.compression) and index.level != "sample")
 
-    def records(
-        self, number: int, data: bytes, origin: object, start: int = 0
-    ) -> Iterator[memoryview]:
+    def records(self, number: int, data: bytes, origin: object, start: int = 0) -> Iterator[Sized]:
         """Yield the items of a chunk from number `start` on."""
         index = self.index
+        if index.types is not None and has_table(data):
+            return table_rows(data, origin, start)
         return litdata_items(
             data, origin, compression=index.compression, level=index.level, start=start
         )
@@ -130,11 +182,13 @@ class LitDataFormat:
     def row(
         self,
         number: int,
-        record: bytes | memoryview,
+        record: Any,
         origin: object,
         takes: Callable[[str], bool] = lambda name: True,
     ) -> dict[str, Any]:
         """Return the entries of an item that are taken."""
+        if isinstance(record, TableRow):
+            return record.values(takes)
         contents = (
             [bytes(record)]
             if self.index.is_bare
@@ -152,10 +206,11 @@ def _is_bare(config: dict[str, Any]) -> bool:
     return is_for_tokens and not others and kind.partition(":")[0] in _FLAT
 
 
-def _name(file: Any) -> str:
-    if not isinstance(file, str) or file in ("", ".", "..") or "/" in file:
-        raise ValueError(f"{file!r} is not the name of a file in the folder")
-    return file
+def _name(value: Any) -> str:
+    name = file_name(value)
+    if "/" in name:
+        raise ValueError(f"{name!r} is not the name of a file in the folder")
+    return name
 
 
 def litdata_items(
@@ -241,13 +296,18 @@ def litdata_decoder(kind: str, origin: object) -> Callable[[bytes], Any]:
 
     Raises:
         MissingExtraError: If only LitData can read it and is not installed.
-        ConfigError: If LitData does not know it either.
+        ConfigError: If LitData does not know it either, or unpickles it.
     """
     name, _, more = kind.partition(":")
     if name in _DECODERS:
         return _DECODERS[name]
-    if name in _FLAT:
+    if name in _FLAT and more.isdecimal() and int(more) in _FLAT[name]:
         return partial(np.frombuffer, dtype=_FLAT[name][int(more)])
+    if name in _PICKLED:
+        raise ConfigError(
+            f"{origin}: items hold pickled objects ({kind!r}), which could run any code when they "
+            "are read; write the dataset again with arrays, text and numbers only"
+        )
     try:
         from litdata.streaming.serializers import _SERIALIZERS
     except ImportError as error:
@@ -294,6 +354,15 @@ _TORCH = {
 }
 """Types of arrays and tensors by the number that stands for them."""
 _FLAT = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH}
+_PLAIN = frozenset({"str", "int", "float", "bool", "bytes", "json", "pickle"})
+"""How the entries of items are stored that may be in tables, where None is not pickled."""
+_PICKLED = frozenset({"pickle", "graph"})
+_INSIDE = ("sample", "batch")
+"""Levels of compression within a chunk, whose size is that of the file."""
+_OTHER_LOADERS = {
+    "TemporalArrayLoader": "write its arrays again with the default loader",
+    "ParquetLoader": "its chunks are Parquet files, read them as FOLDER/*.parquet",
+}
 _MEDIA = ("image", "audio", "video", "file")
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -302,6 +371,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "string": _text,
     "text": _text,
     "bool": lambda content: content[0] != 0,
+    "json": nested_value,
     "int": lambda content: np.frombuffer(content, "<i8")[0].item(),
     "float": lambda content: np.frombuffer(content, "<f8")[0].item(),
     "jpeg": bytes,

@@ -16,11 +16,14 @@ from energon.formats.chunks.records import (
     decoded,
     decompress,
     fields,
+    file_name,
     image_list,
+    number_of,
     pil_image,
     records,
 )
 from energon.formats.json_text import parse_json
+from energon.formats.meta.info import check_inside
 
 _SCALARS = {
     "int": "<i8",
@@ -68,11 +71,13 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
         ConfigError: If shards are of another format.
     """
     try:
-        return [_shard(about, origin) for about in index["shards"]]
-    except (KeyError, TypeError, ValueError) as error:
+        shards = [_shard(about, origin) for about in index["shards"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError | FormatError):
             raise
         raise FormatError(f"{origin}: not an index of MDS shards: {error!r}") from error
+    check_inside((shard.name for shard in shards), origin=origin)
+    return shards
 
 
 def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
@@ -82,17 +87,34 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
         )
     compression = about["compression"]
     file = about["zip_data"] if compression else about["raw_data"]
-    columns = tuple(about["column_names"]), tuple(about["column_sizes"])
-    encodings = tuple(about["column_encodings"])
-    if len({len(encodings), *map(len, columns)}) > 1:
-        raise ValueError("the numbers of column names, sizes and encodings differ")
-    name = str(file["basename"])
-    if name in ("", ".", "..") or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r} is outside the folder")
     hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(
-        name, int(about["samples"]), int(file["bytes"]), compression, *columns, encodings, hashes
+        file_name(file["basename"]),
+        number_of(about["samples"]),
+        number_of(file["bytes"]),
+        compression,
+        *_columns(about),
+        hashes,
     )
+
+
+def _columns(
+    about: Mapping[str, Any],
+) -> tuple[tuple[str, ...], tuple[int | None, ...], tuple[str, ...]]:
+    """Return the names, sizes and encodings of the columns of a shard."""
+    names, sizes, encodings = (
+        about[key] for key in ("column_names", "column_sizes", "column_encodings")
+    )
+    if len({len(names), len(sizes), len(encodings)}) > 1:
+        raise ValueError("the numbers of column names, sizes and encodings differ")
+    texts = [*names, *encodings]
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in texts):
+        raise ValueError(f"columns are called {names!r} and encoded as {encodings!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"several columns of {names!r} have the same name")
+    # A size of 0 stands for none, as in the library.
+    fixed = (None if size is None else number_of(size) or None for size in sizes)
+    return tuple(names), tuple(fixed), tuple(encodings)
 
 
 def _check_hashes(shard: MdsShard, data: bytes, origin: object) -> None:
@@ -118,6 +140,8 @@ class MdsFormat:
         FormatError: If the index is invalid.
         ConfigError: If shards are of another format, or a column has an unknown encoding.
     """
+
+    sizes_are_exact = True
 
     def __init__(self, index: Any, origin: str) -> None:
         self._origin = origin
@@ -203,8 +227,10 @@ def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], A
     kind, _, more = encoding.partition(":")
     if kind == "ndarray":
         dtype, _, shape = more.partition(":")
-        dims = tuple(int(size) for size in shape.split(",")) if shape else None
-        return partial(_array, dtype=_SCALARS.get(dtype, dtype), shape=dims)
+        known = not dtype or dtype in _SCALARS
+        if known and all(size.isdecimal() for size in shape.split(",") if shape):
+            dims = tuple(int(size) for size in shape.split(",")) if shape else None
+            return partial(_array, dtype=_SCALARS.get(dtype, ""), shape=dims)
     raise ConfigError(
         f"{origin}: column {name!r} is encoded as {encoding!r}, which is not known here; known are "
         f"{', '.join(sorted([*_DECODERS, *_SCALARS, 'ndarray']))}"
@@ -228,6 +254,10 @@ def _image_list(content: bytes) -> list[bytes]:
     return image_list(content[4:])  # behind four bytes that mean nothing
 
 
+def _pil_images(content: bytes) -> list[Any]:
+    return [pil_image(each) for each in _image_list(content)]
+
+
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
     "str": lambda content: content.decode("utf-8", "surrogateescape"),
@@ -242,4 +272,5 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "jpegarray": image_list,
     "list[jpeg]": _image_list,
     "list[png]": _image_list,
+    "list[pil]": _pil_images,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError, needs_extra
+from energon.formats.meta.info import MAX_SAMPLES
 
 CHUNK_INDEX = "index.json"
 """The file of a folder that lists its chunks and describes their content."""
@@ -34,9 +35,15 @@ class ChunkFile(NamedTuple):
 
 
 class ChunkFormat(Protocol):
-    """How the samples of a dataset are stored in its chunks."""
+    """How the samples of a dataset are stored in its chunks.
+
+    Attributes:
+        chunks: The chunks.
+        sizes_are_exact: Whether each of them has as many bytes as the index says.
+    """
 
     chunks: list[ChunkFile]
+    sizes_are_exact: bool
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -50,10 +57,8 @@ class ChunkFormat(Protocol):
     def is_packed(self) -> bool:
         """Whether a chunk is decompressed as a whole, before a record can be read."""
 
-    def records(
-        self, number: int, data: bytes, origin: object, start: int = 0
-    ) -> Iterator[memoryview]:
-        """Yield the records of a chunk from number `start` on.
+    def records(self, number: int, data: bytes, origin: object, start: int = 0) -> Iterator[Sized]:
+        """Yield the records of a chunk, whose lengths are bytes, from number `start` on.
 
         Args:
             number: Which chunk it is.
@@ -71,7 +76,7 @@ class ChunkFormat(Protocol):
     def row(
         self,
         number: int,
-        record: bytes | memoryview,
+        record: Any,
         origin: object,
         takes: Callable[[str], bool] = ...,
     ) -> dict[str, Any]:
@@ -80,6 +85,37 @@ class ChunkFormat(Protocol):
         Raises:
             FormatError: If the record is damaged.
         """
+
+
+def number_of(value: Any) -> int:
+    """Return a number of samples or bytes in an index.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if type(value) is not int or not 0 <= value <= MAX_SAMPLES:
+        raise ValueError(f"expected a number of samples or bytes, got {value!r}")
+    return value
+
+
+def file_name(value: Any) -> str:
+    """Return the name of a chunk in an index.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, str) or value in ("", ".", ".."):
+        raise ValueError(f"expected the name of a file in the folder, got {value!r}")
+    return value
+
+
+def check_count(found: int, stated: int, origin: object) -> None:
+    """Raise FormatError unless a chunk has as many records as the index says."""
+    if found != stated:
+        raise FormatError(
+            f"{origin}: has {found} records, but {CHUNK_INDEX} says {stated}; one of them was "
+            "replaced, copy the folder again"
+        )
 
 
 def decompress(data: bytes | memoryview, origin: object, compression: str) -> bytes:
@@ -192,9 +228,8 @@ def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: ob
     try:
         return [decode(content) for decode, content in decoders]
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{origin}: has an invalid record: {error!r}") from error
+        problem = str(error) if isinstance(error, FormatError) else repr(error)
+        raise FormatError(f"{origin}: has an invalid record: {problem}") from error
 
 
 def pil_image(content: bytes) -> Any:
