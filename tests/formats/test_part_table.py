@@ -188,11 +188,15 @@ def test_the_table_that_is_changed_below_is_sound(tmp_path):
         ("sample_block", [0, 1, 1, 5]),
         ("sample_block", [0, 2, 1, 5]),
         ("sample_block", [0, 1, 2, 1000]),
+        ("sample_block", [2, 3, 7, 8]),
+        ("sample_block", [0, 4, 7, 8]),
+        ("sample_block", [0, 2, 6, 8]),
         ("part_block", [1, 2, 3, 255]),
         ("part_block", [1, 5, 3, 8]),
         ("part_block", [1, 3, 7, 8]),
         ("part_size", [1, 2, 20_000, 0]),
         ("part_size", [1, 2, 3, 9000]),
+        ("first_part", [0, 2, 3, 4]),
         ("first_part", [0, 1, 1, 4]),
         ("first_part", [1, 2, 3, 4]),
         ("first_part", [0, 1, 2, 3]),
@@ -208,6 +212,21 @@ def test_numbers_that_lead_elsewhere_are_refused(tmp_path, name, value):
     data = changed(mixed_table(tmp_path), name, value)
     with pytest.raises(FormatError, match=r"x\.tar\.parts: is damaged: .*`energon index`"):
         PartTable.from_buffer(data, origin="x.tar.parts", verify=True)
+
+
+@pytest.mark.parametrize("header", [None, [1, 6]])
+def test_parts_that_reach_into_the_header_of_the_next_sample_are_refused(tmp_path, header):
+    samples = [(f"{n}", {"txt": b"x"}) for n in range(3)]
+    write_shard(tmp_path / "x.tar", samples)
+    table = PartTable.from_scan(scan_tar(tmp_path / "x.tar"))
+    if header is None:
+        blocks = table.sample_offset // 512
+        table = replace(table, header=None, columns={**table.columns, "sample_block": blocks})
+    data = table.to_bytes()
+    assert PartTable.from_buffer(changed(data, "part_size", [512, 1, 1]), origin="x", verify=True)
+    for sizes in ([513, 1, 1], [1, 1, 600]):
+        with pytest.raises(FormatError, match="x: is damaged: parts are outside of their samples"):
+            PartTable.from_buffer(changed(data, "part_size", sizes), origin="x", verify=True)
 
 
 @pytest.mark.parametrize("largest", [(1 << 64) - 1, 1 << 63, 1 << 55])

@@ -228,6 +228,8 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
             raise ValueError("there are parts of no sample")
         if _largest(columns["part_name"]) >= max(1, len(about["names"])):
             raise ValueError("parts have names that do not exist")
+    if samples:
+        _check_extents(about, columns, starts, ends)
     if about["key_length"] is None:
         _check_edges("key_start", columns, keys, strict=False)
     order = columns.get("key_order")
@@ -235,6 +237,23 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
         _largest(order) >= samples or (np.bincount(order, minlength=samples) != 1).any()
     ):
         raise ValueError("key_order is not an order of the samples")
+
+
+def _check_extents(
+    about: Mapping[str, Any], columns: Mapping[str, Column], starts: Column, ends: Column
+) -> None:
+    """Raise ValueError unless parts, which are in file order, lie within their samples."""
+    if about["schema"] is None:
+        first = columns["first_part"].astype(np.int64)
+    else:
+        first = np.arange(0, len(starts) + 1, len(about["schema"]))
+    if about["header"] is None:
+        edges = columns["sample_block"].astype(np.int64) * BLOCK
+    else:
+        gap, last = about["header"]
+        edges = np.append(starts[first[:-1]] - gap * BLOCK, last * BLOCK)
+    if (starts[first[:-1]] < edges[:-1]).any() or (ends[first[1:] - 1] > edges[1:]).any():
+        raise ValueError("parts are outside of their samples")
 
 
 def _check_edges(name: str, columns: Mapping[str, Column], limit: int, *, strict: bool) -> None:
