@@ -52,8 +52,9 @@ def test_output_without_room_is_an_error(listing):
     assert printed_to(os.open("/dev/full", os.O_WRONLY), *listing) == NO_ROOM
 
 
-def test_help_without_room_is_an_error():
-    assert printed_to(os.open("/dev/full", os.O_WRONLY), "--help") == NO_ROOM
+@pytest.mark.parametrize("command", [[], ["info"], ["tar", "cat"]])
+def test_help_without_room_is_an_error(command):
+    assert printed_to(os.open("/dev/full", os.O_WRONLY), *command, "--help") == NO_ROOM
 
 
 def test_a_full_disk_is_named_with_what_to_do(listing, tmp_path):

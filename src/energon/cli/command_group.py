@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from traceback import walk_tb
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -170,6 +171,9 @@ class RefusedCommandError(click.ClickException):
 def failed_command(error: EnergonError | OSError) -> click.ClickException:
     """Return the exception with which click reports an error of ours or of the system."""
     if not isinstance(error, EnergonError):
+        # Only click itself, when it prints a help, passes such errors on, see `write_output`.
+        if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
+            return failed_output(error)
         from energon.io.atomic import NO_SPACE  # here, so that commands start without it
 
         where = "" if error.filename is None else f"{error.filename}: "
