@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence, Sized
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,9 +35,9 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_document
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RemoteFile
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
-from energon.sources.kinds import Extents
+from energon.sources.kinds import Extents, description, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import read_spans
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
@@ -62,6 +63,16 @@ def split_folders(address: str) -> dict[str, str]:
     if not found:
         raise DatasetNotFoundError(f"{redact(address)}: there is no {CHUNK_INDEX} in it")
     return found
+
+
+def _folder_of(split_part: str, folders: Mapping[str, str], origin: str) -> str:
+    """Return the folder of a split, which may have another of its usual names."""
+    found = find_split(split_part, folders)
+    if found is None:
+        found = next((name for name in folders if SPLIT_WORDS[name] == split_part), None)
+    if found is None:
+        raise ConfigError(f"{origin}: there is no split {split_part!r}, only {', '.join(folders)}")
+    return folders[found]
 
 
 def read_index(folder: str) -> Any:
@@ -102,33 +113,26 @@ class ChunkSource(ItemSource):
         exclude: Sequence[str] = (),
     ) -> None:
         options = options or RowOptions(origin=redact(address))
-        self._arguments = {
-            "split_part": split_part,
-            "options": options,
-            "parts": parts,
-            "subsets": subsets,
-            "exclude": exclude,
-        }
+        self._reopen = partial(
+            type(self),
+            os.fspath(address),
+            split_part=split_part,
+            options=options,
+            parts=parts,
+            subsets=subsets,
+            exclude=exclude,
+        )
         origin = options.origin or redact(address)
         folders = split_folders(os.fspath(address))
-        found = "" if "" in folders else find_split(split_part, folders)
-        if found is None:
-            found = next((n for n in folders if SPLIT_WORDS[n] == split_part), None)
-        if found is None:
-            raise ConfigError(
-                f"{redact(address)}: there is no split {split_part!r}, only {', '.join(folders)}"
-            )
-        self.folder = folders[found]
+        self.folder = folders.get("") or _folder_of(split_part, folders, redact(address))
         index = redact(join_address(self.folder, CHUNK_INDEX))
         self.format: ChunkFormat = self.format_type(read_index(self.folder), index)
         self.columns = self.format.columns
         self.files = self.format.chunks
-        self.ends = np.concatenate(
-            ([0], np.cumsum([file.num_records for file in self.files]))
-        ).astype(np.int64)
+        self.ends = np.array([0, *accumulate(file.num_records for file in self.files)], np.int64)
         total = int(self.ends[-1])
         bounds = (0, total)
-        if found == "":
+        if "" in folders:
             bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
         self._open: OrderedDict[int, RemoteFile | OpenFile] = OrderedDict()
         self._edges: OrderedDict[int, Ints] = OrderedDict()
@@ -144,7 +148,7 @@ class ChunkSource(ItemSource):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), os.fspath(self.path), self._arguments)
+        return self._reopen, ()
 
     @property
     def is_packed(self) -> bool:
@@ -192,26 +196,17 @@ class ChunkSource(ItemSource):
 
     def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         found: list[Any] = [None] * len(numbers)
-        at = np.searchsorted(self.ends, numbers, side="right") - 1
-        self._fetch_heads(distinct(at).tolist())
-        for file in distinct(at).tolist():
-            places = np.flatnonzero(at == file)
-            order = places[np.argsort(numbers[places], kind="stable")]
+        for file, order in self._by_file(numbers):
             origin = self._origin(file)
-            for place, record in zip(
-                order.tolist(), self._records(file, numbers[order] - self.ends[file]), strict=True
-            ):
+            records = self._records(file, numbers[order] - self.ends[file])
+            for place, record in zip(order.tolist(), records, strict=True):
                 found[place] = self._item(file, record, origin)
         return found
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the records of samples are; of packed chunks, the whole chunk."""
         numbers = self.numbers(ordinals)
-        at = np.searchsorted(self.ends, numbers, side="right") - 1
-        self._fetch_heads(distinct(at).tolist())
-        for file in distinct(at).tolist():
-            places = np.flatnonzero(at == file)
-            order = places[np.argsort(numbers[places], kind="stable")]
+        for file, order in self._by_file(numbers):
             if self.is_packed:
                 low = np.zeros(len(order), np.int64)
                 high = np.full(len(order), self._size(file), np.int64)
@@ -219,6 +214,15 @@ class ChunkSource(ItemSource):
                 edges, own = self._offsets(file), numbers[order] - self.ends[file]
                 low, high = edges[own], edges[own + 1]
             yield Extents(self._range_file(file), order, low, high)
+
+    def _by_file(self, numbers: Ints) -> Iterator[tuple[int, Ints]]:
+        """Yield the chunks that records are in, and the places of their records, in file order."""
+        at = np.searchsorted(self.ends, numbers, side="right") - 1
+        files = distinct(at).tolist()
+        self._fetch_heads(files)
+        for file in files:
+            places = np.flatnonzero(at == file)
+            yield file, places[np.argsort(numbers[places], kind="stable")]
 
     def _item(self, file: int, record: Sized, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
         parts: dict[str, Any] = {}
@@ -274,7 +278,8 @@ class ChunkSource(ItemSource):
             return
         asked = [(self._range_file(file), self._head_bytes(file)) for file in missing]
         store, _ = open_store(self.folder)
-        for file, head in zip(missing, store.together(_read_head, asked), strict=True):
+        heads = store.together(lambda file, size: file.pread(0, size), asked)
+        for file, head in zip(missing, heads, strict=True):
             self._note_edges(file, head)
 
     def _head_bytes(self, file: int) -> int:
@@ -332,14 +337,6 @@ class ChunkSource(ItemSource):
 
     def _file_of(self, number: int) -> int:
         return int(np.searchsorted(self.ends, number, side="right")) - 1
-
-
-def _read_head(file: RangeFile, size: int) -> bytes:
-    return file.pread(0, size)
-
-
-def _reopen(kind: type[ChunkSource], address: str, arguments: dict[str, Any]) -> ChunkSource:
-    return kind(address, **arguments)
 
 
 def _encoded(name: str, value: Any) -> tuple[Any, Any]:
@@ -408,23 +405,15 @@ class ChunkKind(RowKind):
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        sources = {
-            name: self.source(address, split_part=name) for name in self.split_names(address)
-        }
+        sources = {n: self.source(address, split_part=n) for n in self.split_names(address)}
         splits = {
-            name: {"samples": len(source), "shards": len(source.files), "excluded": 0}
+            name: split_description(len(source), len(source.files))
             for name, source in sources.items()
         }
-        return {
-            "sample_type": "CrudeSample",
-            "samples": sum(len(source) for source in sources.values()),
-            "shards": sum(len(source.files) for source in sources.values()),
-            "bytes": sum(file.size for source in sources.values() for file in source.files),
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": splits,
-            "columns": next(iter(sources.values())).columns,
-        }
+        samples = sum(len(source) for source in sources.values())
+        files = [file for source in sources.values() for file in source.files]
+        about = description(samples, len(files), sum(file.size for file in files), splits)
+        return {**about, "columns": next(iter(sources.values())).columns}
 
 
 MDS = ChunkKind("mds", "a dataset of MosaicML Streaming", MdsRecords)

@@ -329,6 +329,31 @@ class DatasetKind:
         return ConfigError(f"{redact(address)} is {self.noun}, which cannot be {what}")
 
 
+def split_description(samples: int, shards: int, *, excluded: int = 0) -> dict[str, int]:
+    """Return what `DatasetKind.describe` says about a split."""
+    return {"samples": samples, "shards": shards, "excluded": excluded}
+
+
+def description(
+    samples: int,
+    shards: int,
+    num_bytes: int,
+    splits: Mapping[str, Mapping[str, int]],
+    *,
+    sample_type: str = "CrudeSample",
+) -> dict[str, Any]:
+    """Return what `DatasetKind.describe` says about a dataset that has no index of its shards."""
+    return {
+        "sample_type": sample_type,
+        "samples": samples,
+        "shards": shards,
+        "bytes": num_bytes,
+        "missing_shards": [],
+        "energon_version": None,
+        "splits": splits,
+    }
+
+
 def kind_of(address: str | os.PathLike[str]) -> DatasetKind:
     """Return the kind of the dataset at an address.
 

@@ -17,7 +17,7 @@ from energon.io.files import file_info, is_file, open_store
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
 from energon.samples.field_map import FieldMap
-from energon.sources.kinds import DatasetKind
+from energon.sources.kinds import DatasetKind, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
 from energon.sources.webdataset import WebdatasetSource
@@ -207,16 +207,12 @@ def _parts(
     return statistics
 
 
-def _split(address: str, name: str, split_config: str) -> dict[str, Any]:
+def _split(address: str, name: str, split_config: str) -> dict[str, int]:
     try:
         source = WebdatasetSource(address, split_part=name, split_config=split_config)
     except EmptyDatasetError:
-        return {"samples": 0, "shards": 0, "excluded": 0}
-    return {
-        "samples": len(source),
-        "shards": len(source.shards),
-        "excluded": len(source.excluded),
-    }
+        return split_description(0, 0)
+    return split_description(len(source), len(source.shards), excluded=len(source.excluded))
 
 
 def _sizes(address: str, shards: list[str]) -> list[int | None]:

@@ -23,7 +23,7 @@ from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import Extents
+from energon.sources.kinds import Extents, description, split_description
 from energon.sources.media.media_files import MediaFiles, note_listing
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
@@ -266,18 +266,11 @@ class MediaFolderKind(RowKind):
         for name in self.split_names(address):
             chosen = _split_numbers(media, FolderOptions(), name).tolist()
             files = sum(len(media.parts[n]) for n in chosen)
-            splits[name] = {"samples": len(chosen), "shards": files, "excluded": 0}
+            splits[name] = split_description(len(chosen), files)
         names = [file for own in media.parts for file in own.values()]
-        return {
-            "sample_type": "CrudeSample",
-            "samples": len(media.keys),
-            "shards": len(names),
-            "bytes": sum(media.sizes[name].size for name in names),
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": splits,
-            "classes": media.classes or {},
-        }
+        size = sum(media.sizes[name].size for name in names)
+        about = description(len(media.keys), len(names), size, splits)
+        return {**about, "classes": media.classes or {}}
 
 
 KIND = MediaFolderKind()

@@ -26,11 +26,12 @@ from energon.io.backends.local import OpenFile, local_error
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile
+from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions
-from energon.sources.tables.rows import RowSource, column_types
+from energon.sources.tables.rows import RowSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -258,24 +259,13 @@ class ArrowKind(RowKind):
         for name, folder in saved_split_folders(address).items():
             batches = ArrowBatches(folder, data_files(folder))
             count = int(batches.ends[-1])
-            splits[name or "train"] = {
-                "samples": count,
-                "shards": len(batches.names),
-                "excluded": 0,
-            }
+            splits[name or "train"] = split_description(count, len(batches.names))
             size += sum(footer.size for footer in batches.footers)
             if batches.names:
-                columns = columns or column_types(batches)
-        return {
-            "sample_type": "CrudeSample",
-            "samples": sum(split["samples"] for split in splits.values()),
-            "shards": sum(split["shards"] for split in splits.values()),
-            "bytes": size,
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": splits,
-            "columns": columns,
-        }
+                columns = columns or batches.column_types()
+        samples = sum(split["samples"] for split in splits.values())
+        shards = sum(split["shards"] for split in splits.values())
+        return {**description(samples, shards, size, splits), "columns": columns}
 
 
 KIND = ArrowKind()

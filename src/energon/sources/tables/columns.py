@@ -113,6 +113,11 @@ def is_file_column(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {field.name for field in kind} == _FILE_FIELDS
 
 
+def is_data(column: str) -> bool:
+    """Return whether samples have a column; others, such as __index_level_0__, are of writers."""
+    return not column.startswith("__")
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values of a column, however they are stored."""
     import pyarrow as pa

@@ -28,7 +28,14 @@ from energon.samples.crude import CrudeSample
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import DatasetKind, Extents, Location, content_fingerprint
+from energon.sources.kinds import (
+    DatasetKind,
+    Extents,
+    Location,
+    content_fingerprint,
+    description,
+    split_description,
+)
 from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
@@ -256,19 +263,11 @@ class JsonlKind(DatasetKind):
             try:
                 source = JsonlSource(address, split_part=name)
             except EmptyDatasetError:
-                splits[name] = {"samples": 0, "shards": 0, "excluded": 0}
+                splits[name] = split_description(0, 0)
             else:
                 excluded = len(source.excluded)
-                splits[name] = {"samples": len(source), "shards": 1, "excluded": excluded}
-        about = {
-            "sample_type": "CrudeSample",
-            "samples": len(lines),
-            "shards": 1,
-            "bytes": lines.size,
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": splits,
-        }
+                splits[name] = split_description(len(source), 1, excluded=excluded)
+        about = description(len(lines), 1, lines.size, splits)
         if parts:
             sizes = SizeStatistics()
             sizes.add(np.diff(lines.offsets))

@@ -23,12 +23,13 @@ from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.decoded_blocks import SliceCost
+from energon.sources.kinds import description, split_description
 from energon.sources.reader import Submit
 from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles, is_pattern
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
-from energon.sources.tables.rows import RowSource, column_types
+from energon.sources.tables.rows import RowSource
 
 
 @dataclass(frozen=True)
@@ -205,22 +206,11 @@ class ParquetKind(RowKind):
         splits = {}
         for prefix, config in self._configs(files):
             for name, chosen in _splits(files, ParquetOptions(config=config)).items():
-                splits[f"{prefix}{name or 'train'}"] = {
-                    "samples": sum(rows[file] for file in chosen),
-                    "shards": len(chosen),
-                    "excluded": 0,
-                }
-        return {
-            "sample_type": "CrudeSample",
-            "samples": groups.num_rows,
-            "shards": len(groups.footers),
-            "bytes": sum(footer.size for footer in groups.footers),
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": splits,
-            "columns": column_types(groups),
-            "row_groups": len(groups.file),
-        }
+                samples = sum(rows[file] for file in chosen)
+                splits[f"{prefix}{name or 'train'}"] = split_description(samples, len(chosen))
+        size = sum(footer.size for footer in groups.footers)
+        about = description(groups.num_rows, len(groups.footers), size, splits)
+        return {**about, "columns": groups.column_types(), "row_groups": len(groups.file)}
 
     @staticmethod
     def _configs(files: ParquetFiles) -> list[tuple[str, str | None]]:

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from energon.formats.parquet import ParquetFooter
 from energon.io.range_file import RangeFile
-from energon.sources.tables.columns import RowTable
+from energon.sources.tables.columns import RowTable, is_data
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,23 @@ class RowGroups(ABC):
         """The columns of the first file."""
         return self.schema_of(0)
 
+    @cached_property
+    def partitions(self) -> dict[str, list[Any]]:
+        """The values in the names of folders, as in `year=2024/`: by key, that of each file.
+
+        They are whole numbers if all of a key are.
+        """
+        files = [_partitions(footer.name) for footer in self.footers]
+        keys = dict.fromkeys(key for file in files for key in file)
+        return {key: _whole_numbers([file.get(key) for file in files]) for key in keys}
+
+    def column_types(self) -> dict[str, str]:
+        """Return the types of the columns, and of the values in the names of folders."""
+        types = {each.name: str(each.type) for each in self.schema if is_data(each.name)}
+        for key, values in self.partitions.items():
+            types[key] = "int64" if any(isinstance(value, int) for value in values) else "string"
+        return types
+
     def place(self, group: int) -> tuple[int, int]:
         """Return the file of a group, and the number of the group in it."""
         number = int(self.file[group])
@@ -79,3 +97,25 @@ class RowGroups(ABC):
     @abstractmethod
     def range_file(self, number: int) -> RangeFile:
         """Return a file, open for reading ranges."""
+
+
+def _partitions(name: str) -> dict[str, str | None]:
+    """Return the values encoded in the folders of a file name.
+
+    Example:
+        >>> _partitions("year=2024/lang=en/0.parquet")
+        {'year': '2024', 'lang': 'en'}
+    """
+    steps = [step.partition("=") for step in name.split("/")[:-1] if "=" in step]
+    return {
+        unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for key, _, value in steps
+    }
+
+
+def _whole_numbers(values: list[str | None]) -> list[Any]:
+    """Return values as whole numbers if all of them are, and otherwise as they are."""
+    given = [value for value in values if value is not None]
+    if not all(value.isascii() and value.isdecimal() for value in given):
+        return values
+    return [None if value is None else int(value) for value in values]

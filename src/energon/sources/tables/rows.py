@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -22,12 +21,7 @@ from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sou
 from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
 from energon.sources.shard_samples import PartFilter
-from energon.sources.tables.columns import (
-    RowTable,
-    class_name,
-    class_names,
-    plain_type,
-)
+from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, plain_type
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 
@@ -85,7 +79,6 @@ class RowSource(LazySource):
             subsets=subsets,
             exclude=exclude,
         )
-        self.partitions = _partition_values([partitions(name) for name in self.names])
         chosen = options.columns
         if isinstance(parts, PartFilter):
             chosen = [name for name in self.all_parts if name in parts]
@@ -130,7 +123,9 @@ class RowSource(LazySource):
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
             table = self.groups.table(group, self.columns, num_rows=len(places))
             values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
-            given = {key: own[number] for key, own in self.partitions.items() if self.takes(key)}
+            given = {
+                key: own[number] for key, own in self.groups.partitions.items() if self.takes(key)
+            }
             has_files = bool(own_paths) or any(map(_holds_bytes, values.values()))
             taken = zip(
                 places.tolist(),
@@ -233,8 +228,8 @@ class RowSource(LazySource):
 
     @cached_property
     def all_parts(self) -> list[str]:
-        columns = filter(_is_data, self.groups.schema.names)
-        names = list(dict.fromkeys((*columns, *self.partitions)))
+        columns = filter(is_data, self.groups.schema.names)
+        names = list(dict.fromkeys((*columns, *self.groups.partitions)))
         named = [f"{column}_name" for column in self.class_names if column in names]
         return [*names, *(name for name in named if name not in names)]
 
@@ -246,7 +241,7 @@ class RowSource(LazySource):
         schema = self.groups.schema
         if chosen is None:
             given = None
-            names = list(filter(_is_data, schema.names))
+            names = list(filter(is_data, schema.names))
         else:
             given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
             if self.options.columns is not None and len(given) < len(set(chosen)):
@@ -397,41 +392,3 @@ def _file_of(name: str, content: bytes, path: str | None) -> str | None:
 @lru_cache(maxsize=256)
 def _decoded_suffix(suffix: str) -> str | None:
     return suffix.lower() if is_decoded(f"x{suffix}") else None
-
-
-def partitions(name: str) -> dict[str, str | None]:
-    """Return the values encoded in the folders of a file name, as in `year=2024/lang=en/`.
-
-    Example:
-        >>> partitions("year=2024/lang=en/0.parquet")
-        {'year': '2024', 'lang': 'en'}
-    """
-    steps = [step.partition("=") for step in name.split("/")[:-1] if "=" in step]
-    return {
-        unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-        for key, _, value in steps
-    }
-
-
-def column_types(groups: RowGroups) -> dict[str, str]:
-    """Return the types of the columns of files, and of the values in the names of their folders."""
-    types = {column.name: str(column.type) for column in groups.schema if _is_data(column.name)}
-    values = _partition_values([partitions(footer.name) for footer in groups.footers])
-    for key, found in values.items():
-        types[key] = "int64" if any(isinstance(value, int) for value in found) else "string"
-    return types
-
-
-def _is_data(column: str) -> bool:
-    """Return whether samples have a column; others, such as __index_level_0__, are of writers."""
-    return not column.startswith("__")
-
-
-def _partition_values(files: Sequence[Mapping[str, str | None]]) -> dict[str, list[Any]]:
-    """Return the values of all files by key, as whole numbers if all of them are."""
-    found: dict[str, list[Any]] = {}
-    for key in dict.fromkeys(key for file in files for key in file):
-        values = [file.get(key) for file in files]
-        whole = all(value is None or (value.isascii() and value.isdecimal()) for value in values)
-        found[key] = [int(v) if v is not None and whole else v for v in values]
-    return found

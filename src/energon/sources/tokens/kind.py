@@ -23,7 +23,14 @@ from energon.messages import counted
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, TokenWindows
-from energon.sources.kinds import DatasetKind, Extents, Location, content_fingerprint
+from energon.sources.kinds import (
+    DatasetKind,
+    Extents,
+    Location,
+    content_fingerprint,
+    description,
+    split_description,
+)
 from energon.sources.numbered import LazySource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
@@ -346,14 +353,10 @@ class TokenKind(DatasetKind):
         corpus = TokenCorpus(address)
         indices = [file.index for file in corpus.files]
         documents, shards = corpus.num_documents, len(indices)
+        splits = {"train": split_description(documents, shards)}
+        size = corpus.num_bytes
         about = {
-            "sample_type": "TokensSample",
-            "samples": documents,
-            "shards": shards,
-            "bytes": corpus.num_bytes,
-            "missing_shards": [],
-            "energon_version": None,
-            "splits": {"train": {"samples": documents, "shards": shards, "excluded": 0}},
+            **description(documents, shards, size, splits, sample_type="TokensSample"),
             "tokens": sum(index.num_bytes // index.dtype.itemsize for index in indices),
             "sequences": sum(index.num_sequences for index in indices),
             "dtypes": sorted({index.dtype.name for index in indices}),
