@@ -24,7 +24,7 @@ from energon.formats.chunks.records import (
     CHUNK_INDEX,
     COUNT_BYTES,
     ChunkFormat,
-    check_count,
+    check_num_records,
     count_of,
     record_edges,
 )
@@ -257,7 +257,7 @@ class ChunkSource(ItemSource):
             self._check_size(file)
             origin = self._origin(file)
             found = list(self.format.records(file, data, origin))
-            check_count(len(found), self.files[file].num_records, origin)
+            check_num_records(len(found), self.files[file].num_records, origin)
             self._unpacked.keep(file, found, sum(map(len, found)))
         return found
 
@@ -290,7 +290,7 @@ class ChunkSource(ItemSource):
     def _note_edges(self, file: int, head: bytes) -> None:
         count, origin = self.files[file].num_records, self._origin(file)
         self._check_size(file)
-        check_count(count_of(head), count, origin)
+        check_num_records(count_of(head), count, origin)
         self._edges[file] = record_edges(head[COUNT_BYTES:], count, self._size(file), origin)
         if len(self._edges) > KNOWN_CHUNKS:
             self._edges.popitem(last=False)

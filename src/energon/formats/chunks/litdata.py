@@ -20,9 +20,9 @@ from energon.formats.chunks.records import (
     fields,
     file_name,
     image_list,
-    number_of,
     pil_image,
     records,
+    stated_number,
 )
 from energon.formats.chunks.table_rows import TableRow, has_table, table_rows
 from energon.formats.json_text import parse_json
@@ -85,8 +85,8 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
             chunks=tuple(
                 (
                     _name(chunk["filename"]),
-                    number_of(chunk["chunk_size"]),
-                    number_of(chunk["chunk_bytes"]),
+                    stated_number(chunk["chunk_size"]),
+                    stated_number(chunk["chunk_bytes"]),
                 )
                 for chunk in index["chunks"]
             ),

@@ -18,9 +18,9 @@ from energon.formats.chunks.records import (
     fields,
     file_name,
     image_list,
-    number_of,
     pil_image,
     records,
+    stated_number,
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import check_inside
@@ -90,8 +90,8 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
     hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(
         file_name(file["basename"]),
-        number_of(about["samples"]),
-        number_of(file["bytes"]),
+        stated_number(about["samples"]),
+        stated_number(file["bytes"]),
         compression,
         *_columns(about),
         hashes,
@@ -113,7 +113,7 @@ def _columns(
     if len(set(names)) < len(names):
         raise ValueError(f"several columns of {names!r} have the same name")
     # A size of 0 stands for none, as in the library.
-    fixed = (None if size is None else number_of(size) or None for size in sizes)
+    fixed = (None if size is None else stated_number(size) or None for size in sizes)
     return tuple(names), tuple(fixed), tuple(encodings)
 
 

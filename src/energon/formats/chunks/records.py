@@ -87,7 +87,7 @@ class ChunkFormat(Protocol):
         """
 
 
-def number_of(value: Any) -> int:
+def stated_number(value: Any) -> int:
     """Return a number of samples or bytes in an index.
 
     Raises:
@@ -109,7 +109,7 @@ def file_name(value: Any) -> str:
     return value
 
 
-def check_count(found: int, stated: int, origin: object) -> None:
+def check_num_records(found: int, stated: int, origin: object) -> None:
     """Raise FormatError unless a chunk has as many records as the index says."""
     if found != stated:
         raise FormatError(

@@ -12,7 +12,7 @@ from typing import Any
 from energon.errors import ConfigError, needs_extra
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat, check_count
+from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat, check_num_records
 from energon.formats.json_text import parse_json
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath, any_path
@@ -64,7 +64,7 @@ class ChunkFolderSource(PackSource):
             with reporting(path):
                 data = path.read_bytes()
             records = list(self.format.records(at, data, path, skip))
-            check_count(skip + len(records), chunk.num_records, path)
+            check_num_records(skip + len(records), chunk.num_records, path)
             for record in records:
                 row = self.format.row(at, record, path)
                 sample = self.rules.sample(row, number, str(path))
