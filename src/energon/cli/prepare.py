@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,8 +36,10 @@ from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
+    from energon.prepare.description import Description
     from energon.prepare.media.prepare import MediaReport
     from energon.prepare.media.probe import MediaFilter
+    from energon.prepare.splits import SplitRequest
     from energon.sources.kinds import DatasetKind
 
 MAX_NESTED = 3
@@ -156,24 +158,24 @@ class _Preparation:
         self, folder: Path, indexing: IndexingOptions
     ) -> tuple[DatasetInfo, MediaReport | None]:
         """Prepare a folder; return its size, and the media report if it is the source."""
-        from energon.prepare.dataset import prepare_dataset, reindex_dataset
+        from energon.prepare.dataset import prepare_shards, reindex_dataset
         from energon.prepare.media.prepare import prepare_media
 
         options = self.options
-        arguments = {} if options.tar_index_only else self._choose(folder)
+        if options.tar_index_only:
+            with indexing.open() as how:
+                return reindex_dataset(folder, replace(how, sqlite=not options.no_sqlite)), None
+        split, description = self._choose(folder)
         with indexing.open() as how:
-            how = replace(how, sqlite=not options.no_sqlite)
-            if options.tar_index_only:
-                return reindex_dataset(folder, how), None
-            how = replace(how, fix_duplicates=options.fix_duplicates)
-            info = prepare_dataset(folder, exclude=options.exclude, indexing=how, **arguments)
+            how = replace(how, sqlite=not options.no_sqlite, fix_duplicates=options.fix_duplicates)
+            info = prepare_shards(folder, split, description, exclude=options.exclude, indexing=how)
             if self.media is None or folder != self.source:
                 return info, None
             media = prepare_media(folder, self.media, engine=how.engine, progress=how.progress)
             return info, media
 
-    def _choose(self, folder: Path) -> dict[str, Any]:
-        """Return the arguments of `prepare_dataset`, if it is to be prepared."""
+    def _choose(self, folder: Path) -> tuple[SplitRequest, Description]:
+        """Return how to split and describe the folder, if it is to be prepared."""
         from energon.prepare.dataset import without_shards
         from energon.prepare.index.index import find_shards
 

@@ -17,6 +17,7 @@ from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
     from energon.prepare.assistant.dialog import Choices
+    from energon.prepare.description import Description
     from energon.prepare.splits import SplitRequest
 
 
@@ -107,8 +108,8 @@ def decide(
     ask: bool,
     piped: bool,
     source: AnyPath,
-) -> dict[str, Any]:
-    """Return the arguments of `prepare_dataset`.
+) -> tuple[SplitRequest, Description]:
+    """Return how to split a dataset, and how to describe its samples.
 
     Args:
         path: Folder of the dataset.
@@ -123,10 +124,10 @@ def decide(
         click.Abort: If the dataset is not to be prepared.
     """
     from energon.prepare.assistant.dialog import Choices
+    from energon.prepare.description import Description
 
-    split = options.split()
     choices = Choices(
-        split=split,
+        split=options.split(),
         split_settings=options.split_settings,
         sample_type=options.sample_type,
         field_map=parse_field_map(options.field_map),
@@ -139,21 +140,14 @@ def decide(
         choices = _piped(path, shards, choices, source)
     else:
         choices = _asked(path, shards, choices, source) if ask else _usual(choices)
-    split = choices.split
-    if split is None:
+    if choices.split is None:
         raise click.Abort
-    return {
-        "split_ratio": split.ratio,
-        "split_parts": split.parts,
-        "split_by_folder": split.by_folder,
-        "split_unit": split.unit,
-        "shuffle_shards": split.shuffle,
-        "exclude_from": split.exclude_from,
-        "sample_type": choices.sample_type if choices.describe else None,
-        "field_map": choices.field_map,
-        "sample_loader": choices.sample_loader,
-        "dataset_yaml_name": choices.dataset_yaml_name,
-    }
+    return choices.split, Description(
+        choices.sample_type if choices.describe else None,
+        choices.field_map,
+        choices.sample_loader,
+        choices.dataset_yaml_name,
+    )
 
 
 def answers_from_a_pipe(options: PrepareOptions) -> bool:
@@ -203,7 +197,7 @@ def _piped(path: Path, shards: Sequence[str], choices: Choices, source: AnyPath)
         loader_template,
         own_fields,
     )
-    from energon.prepare.dataset import CRUDE
+    from energon.prepare.description import CRUDE
     from energon.prepare.splits import SplitRequest, parse_ratio
     from energon.samples.registry import resolve_class, sample_types
 
@@ -258,7 +252,7 @@ def _yes(what: str) -> bool:
 
 def _usual(choices: Choices) -> Choices:
     """Return the choices with a sample type, without prompting."""
-    from energon.prepare.dataset import CRUDE
+    from energon.prepare.description import CRUDE
 
     if choices.split is None:
         raise ConfigError(
@@ -290,7 +284,7 @@ def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: 
     """Return the code that makes samples: the existing file, or a template."""
     from energon.formats.meta.info import META
     from energon.prepare.assistant.fields import first_samples, loader_template
-    from energon.prepare.dataset import CRUDE, LOADER_FILE
+    from energon.prepare.description import CRUDE, LOADER_FILE
     from energon.samples.registry import resolve_class
 
     if options.sample_type in (None, CRUDE):

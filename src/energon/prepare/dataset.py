@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.meta import yaml
 from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo, load_info
 from energon.io.address import local_path
 from energon.messages import counted, nearest
 from energon.metadataset.advice import INTERRUPTED_PACK
+from energon.prepare.description import Description
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index.index import (
@@ -45,55 +44,6 @@ from energon.prepare.verify.duplicates import check_unique
 from energon.prepare.verify.quarantine import quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
-
-CRUDE = "CrudeWebdataset"
-LOADER_FILE = "sample_loader.py"
-
-
-def describe_samples(
-    sample_type: str | None,
-    field_map: Mapping[str, str] | None = None,
-    *,
-    with_loader: bool = False,
-) -> dict[str, Any] | None:
-    """Return the content of `dataset.yaml`; None if there is to be no such file.
-
-    Args:
-        sample_type: "CrudeWebdataset", or the name of a sample type; None for no description.
-        field_map: How parts become fields of the sample type.
-        with_loader: Whether code in `sample_loader.py` makes them instead.
-
-    Raises:
-        ConfigError: If there is no such type, or the field map does not fit it.
-    """
-    if sample_type is None:
-        if field_map:
-            raise ConfigError("a field_map requires the sample_type that it maps to")
-        if with_loader:
-            raise ConfigError("a sample_loader requires the sample_type that it makes")
-        return None
-    if sample_type == CRUDE:
-        if field_map:
-            raise ConfigError(f"{CRUDE} takes no field_map: cookers make its samples")
-        if with_loader:
-            raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
-        return {"__module__": "megatron.energon", "__class__": CRUDE}
-    # Crude datasets need neither sample types nor the time to import them.
-    from energon.samples.registry import resolve_class
-
-    resolved = resolve_class("megatron.energon", sample_type)
-    kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
-    if with_loader:
-        if field_map:
-            raise ConfigError("choose one of field_map and sample_loader")
-        return {
-            "sample_type": kind,
-            "part_filter": f"{LOADER_FILE}:part_filter",
-            "sample_loader": f"{LOADER_FILE}:sample_loader",
-        }
-    FieldMap.parse(field_map or {}).check(resolved)
-    return {"sample_type": kind, "field_map": dict(field_map or {})}
-
 
 log = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
@@ -185,43 +135,51 @@ def prepare_dataset(
         StorageError: If files cannot be read or written.
     """
     dataset = Path(local_path(path))
-    _check_yaml_name(dataset_yaml_name)
-    description = describe_samples(sample_type, field_map, with_loader=sample_loader is not None)
-    request = SplitRequest(
+    split = SplitRequest(
         ratio=split_ratio,
         parts=split_parts,
         by_folder=split_by_folder,
         unit=split_unit,
         shuffle=shuffle_shards,
-        exclude_from=[
-            file for path in exclude_from for file in quarantine_files(path, str(dataset.resolve()))
-        ],
+        exclude_from=exclude_from,
     )
-    found = find_shards(dataset)
-    shards = without_shards(found, exclude)
-    request.check(shards)
-    check_excluded(dataset, request, present_split(dataset), found)
+    description = Description(sample_type, field_map, sample_loader, dataset_yaml_name)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)
+    return prepare_shards(dataset, split, description, exclude=exclude, indexing=indexing)
+
+
+def prepare_shards(
+    dataset: Path,
+    split: SplitRequest,
+    description: Description,
+    *,
+    exclude: Sequence[str] = (),
+    indexing: Indexing,
+) -> DatasetInfo:
+    """Do what `prepare_dataset` does, whose arguments say how to split, describe and index."""
+    address = str(dataset.resolve())
+    lists = [file for place in split.exclude_from for file in quarantine_files(place, address)]
+    split = replace(split, exclude_from=lists)
+    found = find_shards(dataset)
+    shards = without_shards(found, exclude)
+    split.check(shards)
+    check_excluded(dataset, split, present_split(dataset), found)
+    field_map = FieldMap.parse(description.field_map or {})
+
+    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+        yield "split.yaml", split_dataset(info, split, present_split(dataset)).to_yaml()
+        yield from description.documents()
+
+    def check(parts: frozenset[str]) -> None:
+        field_map.check_parts(parts, origin=str(dataset))
+
     with dataset_locked(dataset, indexing) as held:
         if not indexing.is_locked:
             _check_packed(dataset)
-
-        def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-            yield "split.yaml", split_dataset(info, request, present_split(dataset)).to_yaml()
-            if description is not None:
-                yield dataset_yaml_name, yaml.dump(description)
-            if sample_loader is not None:
-                yield LOADER_FILE, sample_loader
-
-        mapped = FieldMap.parse(field_map or {})
-
-        def check(parts: frozenset[str]) -> None:
-            mapped.check_parts(parts, origin=str(dataset))
-
         info = index_dataset(dataset, shards, held, documents, check=check)
-        if field_map:
-            warn_of_missing_parts(dataset, shards, mapped, present_split(dataset))
+        if description.field_map:
+            warn_of_missing_parts(dataset, shards, field_map, present_split(dataset))
         return info
 
 
@@ -232,15 +190,6 @@ def _check_packed(dataset: Path) -> None:
         raise ConfigError(
             f"{dataset} {INTERRUPTED_PACK}. To make a dataset of only these shards, delete "
             f"{PACK_RECORD} first"
-        )
-
-
-def _check_yaml_name(name: str) -> None:
-    is_ours = name == "split.yaml" or name.startswith(".")
-    if name != os.path.basename(name) or is_ours or not name.endswith((".yaml", ".yml")):
-        raise ConfigError(
-            f"dataset_yaml_name {name!r}: expected the name of a file in .nv-meta, like "
-            "dataset.yaml or dataset_crude.yaml"
         )
 
 

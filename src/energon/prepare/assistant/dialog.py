@@ -26,7 +26,7 @@ from energon.prepare.assistant.fields import (
     suggest,
 )
 from energon.prepare.assistant.show import describe_value, printable, show_samples
-from energon.prepare.dataset import CRUDE, LOADER_FILE, describe_samples
+from energon.prepare.description import CRUDE, LOADER_FILE, describe_samples
 from energon.prepare.splits import (
     SplitRequest,
     parse_ratio,

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.meta.info import META, PACK_RECORD, DatasetInfo
-from energon.prepare.dataset import Indexing, dataset_locked, describe_samples, prepare_dataset
+from energon.prepare.dataset import Indexing, dataset_locked, prepare_shards
+from energon.prepare.description import Description
 from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.index.index import index_files
+from energon.prepare.splits import SplitRequest
 from energon.prepare.writers.draw import PEEKED_SAMPLES, SplitRouter, open_draw
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter, encode_sample
 from energon.samples.field_map import FieldMap
@@ -160,6 +162,7 @@ def pack_dataset(
     if not options.overwrite:
         _check(folder, text)
     _check_has_samples(source, about)
+    description = Description(options.sample_type, options.field_map)
     _check_field_map(source, options, str(folder))
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,14 +173,10 @@ def pack_dataset(
         place.begin(overwrite=options.overwrite)
         named = _write(source, place, options, progress)
         place.finish()
-        return prepare_dataset(
-            folder,
-            split_ratio=None if named else options.split_ratio or {"train": 1},
-            split_by_folder=named,
-            sample_type=options.sample_type,
-            field_map=options.field_map,
-            indexing=held,
+        split = SplitRequest(
+            ratio=None if named else options.split_ratio or {"train": 1}, by_folder=named
         )
+        return prepare_shards(folder, split, description, indexing=held)
 
 
 def _check_has_samples(source: PackSource, about: Mapping[str, Any]) -> None:
@@ -207,7 +206,6 @@ def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> N
     Raises:
         ConfigError: If it maps a field to parts that no sample has.
     """
-    describe_samples(options.sample_type, options.field_map)
     if not options.field_map:
         return
     field_map = FieldMap.parse(options.field_map)
