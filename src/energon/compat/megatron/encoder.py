@@ -26,15 +26,13 @@ from energon.compat.megatron.pipeline import (
     logged,
     mixed,
     planned,
+    wrapped_batches,
 )
 from energon.compat.megatron.wrappers import (
-    BatchDataset,
     ConcatDataset,
     EpochizeDataset,
-    GroupBatchDataset,
     LimitDataset,
     MapDataset,
-    PackingDataset,
     ShuffleBufferDataset,
     WrapperDataset,
 )
@@ -227,52 +225,15 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
     ) -> Any:
         """Return batches of the items of `dataset`: packed, grouped and encoded by the hooks."""
         recipe = current_recipe()
-        if is_planned(dataset, recipe):
-            sizes: dict[str, Any] = {
-                "batch_size": batch_size,
-                "batch_drop_last": batch_drop_last,
-                "packing_buffer_size": packing_buffer_size,
-            }
-            changed = replace(recipe, settings=replace(recipe.settings, **sizes))
-            return replace(dataset, stage=changed.batches(dataset.stage), **sizes)
-
-        def hook(name: str) -> Callable[..., Any] | None:
-            method = recipe.encoder._hook_method(name)
-            return method.function if method.overridden else None
-
-        post = hook("postencode_sample")
-        if packing_buffer_size:
-            dataset = PackingDataset(
-                dataset,
-                packing_buffer_size,
-                recipe.encoder._hook_method("select_samples_to_pack").function,
-                recipe.encoder._hook_method("pack_selected_samples").function,
-                sample_encoder=post,
-                worker_config=worker_config,
-            )
-        elif post is not None:
-            dataset = MapDataset(dataset, post, worker_config=worker_config)
-        batch = recipe.encoder._hook_method("batch").function
-        criterion = hook("batch_group_criterion")
-        if criterion is not None:
-            dataset = GroupBatchDataset(
-                dataset,
-                batch_size,
-                criterion,
-                batch,
-                drop_last=batch_drop_last,
-                worker_config=worker_config,
-            )
-        elif batch_size is not None:
-            dataset = BatchDataset(
-                dataset, batch_size, batch, drop_last=batch_drop_last, worker_config=worker_config
-            )
-        else:
-            return dataset
-        encode = hook("encode_batch")
-        return (
-            dataset if encode is None else MapDataset(dataset, encode, worker_config=worker_config)
-        )
+        sizes: dict[str, Any] = {
+            "batch_size": batch_size,
+            "batch_drop_last": batch_drop_last,
+            "packing_buffer_size": packing_buffer_size,
+        }
+        if not is_planned(dataset, recipe):
+            return wrapped_batches(recipe.encoder, dataset, worker_config=worker_config, **sizes)
+        changed = replace(recipe, settings=replace(recipe.settings, **sizes))
+        return replace(dataset, stage=changed.batches(dataset.stage), **sizes)
 
     def _load_dataset(
         self,

@@ -13,12 +13,15 @@ from typing import Any, TypeGuard
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, SampleDataset
 from energon.compat.megatron.wrappers import (
+    BatchDataset,
     BlendDataset,
     EpochizeDataset,
     FilterDataset,
+    GroupBatchDataset,
     LimitDataset,
     LogSampleDataset,
     MapDataset,
+    PackingDataset,
     RepeatDataset,
 )
 from energon.errors import ConfigError
@@ -26,6 +29,7 @@ from energon.metadataset.leaf import BlendMode, LeafList
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.stages.hooks.hook import Hook
 from energon.task_encoder.dataset import SavableDataset
+from energon.task_encoder.hook_maker import HOOKS
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import Recipe, then
 from energon.task_encoder.train_plan import TrainSettings
@@ -213,6 +217,52 @@ def batched(encoder: Any, samples: Any, recipe: Recipe) -> Any:
         packing_buffer_size=settings.packing_buffer_size,
         worker_config=config,
     )
+
+
+def wrapped_batches(
+    encoder: Any,
+    dataset: Any,
+    *,
+    batch_size: int | None,
+    batch_drop_last: bool,
+    packing_buffer_size: int | None,
+    worker_config: WorkerConfig,
+) -> Any:
+    """Return the items of `dataset` packed, grouped and encoded, by a wrapper for each step.
+
+    Args:
+        encoder: Has the hooks.
+        dataset: The items, which are not planned.
+        batch_size: Items of a batch; None yields items, unless the hooks group them.
+        batch_drop_last: Whether a batch that is not full is left out.
+        packing_buffer_size: Items that are divided into packs together; None does not pack.
+        worker_config: Rank and workers.
+    """
+    hooks = {name: encoder._hook_method(name) for name in HOOKS}
+    functions = {name: hook.function for name, hook in hooks.items()}
+    own = {name: hook.function if hook.overridden else None for name, hook in hooks.items()}
+    if packing_buffer_size:
+        dataset = PackingDataset(
+            dataset,
+            packing_buffer_size,
+            functions["select_samples_to_pack"],
+            functions["pack_selected_samples"],
+            sample_encoder=own["postencode_sample"],
+            worker_config=worker_config,
+        )
+    elif own["postencode_sample"] is not None:
+        dataset = MapDataset(dataset, own["postencode_sample"], worker_config=worker_config)
+    settings: dict[str, Any] = {"drop_last": batch_drop_last, "worker_config": worker_config}
+    criterion, batch = own["batch_group_criterion"], functions["batch"]
+    if criterion is not None:
+        dataset = GroupBatchDataset(dataset, batch_size, criterion, batch, **settings)
+    elif batch_size is not None:
+        dataset = BatchDataset(dataset, batch_size, batch, **settings)
+    else:
+        return dataset
+    if own["encode_batch"] is not None:
+        dataset = MapDataset(dataset, own["encode_batch"], worker_config=worker_config)
+    return dataset
 
 
 def is_planned(dataset: Any, recipe: Recipe) -> TypeGuard[SavableDataset]:

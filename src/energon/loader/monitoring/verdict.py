@@ -57,6 +57,7 @@ _IN_WORDS = {
     TRANSFER: "sending batches",
     OTHER: "the loader itself",
 }
+_TOO_SHORT = "the cause will be known after a few more batches"
 _TROUBLES = ("retries", "stalls", "cache_failed")
 
 
@@ -79,16 +80,12 @@ class LoaderSetup:
     cpus: float
     has_quota: bool = False
 
-    @property
-    def who(self) -> str:
-        """Describe those who make batches."""
-        if not self.workers:
-            return "the training process"
-        return counted(self.workers, "thread" if self.kind == "thread" else "worker")
-
     def does(self, verb: str) -> str:
-        """Return them with a verb: "spend" becomes "2 workers spend"."""
-        return f"{self.who} {verb}{'' if self.workers > 1 else 's'}"
+        """Return those who make batches with a verb: "spend" becomes "2 workers spend"."""
+        if not self.workers:
+            return f"the training process {verb}s"
+        who = counted(self.workers, "thread" if self.kind == "thread" else "worker")
+        return f"{who} {verb}{'' if self.workers > 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def verdict_of(
     case = _Case(figures, workers, setup)
     troubles = list(_troubles(case))
     # The first cause that applies explains the wait; any further one would be misleading.
-    causes = _rebuilding(case) or _too_short(case) or _starved(case)
+    causes = _rebuilding(case) or (_starved(case) if case.stage else [_TOO_SHORT])
     if not causes and not troubles:
         causes = _slow_calls(case) or _idle(case)
     if not causes:
@@ -231,18 +228,13 @@ def _starved(case: _Case) -> list[str]:
     return [f"{waits}, and {limit}: give it more{fewer}", *_where(case)]
 
 
-def _too_short(case: _Case) -> list[str]:
-    """Say that no look at the work has been taken yet."""
-    return [] if case.stage else ["the cause will be known after a few more batches"]
-
-
 def _slow_calls(case: _Case) -> list[str]:
     """Name rare samples that take much longer than others, if they are what the trainer waits for.
 
     Batches are delivered in order, so that one of them can keep all workers waiting.
     """
     figures, setup = case.figures, case.setup
-    found = max(_with_datasets(case), key=lambda each: each.slow_seconds, default=None)
+    found = max(_hook_calls(case), key=lambda each: each.slow_seconds, default=None)
     if found is None or not 0 < found.slow_calls < RARE * found.calls:
         return []
     others_wait = setup.workers and figures["busy_share"] < IDLE_SHARE
@@ -287,7 +279,7 @@ class _HookCalls(NamedTuple):
     slow_seconds: float
 
 
-def _with_datasets(case: _Case) -> Iterator[_HookCalls]:
+def _hook_calls(case: _Case) -> Iterator[_HookCalls]:
     """Yield the calls of each hook and dataset in which some were slow."""
     for stage, about in case.figures["stages"].items():
         where = _IN_WORDS.get(stage, stage)
@@ -351,10 +343,9 @@ def _sharing_one_interpreter(case: _Case) -> list[str]:
     """Say that threads run Python code, which only one of them can do at a time."""
     if not case.share_one_interpreter:
         return []
-    share = case.figures["gil_share"]
     return [
-        f"Python code, which runs in one thread at a time, occupies the interpreter {share:.0%} of "
-        "the time: use workers='process'"
+        "Python code, which runs in one thread at a time, occupies the interpreter "
+        f"{case.figures['gil_share']:.0%} of the time: use workers='process'"
     ]
 
 
@@ -382,22 +373,20 @@ def _remedy(case: _Case) -> str:
 
 def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
     """Describe the requests to the store that has the most trouble."""
-    worst = max(
-        stores.items(),
-        key=lambda item: sum(item[1].get(name, 0) for name in _TROUBLES),
-        default=None,
-    )
-    if worst is None:
+    troubles = {
+        origin: [about.get(name, 0) for name in _TROUBLES] for origin, about in stores.items()
+    }
+    if not troubles:
         return None
-    origin, about = worst
-    retries, stalls = about.get("retries", 0), about.get("stalls", 0)
-    requests = about.get("requests", 0)
+    origin = max(troubles, key=lambda each: sum(troubles[each]))
+    retries, stalls, refused = troubles[origin]
+    requests = stores[origin].get("requests", 0)
     found = []
     if retries and retries >= 0.05 * requests:
         found.append(f"{retries} of {counted(requests, 'request')} were retried")
     if stalls:
         found.append(f"{counted(stalls, 'request')} took more than 10 s")
-    if refused := about.get("cache_failed", 0):
+    if refused:
         found.append(
             f"{counted(refused, 'range')} could not be cached, because the cache disk is full "
             "(free some space, or set ENERGON_STORAGE_CACHE_DIR)"
@@ -406,7 +395,5 @@ def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
 
 
 def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 0.1 or unit == "us":
-            return f"{seconds * factor:.2g} {unit}"
-    raise AssertionError
+    unit, factor = ("s", 1) if seconds >= 0.1 else ("ms", 1e3) if seconds >= 1e-4 else ("us", 1e6)
+    return f"{seconds * factor:.2g} {unit}"
