@@ -1,53 +1,38 @@
 """Read datasets of MosaicML Streaming (MDS) and LitData directly, without these libraries.
 
-Both are folders of chunks listed in an `index.json`. Records of uncompressed chunks are read one by
-one; compressed chunks are decompressed as a whole, once per slice.
+Both are folders of chunks, which `chunk_files` reads, and of an `index.json` that lists these.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
 
 from energon.arrays import Ints, distinct
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import (
-    CHUNK_INDEX,
-    COUNT_BYTES,
-    ChunkFormat,
-    check_num_records,
-    count_of,
-    record_edges,
-)
+from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
-from energon.io.address import is_remote, join_address, redact
-from energon.io.backends.base import ObjectInfo
-from energon.io.backends.local import OpenFile
+from energon.io.address import join_address, redact
 from energon.io.epath import any_path
-from energon.io.files import is_file, list_files, open_store, read_document
-from energon.io.range_file import RemoteFile
-from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
+from energon.io.files import is_file, read_document
+from energon.sources.chunk_files import ChunkFiles
+from energon.sources.decoded_blocks import SliceCost
 from energon.sources.kinds import Extents, description, split_description
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import read_spans
 from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
 from energon.utf8 import decode_utf8
 
 ASSUMED_RATIO = 4
 """Bytes of records to those of the packed chunk, where slices are planned."""
-OPEN_CHUNK_FILES = 64
-KNOWN_CHUNKS = 256
-"""Chunks whose offsets are kept."""
 
 
 def split_folders(address: str) -> dict[str, str]:
@@ -130,13 +115,11 @@ class ChunkSource(ItemSource):
         self.columns = self.format.columns
         self.files = self.format.chunks
         self.ends = np.array([0, *accumulate(file.num_records for file in self.files)], np.int64)
+        self._chunks = ChunkFiles(self.folder, self.format)
         total = int(self.ends[-1])
         bounds = (0, total)
         if "" in folders:
             bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
-        self._open: OrderedDict[int, RemoteFile | OpenFile] = OrderedDict()
-        self._edges: OrderedDict[int, Ints] = OrderedDict()
-        self._unpacked: DecodedBlocks[int, list[Sized]] = DecodedBlocks()
         super().__init__(
             any_path(address),
             split_part=split_part,
@@ -188,7 +171,7 @@ class ChunkSource(ItemSource):
     def position(self, number: int) -> tuple[str, int, int]:
         at = self._file_of(number)
         own = number - int(self.ends[at])
-        offset = 0 if self.is_packed else int(self._offsets(at)[own])
+        offset = 0 if self.is_packed else int(self._chunks.offsets(at)[own])
         return self.files[at].name, own, offset
 
     def content(self) -> Any:
@@ -197,8 +180,8 @@ class ChunkSource(ItemSource):
     def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         found: list[Any] = [None] * len(numbers)
         for file, order in self._by_file(numbers):
-            origin = self._origin(file)
-            records = self._records(file, numbers[order] - self.ends[file])
+            origin = self._chunks.origin(file)
+            records = self._chunks.records(file, numbers[order] - self.ends[file])
             for place, record in zip(order.tolist(), records, strict=True):
                 found[place] = self._item(file, record, origin)
         return found
@@ -207,19 +190,14 @@ class ChunkSource(ItemSource):
         """Yield where the records of samples are; of packed chunks, the whole chunk."""
         numbers = self.numbers(ordinals)
         for file, order in self._by_file(numbers):
-            if self.is_packed:
-                low = np.zeros(len(order), np.int64)
-                high = np.full(len(order), self._size(file), np.int64)
-            else:
-                edges, own = self._offsets(file), numbers[order] - self.ends[file]
-                low, high = edges[own], edges[own + 1]
-            yield Extents(self._range_file(file), order, low, high)
+            low, high = self._chunks.extents(file, numbers[order] - self.ends[file])
+            yield Extents(self._chunks.open(file), order, low, high)
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[int, Ints]]:
         """Yield the chunks that records are in, and the places of their records, in file order."""
         at = np.searchsorted(self.ends, numbers, side="right") - 1
         files = distinct(at).tolist()
-        self._fetch_heads(files)
+        self._chunks.fetch_offsets(files)
         for file in files:
             places = np.flatnonzero(at == file)
             yield file, places[np.argsort(numbers[places], kind="stable")]
@@ -235,105 +213,6 @@ class ChunkSource(ItemSource):
 
     def _is_read(self, name: str) -> bool:
         return self.takes(name) and not name.startswith("__")
-
-    def _records(self, file: int, own: Ints) -> Sequence[Sized]:
-        """Return records of a chunk, given ascending numbers."""
-        if self.is_packed:
-            chunk = self._chunk(file)
-            return [chunk[number] for number in own.tolist()]
-        edges = self._offsets(file)
-        low, high = edges[own], edges[own + 1]
-        buffers, begin = read_spans(self._range_file(file), low, high)
-        bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
-        origin = self._origin(file)
-        one = self.format.record
-        return [one(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
-
-    def _chunk(self, file: int) -> list[Sized]:
-        """Return the records of a packed chunk; kept for as long as there is memory."""
-        found = self._unpacked.get(file)
-        if found is None:
-            data = self._range_file(file).pread(0, self._size(file))
-            self._check_size(file)
-            origin = self._origin(file)
-            found = list(self.format.records(file, data, origin))
-            check_num_records(len(found), self.files[file].num_records, origin)
-            self._unpacked.keep(file, found, sum(map(len, found)))
-        return found
-
-    def _offsets(self, file: int) -> Ints:
-        """Return where the records of a chunk begin, and the end of the last one.
-
-        Raises:
-            FormatError: If the chunk is damaged, or not the one in the index.
-        """
-        if file not in self._edges:
-            self._note_edges(file, self._range_file(file).pread(0, self._head_bytes(file)))
-        return self._edges[file]
-
-    def _fetch_heads(self, files: Sequence[int]) -> None:
-        """Fetch the offsets of several chunks in a store at once."""
-        missing = [file for file in files if file not in self._edges][:KNOWN_CHUNKS]
-        if self.is_packed or not self.is_remote or len(missing) < 2:
-            return
-        asked = [(self._range_file(file), self._head_bytes(file)) for file in missing]
-        store, _ = open_store(self.folder)
-        heads = store.together(lambda file, size: file.pread(0, size), asked)
-        for file, head in zip(missing, heads, strict=True):
-            self._note_edges(file, head)
-
-    def _head_bytes(self, file: int) -> int:
-        head = COUNT_BYTES + 4 * (self.files[file].num_records + 1)
-        # An index may claim any number of records; a store is not asked for the size first.
-        return head if self.is_remote else min(head, self._size(file))
-
-    def _note_edges(self, file: int, head: bytes) -> None:
-        count, origin = self.files[file].num_records, self._origin(file)
-        self._check_size(file)
-        check_num_records(count_of(head), count, origin)
-        self._edges[file] = record_edges(head[COUNT_BYTES:], count, self._size(file), origin)
-        if len(self._edges) > KNOWN_CHUNKS:
-            self._edges.popitem(last=False)
-
-    def _range_file(self, file: int) -> RemoteFile | OpenFile:
-        found = self._open.get(file)
-        if found is None:
-            address = join_address(self.folder, self.files[file].name)
-            if is_remote(address):
-                found = RemoteFile(address, info=self._listed.get(self.files[file].name))
-            else:
-                found = OpenFile(address)
-            self._open[file] = found
-            if len(self._open) > OPEN_CHUNK_FILES:
-                self._open.popitem(last=False)
-        return found
-
-    @cached_property
-    def _listed(self) -> dict[str, ObjectInfo]:
-        """The chunks in a store by name, where it can list them: one request instead of many."""
-        _, folder = open_store(self.folder)
-        try:
-            listed = list_files(self.folder)
-        except StorageError:
-            return {}
-        return {each.key: each._replace(key=f"{folder}/{each.key}".lstrip("/")) for each in listed}
-
-    def _size(self, file: int) -> int:
-        found = self._range_file(file)
-        if isinstance(found, RemoteFile):
-            return found.info.size
-        return os.fstat(found.descriptor).st_size
-
-    def _check_size(self, file: int) -> None:
-        size, stated = self._size(file), self.files[file].size
-        if self.format.sizes_are_exact and size != stated:
-            raise FormatError(
-                f"{self._origin(file)}: has {size} bytes, but {CHUNK_INDEX} says {stated}; it is "
-                "incomplete or was replaced, copy the folder again"
-            )
-
-    def _origin(self, file: int) -> str:
-        return redact(join_address(self.folder, self.files[file].name))
 
     def _file_of(self, number: int) -> int:
         return int(np.searchsorted(self.ends, number, side="right")) - 1
