@@ -9,6 +9,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import islice
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
 from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
-from energon.sources.shards import MAX_SPAN_BYTES
+from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.blocks import ReleasedRows
 from tests.datasets import make_crude, write_shard
@@ -229,6 +230,30 @@ def test_samples_are_taken_many_at_once_one_by_one_and_to_the_end(tmp_path, size
     assert samples.take(1) == list(samples) == []
     with pytest.raises(StopIteration):
         next(samples)
+
+
+class CountingPool(ShardPool):
+    """Counts the shards that are open at the same time."""
+
+    def __init__(self, max_open):
+        super().__init__(max_open)
+        self.files, self.most = WeakSet(), 0
+
+    def open(self, path, **about):
+        shard = super().open(path, **about)
+        self.files.add(shard.file)
+        self.most = max(self.most, len(self.files))
+        return shard
+
+
+@pytest.mark.parametrize("size", [10, LARGE_PART_BYTES])
+def test_samples_of_many_shards_are_read_with_few_of_them_open(tmp_path, size):
+    shards = [[(f"{s}.{n}", {"bin": content(s, size)}) for n in range(2)] for s in range(9)]
+    pool = CountingPool(2)
+    source = WebdatasetSource(make(tmp_path, shards), pool=pool)
+    check_late(source, random_order(len(source)))
+    # Those of the pool, those being opened, and two that wait to be read.
+    assert pool.most <= 4 * pool.max_open
 
 
 def test_parts_that_are_filtered_out_are_not_read(tmp_path):

@@ -1,4 +1,4 @@
-"""Read samples of one open shard: those with the same parts together, one column per part."""
+"""Read samples of open shards: those with the same parts together, one column per part."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable
-from energon.io.range_file import RangeFile
 from energon.limits import TAR_PART_BYTES
 from energon.samples.crude import CrudeSample, blank_source, fill_source
 from energon.sources.shards import OpenShard, lazy_spans, read_columns
 from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
 
 META_NAMES = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
+MAX_LAZY_BYTES = 2 << 20
+"""Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
+they are cut at once, while the data is in the processor cache."""
+T = TypeVar("T")
 
 
 class PartNames:
-    """Names of parts, compared without regard to case.
-
-    Args:
-        names: The names.
-    """
+    """Names of parts, compared without regard to case."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(name.lower() for name in names)
@@ -36,17 +34,9 @@ class PartNames:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name.lower() in self.names
 
-    def issuperset(self, names: Iterable[str]) -> bool:
-        """Return whether all of the names are among them."""
-        return all(name in self for name in names)
-
 
 class PartFilter:
-    """The set of part names that a function accepts.
-
-    Args:
-        accepts: Returns whether to read the part with a name. Called once for each name.
-    """
+    """The set of part names that a function accepts, which is called once for each name."""
 
     def __init__(self, accepts: Callable[[str], Any]) -> None:
         self.accepts = accepts
@@ -57,9 +47,9 @@ class PartFilter:
             self._known[str(name)] = bool(self.accepts(str(name)))
         return self._known[str(name)]
 
-    def issuperset(self, names: Iterable[str]) -> bool:
-        """Return whether all of the names are accepted."""
-        return all(name in self for name in names)
+
+Labels = tuple[Sequence[str], Sequence[tuple[int, ...]], Sequence[Any]]
+"""A column for each name in `META_NAMES` but the key."""
 
 
 @dataclass(frozen=True)
@@ -68,44 +58,36 @@ class SlicedRows:
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META_NAMES`.
+        keys: The key of each sample.
         buffers: Yields the buffer of each sample, once; samples may share one.
-        edges: Where each part starts and where it stops in the buffer; shape (2, samples, parts).
+        edges: Where each part starts and where it stops in the buffer; shape (2, parts, samples).
     """
 
     parts: tuple[str, ...]
-    meta: Sequence[Sequence[Any]]
+    keys: Sequence[str]
     buffers: Iterable[bytes]
     edges: Ints
 
-    def __len__(self) -> int:
-        return int(self.edges.shape[1])
-
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes the parts have."""
-        low, high = self.edges
-        return int((high - low).sum())
-
-    def rows(self) -> list[CrudeSample]:
+    def rows(self, labels: Labels) -> list[CrudeSample]:
         """Return them as dicts."""
-        return slice_rows(self.parts, self.meta, self.buffers, self._bounds())
+        columns = zip(self.keys, *labels, self.buffers, *self._bounds(self.edges), strict=False)
+        rows: list[CrudeSample] = _row_builder(self.parts, *_slices(len(self.parts)))(columns)
+        return rows
 
-    def contents(self) -> list[tuple[bytes, ...]]:
-        """Return the parts of each, cut out of its buffer as soon as that is read."""
+    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+        """Return them in another order as dicts that are made when their turn comes."""
+        low, high = self.edges
         values, names = _slices(len(self.parts))
-        cut: list[tuple[bytes, ...]] = _cutter(values, names)(self.buffers, *self._bounds())
-        return cut
-
-    def lazy(self) -> LazyLeafRows:
-        """Return them as dicts that are made when their turn comes."""
-        values, names = _slices(len(self.parts))
-        columns = [*self.meta, list(self.buffers), *self._bounds()]
+        if int((high - low).sum()) > MAX_LAZY_BYTES:
+            contents = _cutter(values, names)(self.buffers, *self._bounds(self.edges))
+            return _released_rows(self, contents, labels, order)
+        meta = [in_order(self.keys, order), *labels]
+        buffers = in_order(list(self.buffers), order)
+        columns = [*meta, buffers, *self._bounds(self.edges[:, :, order])]
         return _LazyRows(self.parts, values, names, columns)
 
-    def _bounds(self) -> list[list[int]]:
-        low, high = self.edges
-        return [edge[:, part].tolist() for part in range(len(self.parts)) for edge in (low, high)]
+    def _bounds(self, edges: Ints) -> list[list[int]]:
+        return [each for part in range(len(self.parts)) for each in edges[:, part].tolist()]
 
 
 @dataclass(frozen=True)
@@ -114,40 +96,43 @@ class WholeRows:
 
     Args:
         parts: The names of the parts that each sample has.
-        meta: A column for each name in `META_NAMES`.
+        keys: The key of each sample.
         columns: A column for each part.
     """
 
     parts: tuple[str, ...]
-    meta: Sequence[Sequence[Any]]
+    keys: Sequence[str]
     columns: Sequence[Sequence[bytes]]
 
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def rows(self) -> list[CrudeSample]:
+    def rows(self, labels: Labels) -> list[CrudeSample]:
         """Return them as dicts."""
-        return join_rows(self.parts, self.meta, self.columns)
+        names = _names(len(self.parts))
+        columns = zip(self.keys, *labels, *self.columns, strict=False)
+        rows: list[CrudeSample] = _row_builder(self.parts, names, names)(columns)
+        return rows
 
-    def contents(self) -> list[tuple[bytes, ...]]:
-        """Return the parts of each."""
-        return list(zip(*self.columns, strict=True))
+    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+        """Return them in another order as dicts that are made when their turn comes."""
+        contents = list(zip(*self.columns, strict=True)) or [()] * len(order)
+        return _released_rows(self, contents, labels, order)
 
 
-def lazy_rows(
-    parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[tuple[bytes, ...]]
+def in_order(column: Sequence[T], order: Ints) -> list[T]:
+    """Return the values of a column at some places."""
+    return list(map(column.__getitem__, order.tolist()))
+
+
+def _released_rows(
+    rows: ReadRows, contents: Sequence[tuple[bytes, ...]], labels: Labels, order: Ints
 ) -> LazyLeafRows:
-    """Return samples of parts that already exist as dicts that are made when their turn comes.
+    """Return `rows`, which have these `contents`, as dicts that are made when their turn comes.
 
-    Their parts are released as they are passed on.
-
-    Args:
-        parts: The names of the parts that each sample has.
-        meta: A column for each name in `META_NAMES`.
-        contents: The parts of each sample.
+    Their parts are released as they are passed on. `labels` are in `order` already.
     """
-    values = tuple(f"c{index}" for index in range(len(parts)))
-    return _ReleasedRows(parts, values, (f"({', '.join(values)},)",), [*meta, contents])
+    values = _names(len(rows.parts))
+    names = (f"({''.join(f'{value}, ' for value in values)})",)
+    columns = [in_order(rows.keys, order), *labels, in_order(contents, order)]
+    return _ReleasedRows(rows.parts, values, names, columns)
 
 
 @dataclass(frozen=True)
@@ -218,27 +203,6 @@ class _NextRows(Iterator[CrudeSample]):
         return rows
 
 
-def slice_rows(
-    parts: tuple[str, ...],
-    meta: Sequence[Sequence[Any]],
-    buffers: Iterable[bytes],
-    bounds: Sequence[Sequence[int]],
-) -> list[CrudeSample]:
-    """Return samples whose parts are slices of buffers.
-
-    Args:
-        parts: The names of the parts that each sample has.
-        meta: A column for each name in `META_NAMES`.
-        buffers: Yields the buffer of each sample; samples may share one.
-        bounds: Two columns for each part: where it starts and where it stops in the buffer.
-    """
-    values, names = _slices(len(parts))
-    rows: list[CrudeSample] = _row_builder(parts, values, names)(
-        zip(*meta, buffers, *bounds, strict=False)
-    )
-    return rows
-
-
 @lru_cache(maxsize=64)
 def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return source code for the values of parts, and names for the columns that it uses."""
@@ -246,13 +210,9 @@ def _slices(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return values, ("buffer", *(f"{edge}{index}" for index in range(count) for edge in "ab"))
 
 
-def join_rows(
-    parts: tuple[str, ...], meta: Sequence[Sequence[Any]], contents: Sequence[Sequence[bytes]]
-) -> list[CrudeSample]:
-    """Return samples of parts that already exist; `contents` has a column for each name."""
-    names = tuple(f"c{index}" for index in range(len(parts)))
-    rows: list[CrudeSample] = _row_builder(parts, names, names)(zip(*meta, *contents, strict=False))
-    return rows
+def _names(count: int) -> tuple[str, ...]:
+    """Return names for the columns of parts that already exist."""
+    return tuple(f"c{index}" for index in range(count))
 
 
 @lru_cache(maxsize=1024)
@@ -313,112 +273,126 @@ _OF_ROWS = {
     "blank_source": blank_source,
     "fill_source": fill_source,
 }
-
-ReadRows = SlicedRows | WholeRows | list[CrudeSample]
-"""Samples of a shard; a list if they have different parts."""
+ReadRows = SlicedRows | WholeRows
 LARGE_PART_BYTES = 32 << 10
 """From this size on, parts are read into separate bytes: a copy would cost more than a call."""
-RESERVED_PARTS = frozenset(META_NAMES)
 
 
-def read_shard(
-    shard: OpenShard,
-    indices: NDArray[np.int64],
-    notes: tuple[Iterable[str], Sequence[Any], Iterable[Any]],
-    *,
+class _Piece(NamedTuple):
+    """Samples of one shard that have the same parts."""
+
+    shard: OpenShard
+    places: Ints
+    """Where in the request they are."""
+    numbers: Ints
+    """The numbers of their parts in the table, shape (parts, samples)."""
+
+    def extents(self) -> tuple[Ints, Ints]:
+        """Return where the parts start, and their sizes."""
+        table, file, most = self.shard
+        starts, sizes = table.extents(self.numbers)
+        if table.shard_size > most and sizes.max(initial=0) > most:
+            raise FormatError(
+                f"{file.path}: has a part of {sizes.max()} bytes, expected at most {most}; "
+                f"{TAR_PART_BYTES.hint}"
+            )
+        return starts, sizes
+
+
+def read_shards(
+    shards: Iterable[tuple[OpenShard, int]],
+    indices: Ints,
     parts: PartNames | PartFilter | None = None,
-) -> ReadRows:
-    """Return samples of a shard.
+) -> list[tuple[Ints, ReadRows]]:
+    """Return samples of shards, those with the same parts together.
+
+    Of large samples, a block has a dozen from each shard: calls of numpy for each shard would take
+    as long as reading, so they are made for all shards together.
 
     Args:
-        shard: The shard.
-        indices: Numbers of the samples in it, ascending.
-        notes: What to record in each: name of the shard, restore key and subflavors.
+        shards: Open shards, each with how many of the samples are its own.
+        indices: Numbers of the samples in their shards, ascending in each.
         parts: Which parts to read; None reads all.
+
+    Returns:
+        For each set of parts, the places in `indices` of the samples that have it, and these.
 
     Raises:
         FormatError: If the name of a part is reserved.
         DuplicateSampleKeyError: If a sample has a part twice.
-        TruncatedError: If the shard ends too early.
+        TruncatedError: If a shard ends too early.
     """
-    table, file = shard.table, shard.file
-    names = table.common_parts
-    if names is not None:
-        _check_different(file, table, names, indices)
-        numbers = indices[:, None] * len(names) + np.arange(len(names))
-        return _read_parts(shard, names, numbers, (table.keys(indices), *notes), parts)
-    shards, restore_keys, subflavors = notes[0], list(notes[1]), notes[2]
-    samples: list[Any] = [None] * len(indices)
-    for names, rows, numbers in _by_schema(table, indices):
-        _check_different(file, table, names, indices[rows])
-        keys = [restore_keys[row] for row in rows.tolist()]
-        meta = (table.keys(indices[rows]), shards, keys, subflavors)
-        found = _read_parts(shard, names, numbers, meta, parts)
-        found = found if isinstance(found, list) else found.rows()
-        for row, sample in zip(rows.tolist(), found, strict=True):
-            samples[row] = sample
-    return samples
+    groups: dict[tuple[str, ...], list[_Piece]] = {}
+    chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Ints]] = {}
+    all_places, stop = np.arange(len(indices)), 0
+    for shard, count in shards:
+        start, stop = stop, stop + count
+        for schema, places, first in _by_schema(
+            shard.table, indices[start:stop], all_places[start:stop]
+        ):
+            if schema not in chosen:
+                chosen[schema] = _choose(shard, schema, parts, indices[places[:1]])
+            names, columns = chosen[schema]
+            groups.setdefault(names, []).append(_Piece(shard, places, columns + first))
+    return [_read_pieces(names, pieces, indices) for names, pieces in groups.items()]
 
 
-def _check_different(
-    file: RangeFile, table: PartTable, names: tuple[str, ...], indices: NDArray[np.int64]
-) -> None:
-    """Raise DuplicateSampleKeyError if samples with these parts have one of them twice."""
-    if len(set(names)) != len(names) and len(indices):
-        raise table.repeated_parts(indices[:1])[0].error(file.path)
+def _choose(
+    shard: OpenShard, schema: tuple[str, ...], parts: PartNames | PartFilter | None, sample: Ints
+) -> tuple[tuple[str, ...], Ints]:
+    """Return which parts of a sample to read, and their numbers in it as a column."""
+    if len(set(schema)) != len(schema):
+        raise shard.table.repeated_parts(sample)[0].error(shard.file.path)
+    chosen = [n for n, name in enumerate(schema) if parts is None or name in parts]
+    names = tuple(schema[n] for n in chosen)
+    if reserved := set(META_NAMES).intersection(names):
+        raise FormatError(
+            f"{shard.file.path}: samples have a part named {min(reserved)!r}, a name that energon "
+            "reserves for itself; rename it in the shard, or exclude it with a field_map"
+        )
+    return names, np.array(chosen, np.int64)[:, None]
 
 
-def _read_parts(
-    shard: OpenShard,
-    names: tuple[str, ...],
-    numbers: NDArray[np.int64],
-    meta: Sequence[Any],
-    chosen: PartNames | PartFilter | None,
-) -> ReadRows:
-    """Return samples with these parts, a row of numbers per sample and a column per name."""
-    table, file, most = shard
-    if chosen is not None and not chosen.issuperset(names):
-        places = [place for place, name in enumerate(names) if name in chosen]
-        names, numbers = tuple(names[place] for place in places), numbers[:, places]
+def _read_pieces(
+    names: tuple[str, ...], pieces: Sequence[_Piece], indices: Ints
+) -> tuple[Ints, ReadRows]:
+    """Return the places of samples with these parts, and the samples."""
+    places = np.concatenate([piece.places for piece in pieces])
+    keys: list[str] = []
+    for piece in pieces:
+        keys += piece.shard.table.keys(indices[piece.places])
     if not names:
-        return join_rows((), meta, ())
-    if not RESERVED_PARTS.isdisjoint(names):
-        raise FormatError(
-            f"{file.path}: samples have a part named {min(RESERVED_PARTS.intersection(names))!r}, "
-            "a name that energon reserves for itself; rename it in the shard, or exclude it "
-            "with a field_map"
-        )
-    starts, sizes = table.extents(numbers)
-    if table.shard_size > most and sizes.max() > most:
-        raise FormatError(
-            f"{file.path}: has a part of {sizes.max()} bytes, expected at most {most}; "
-            f"{TAR_PART_BYTES.hint}"
-        )
-    if not file.is_remote and sizes.max(axis=1).sum() >= LARGE_PART_BYTES * len(numbers):
-        return WholeRows(names, meta, read_columns(file, starts, sizes))
+        return places, WholeRows(names, keys, ())
+    extents = [piece.extents() for piece in pieces]
+    starts, sizes = (np.concatenate(each, axis=1) for each in zip(*extents, strict=True))
+    files = [(piece.shard.file, len(piece.places)) for piece in pieces]
+    is_remote = files[0][0].is_remote
+    if not is_remote and sizes.max(axis=0).sum() >= LARGE_PART_BYTES * len(places):
+        return places, WholeRows(names, keys, read_columns(files, starts, sizes))
     stops = starts + sizes
-    buffers, base = lazy_spans(file, starts.min(axis=1), stops.max(axis=1))
-    edges = np.stack((starts - base[:, None], stops - base[:, None]))
-    return SlicedRows(names, meta, buffers, edges)
+    buffers, base = lazy_spans(files, starts.min(axis=0), stops.max(axis=0))
+    return places, SlicedRows(names, keys, buffers, np.array((starts, stops)) - base)
 
 
 def _by_schema(
-    table: PartTable, indices: NDArray[np.int64]
-) -> Iterable[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]]:
+    table: PartTable, indices: Ints, places: Ints
+) -> Iterable[tuple[tuple[str, ...], Ints, Ints]]:
     """Group samples by the parts that they have.
 
     Yields:
-        The names of the parts, the places in `indices` of the samples that have them, and the
-        numbers of their parts with shape (samples, names).
+        The names of the parts, the places of the samples that have them, and for each of these the
+        number of its first part in the table.
     """
+    if table.common_parts is not None:
+        yield table.common_parts, places, indices * len(table.common_parts)
+        return
     first = table.first_part[indices].astype(np.int64)
     counts = table.first_part[indices + 1].astype(np.int64) - first
     for count in sorted(set(counts.tolist())):
         rows = np.flatnonzero(counts == count)
-        parts = first[rows][:, None] + np.arange(count)
-        names = table.part_name[parts]
+        names = table.part_name[first[rows][:, None] + np.arange(count)]
         while len(rows):
             same = (names == names[0]).all(axis=1)
             schema = tuple(table.part_names[name] for name in names[0].tolist())
-            yield schema, rows[same], parts[same]
-            rows, parts, names = rows[~same], parts[~same], names[~same]
+            yield schema, places[rows[same]], first[rows[same]]
+            rows, names = rows[~same], names[~same]

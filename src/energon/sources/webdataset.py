@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,14 @@ from energon.sources.shard_samples import (
     PartFilter,
     PartNames,
     ReadRows,
-    SlicedRows,
-    lazy_rows,
-    read_shard,
+    in_order,
+    read_shards,
 )
 from energon.sources.shards import OpenShard, ShardPool
 from energon.stages.reading.blocks import LazyLeafRows, RowsAtOnce
 
 logger = logging.getLogger("energon")
 
-MAX_LAZY_BYTES = 2 << 20
-"""Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
-they are cut at once, while the data is in the processor cache."""
 MEAN_SIZE_SHARDS = 8
 """How many shards are asked for their size to estimate that of samples."""
 
@@ -183,9 +179,9 @@ class WebdatasetSource(SplitSource):
             TruncatedError: If a shard ends too early.
             ShardChangedError: If a shard is not the one that was indexed.
         """
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
-        places, pieces = self._read_shards(ordinals, keys, subflavors)
-        return _in_order(map(_samples, pieces), places.tolist())
+        keys = list(zip(ordinals.tolist()) if restore_keys is None else restore_keys)
+        order, shards, found = self._read_shards(ordinals)
+        return self._rows(order, shards, found, keys, subflavors)
 
     def read_lazily(
         self,
@@ -195,26 +191,16 @@ class WebdatasetSource(SplitSource):
         subflavors: Mapping[str, Any] | None = None,
     ) -> LazyLeafRows:
         """Do the same, but make dicts only when their turn comes, if possible."""
-        back, pieces = self._read_shards(ordinals, restore_keys, subflavors)
-        places = back.tolist()
-        alike = [piece for piece in pieces if not isinstance(piece, list)]
-        if len(alike) < len(pieces) or len({piece.parts for piece in alike}) != 1:
-            return RowsAtOnce(_in_order(map(_samples, pieces), places))
-        parts = alike[0].parts
-        meta = [
-            _in_order((piece.meta[0] for piece in alike), places),
-            _in_order((islice(piece.meta[1], len(piece)) for piece in alike), places),
-            restore_keys,
-            [subflavors] * len(places),
-        ]
-        sliced = [piece for piece in alike if isinstance(piece, SlicedRows)]
-        is_large = sum(piece.num_bytes for piece in sliced) > MAX_LAZY_BYTES
-        if is_large or len(sliced) < len(alike):
-            contents = _in_order((piece.contents() for piece in alike), places)
-            return lazy_rows(parts, meta, contents)
-        buffers = _in_order((piece.buffers for piece in sliced), places)
-        edges = np.concatenate([piece.edges for piece in sliced], axis=1)[:, back]
-        return SlicedRows(parts, meta, buffers, edges).lazy()
+        order, shards, found = self._read_shards(ordinals)
+        first = list(islice(found, 2))
+        if len(first) != 1:
+            found = chain(first, found)
+            return RowsAtOnce(self._rows(order, shards, found, list(restore_keys), subflavors))
+        ((places, rows),) = first
+        back = np.empty_like(order)
+        back[order[places]] = np.arange(len(order))
+        names = in_order(self.shards, shards[places[back]])
+        return rows.lazy((names, restore_keys, [subflavors] * len(order)), back)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where samples are, shard by shard.
@@ -280,50 +266,64 @@ class WebdatasetSource(SplitSource):
         """Return shards, opened several at a time; None for those that cannot be opened."""
         return self._pool.open_together(self.open_shard, shards)
 
-    def _read_shards(
-        self,
-        ordinals: Ints,
-        restore_keys: Sequence[tuple[int, ...]],
-        subflavors: Mapping[str, Any] | None,
-    ) -> tuple[Ints, list[ReadRows]]:
-        """Return samples shard by shard, and the place among them of each of `ordinals`."""
+    def _read_shards(self, ordinals: Ints) -> tuple[Ints, Ints, Iterator[tuple[Ints, ReadRows]]]:
+        """Return samples in the order of their shards.
+
+        Returns:
+            The places in `ordinals` of all samples in that order, their shards, and what yields
+            the samples, each time with their places in that order.
+        """
         places = places_of(self, ordinals)
         order = np.argsort(places, kind="stable")
         shards, indices = self._indices(places[order])
-        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(order)]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        keys: Sequence[tuple[int, ...]]
-        if isinstance(restore_keys, LazyKeys):
-            keys = restore_keys[order]
-        else:
-            keys = [restore_keys[place] for place in order.tolist()]
-        pieces = []
-        for start, stop in pairwise(cuts):
-            if start < stop:
-                own = int(shards[start]), indices[start:stop], keys[start:stop]
-                pieces.append(self._read_shard(*own, subflavors))
-        return back, pieces
+        return order, shards, self._read_in_turn(shards, indices)
 
-    def _read_shard(
-        self,
-        shard: int,
-        indices: Ints,
-        restore_keys: Sequence[tuple[int, ...]],
-        subflavors: Mapping[str, Any] | None,
-    ) -> ReadRows:
-        """Return samples of one shard, given ascending `indices`."""
+    def _read_in_turn(self, shards: Ints, indices: Ints) -> Iterator[tuple[Ints, ReadRows]]:
+        """Yield samples of ascending shards; what is yielded holds no more open than the pool."""
+        counts = np.bincount(shards)
+        numbers = np.flatnonzero(counts)
+        runs = list(zip(numbers.tolist(), counts[numbers].tolist(), strict=True))
+        stop = 0
+        for first in range(0, len(runs), self._pool.max_open):
+            some = runs[first : first + self._pool.max_open]
+            start, stop = stop, stop + sum([count for _, count in some])
+            for places, rows in self._read_together(some, indices[start:stop]):
+                yield start + places, rows
 
-        def read() -> ReadRows:
-            notes = (repeat(self.shards[shard]), restore_keys, repeat(subflavors))
-            return read_shard(self.open_shard(shard), indices, notes, parts=self.parts)
+    def _read_together(
+        self, runs: Sequence[tuple[int, int]], indices: Ints
+    ) -> list[tuple[Ints, ReadRows]]:
+        """Return samples of some shards, each with how many are its own; see `read_shards`."""
+
+        def read() -> list[tuple[Ints, ReadRows]]:
+            opened = [(self.open_shard(shard), count) for shard, count in runs]
+            return read_shards(opened, indices, self.parts)
 
         try:
             return read()
         except ObjectChangedError:
             # Replaced since it was opened: if by an identical copy, reading continues.
-            self._pool.close(self._shard_path(shard))
+            for shard, _ in runs:
+                self._pool.close(self._shard_path(shard))
             return read()
+
+    def _rows(
+        self,
+        order: Ints,
+        shards: Ints,
+        found: Iterable[tuple[Ints, ReadRows]],
+        restore_keys: Sequence[tuple[int, ...]],
+        subflavors: Mapping[str, Any] | None,
+    ) -> list[CrudeSample]:
+        """Return what `_read_shards` has read as dicts."""
+        samples: list[Any] = [None] * len(order)
+        for places, rows in found:
+            own = order[places]
+            names, keys = in_order(self.shards, shards[places]), in_order(restore_keys, own)
+            made = rows.rows((names, keys, [subflavors] * len(own)))
+            for place, sample in zip(own.tolist(), made, strict=True):
+                samples[place] = sample
+        return samples
 
     def _place(self, shard: int, index: int) -> int | None:
         """Return the place in the split of a sample of a shard; None if the split has others."""
@@ -363,15 +363,6 @@ class WebdatasetSource(SplitSource):
             if place is not None:
                 places.add(place)
         return np.array(sorted(places), dtype=np.int64)
-
-
-def _samples(piece: ReadRows) -> Iterable[CrudeSample]:
-    return piece if isinstance(piece, list) else piece.rows()
-
-
-def _in_order(pieces: Iterable[Iterable[Any]], places: list[int]) -> list[Any]:
-    """Return the items of pieces, each from its place among all of them."""
-    return list(map(list(chain.from_iterable(pieces)).__getitem__, places))
 
 
 def places_of(source: SplitSource, ordinals: Ints) -> Ints:
