@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from operator import lt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,57 +27,7 @@ from energon.formats.tar.scan_builder import TarScan
 Column = NDArray[Any]
 
 
-def common_header(scan: TarScan) -> tuple[int, int] | None:
-    """Return the header that all samples begin with, if it is the same for all.
-
-    Returns:
-        Blocks before the content of the first part of each sample, and the block in which the
-        last one ends; None if samples differ.
-    """
-    if not scan.num_samples:
-        return None
-    begins = scan.sample_offset[:-1]
-    gaps = scan.part_offset[scan.first_part[:-1]] - begins
-    if (gaps != gaps[0]).any():
-        return None
-    return int(gaps[0]) // BLOCK, int(scan.sample_offset[-1]) // BLOCK
-
-
-def common_schema(scan: TarScan) -> tuple[int, ...] | None:
-    """Return the names of the parts that every sample has, in this order; None if they differ."""
-    count = len(scan.part_name) // max(1, scan.num_samples)
-    if not count or len(scan.part_name) != count * scan.num_samples:
-        return None
-    names = scan.part_name.reshape(-1, count)
-    regular = scan.first_part[:-1] == np.arange(0, len(scan.part_name), count)
-    if not regular.all() or not (names == names[0]).all():
-        return None
-    return tuple(names[0].tolist())
-
-
-def common_key_length(scan: TarScan) -> int | None:
-    """Return the length of all keys in bytes; None if they differ."""
-    lengths = np.diff(scan.key_start)
-    if not len(lengths) or (lengths != lengths[0]).any():
-        return None
-    return int(lengths[0])
-
-
-def key_order(scan: TarScan) -> tuple[NDArray[np.int64] | None, bool]:
-    """Return the samples in the order of their keys, and whether all keys are unique.
-
-    The order is None if they are in it.
-    """
-    edges = scan.key_start.tolist()
-    keys = [scan.key_bytes[start:stop] for start, stop in pairwise(edges)]
-    if all(map(lt, keys, keys[1:])):
-        return None, True
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    ascending = [keys[index] for index in order]
-    return np.array(order), all(map(lt, ascending, ascending[1:]))
-
-
-def smallest(column: Column) -> Column:
+def _smallest(column: Column) -> Column:
     """Return unsigned numbers in as few bytes as they need, little-endian."""
     dtype = np.min_scalar_type(int(column.max(initial=0)))
     return column.astype(dtype.newbyteorder("<"))
@@ -325,9 +273,8 @@ class PartTable:
     @classmethod
     def from_scan(cls, scan: TarScan, *, shard_mtime_ns: int = 0) -> PartTable:
         """Return the table of a shard that was just scanned."""
-        schema = common_schema(scan)
-        key_length = common_key_length(scan)
-        header = common_header(scan)
+        schema, key_length = scan.common_schema(), scan.common_key_length()
+        header = scan.common_header()
         columns: dict[str, Column] = {
             "part_block": scan.part_offset // BLOCK,
             "part_size": scan.part_size,
@@ -338,7 +285,7 @@ class PartTable:
             columns |= {"first_part": scan.first_part, "part_name": scan.part_name}
         if key_length is None:
             columns["key_start"] = scan.key_start
-        order, unique = key_order(scan)
+        order, unique = scan.key_order()
         if order is not None:
             columns["key_order"] = order
         if scan.part_crc32 is not None:
@@ -349,7 +296,7 @@ class PartTable:
             shard_size=scan.size,
             shard_mtime_ns=shard_mtime_ns,
             part_names=scan.part_names,
-            columns={name: smallest(column) for name, column in columns.items()},
+            columns={name: _smallest(column) for name, column in columns.items()},
             header=header,
             schema=schema,
             key_length=key_length,

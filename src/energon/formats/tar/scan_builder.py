@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import lt
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,54 @@ class TarScan:
             self.key_bytes[start:stop].decode("utf-8", "surrogateescape")
             for start, stop in pairwise(edges)
         ]
+
+    def common_header(self) -> tuple[int, int] | None:
+        """Return the header that all samples begin with, if it is the same for all.
+
+        Returns:
+            Blocks before the content of the first part of each sample, and the block in which the
+            last one ends; None if samples differ.
+        """
+        if not self.num_samples:
+            return None
+        gaps = self.part_offset[self.first_part[:-1]] - self.sample_offset[:-1]
+        if (gaps != gaps[0]).any():
+            return None
+        return int(gaps[0]) // BLOCK, int(self.sample_offset[-1]) // BLOCK
+
+    def common_schema(self) -> tuple[int, ...] | None:
+        """Return the names of the parts that all samples have, in this order; None if they differ.
+
+        They are indices into `part_names`.
+        """
+        count = len(self.part_name) // max(1, self.num_samples)
+        if not count or len(self.part_name) != count * self.num_samples:
+            return None
+        names = self.part_name.reshape(-1, count)
+        regular = self.first_part[:-1] == np.arange(0, len(self.part_name), count)
+        if not regular.all() or not (names == names[0]).all():
+            return None
+        return tuple(names[0].tolist())
+
+    def common_key_length(self) -> int | None:
+        """Return the length of all keys in bytes; None if they differ."""
+        lengths = np.diff(self.key_start)
+        if not len(lengths) or (lengths != lengths[0]).any():
+            return None
+        return int(lengths[0])
+
+    def key_order(self) -> tuple[Ints | None, bool]:
+        """Return the numbers of samples in the order of their keys, and whether keys are unique.
+
+        The order is None if they are in it.
+        """
+        edges = self.key_start.tolist()
+        keys = [self.key_bytes[start:stop] for start, stop in pairwise(edges)]
+        if all(map(lt, keys, keys[1:])):
+            return None, True
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        ascending = [keys[index] for index in order]
+        return np.array(order), all(map(lt, ascending, ascending[1:]))
 
 
 class ScanBuilder:
