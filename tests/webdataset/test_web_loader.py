@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from energon.errors import ConfigError, StateError, WorkerError
+from energon.loader.hosting import LaneHost
+from energon.loader.state import LanePosition
 from energon.webdataset import filters, utils
 from energon.webdataset.compat import WebDataset
+from energon.webdataset.running import lanes
 from energon.webdataset.running.lanes import returns_argument
 from energon.webdataset.web_loader import WebLoader
 from tests.webdataset.shards import make_shards
@@ -116,6 +119,31 @@ def test_goes_on_with_any_number_of_workers(urls, restored_workers):
         assert list(other) == rest
         assert list(other) == second
     assert sorted(n for batch in first + rest for n in batch) == list(range(28))
+
+
+@pytest.mark.parametrize("seconds", [0, 100])
+def test_states_that_only_count_batches_are_not_sent(urls, monkeypatch, seconds):
+    monkeypatch.setattr(lanes, "NOTE_SECONDS", seconds)
+    loader = WebLoader(WebDataset(urls).map(number).shuffle(5), batch_size=None)
+    host = LaneHost(loader.stages[0].loader.dataset, {0: LanePosition()}, lanes=1)
+    states = [event.state for event in host if not event.ended]
+    assert [state is None for state in states] == [False] + [seconds > 0] * 27
+
+
+def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
+    monkeypatch.setattr(lanes, "NOTE_SECONDS", 100)
+    dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
+    loader, other = (WebLoader(dataset, batch_size=None, num_workers=n) for n in (2, 0))
+    with loader:
+        batches, states = [], []
+        for batch in loader:
+            batches.append(batch)
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    for done, state in enumerate(states[:-1], start=1):
+        other.load_state_dict(state)
+        assert next(iter(other)) == batches[done]
+        other.load_state_dict(other.state_dict())
+        assert list(other) == batches[done + 1 :]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])

@@ -190,7 +190,8 @@ class LaneHost:
             return Event(lane, counts=dict(opened.lane.counts), times=times, ended=True)
         opened.lane.current.count_batch()
         self._order.advance()
-        state = pickle.dumps(opened.position.state_dict())
+        position = opened.position
+        state = None if position.only_counts else pickle.dumps(position.state_dict())
         return Event(lane, batch, state, dict(opened.lane.counts), times)
 
     def _times(self, opened: _OpenLane) -> Mapping[str, int]:
@@ -355,7 +356,10 @@ class RankStream:
             if not event.ended:
                 position.batches += 1
                 position.epoch_batches += 1
-                position.state = event.state
+                if event.state is None:
+                    position.since += 1
+                else:
+                    position.state, position.since = event.state, 0
                 position.ended = False
                 self._order.advance()
                 self.delivered = True

@@ -14,7 +14,8 @@ class Event(NamedTuple):
     Args:
         lane: The lane it concerns.
         batch: What the lane yielded.
-        state: Pickled state of the lane after the batch; later batches do not change it.
+        state: Pickled state of the lane after the batch; later batches do not change it. None if
+            all that has changed is that its `since` counts one batch more.
         counts: Statistics of the lane after the batch.
         times: What it has spent time on; None if nothing was added, as with most batches: to send
             it takes longer than to send a small batch.

@@ -49,6 +49,7 @@ class LanePosition:
         epoch_batches: Number of those that belong to the current virtual epoch.
         state: State of the pipeline after them, or its pickle (few states are ever used);
             None at the beginning.
+        since: Number of batches delivered since `state`, which it counts as `since`, too.
         skip_rows: Rows to skip because they killed workers.
         ended: Whether the pass over the data is over in this lane.
         counts: Statistics of the lane.
@@ -58,6 +59,7 @@ class LanePosition:
     batches: int = 0
     epoch_batches: int = 0
     state: State | bytes | None = None
+    since: int = 0
     skip_rows: tuple[int, ...] = ()
     ended: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +67,11 @@ class LanePosition:
 
     def saved_state(self) -> State | None:
         """Return the state as plain data."""
-        return pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
+        state: State | None
+        state = pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
+        if state is None or not self.since:
+            return state
+        return {**state, "since": state["since"] + self.since}
 
     def to_json(self) -> dict[str, Any]:
         """Return what is saved of this lane; statistics are not."""

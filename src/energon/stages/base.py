@@ -92,9 +92,12 @@ class DatasetIterator(Iterator[T_co]):
 
     Attributes:
         saves: What `state_dict` returns, by name; `unpack` checks states against it.
+        only_counts: Whether the last item has changed nothing but `since` in the state, a count of
+            items. Such states are not sent.
     """
 
     saves: ClassVar[Mapping[str, StateKind]] = {}
+    only_counts = False
 
     def __next__(self) -> T_co:
         raise NotImplementedError

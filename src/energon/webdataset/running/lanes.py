@@ -293,6 +293,7 @@ class LaneItems(DatasetIterator[Any]):
         with running_at(self._place):
             if self._process is not None:
                 self._process.enter(self._place)
+            self.only_counts = not self._is_new
             self._note()
             item = next(self._items)
             self._since += 1
@@ -319,6 +320,7 @@ class LaneItems(DatasetIterator[Any]):
         now = time.monotonic()
         if now - self._noted_at < NOTE_SECONDS or self._unsavable is not None:
             return
+        self.only_counts = False
         try:
             self._noted = json.dumps(state_of(self._source))
             self._since = 0
