@@ -117,15 +117,11 @@ class EventTable:
 
 def read_table(data: memoryview) -> list[EventLayout]:
     """Return the events of a table, in order."""
-    numbers = data.cast("q").tolist()
-    layouts, at = [], 0
-    while at < len(numbers):
-        lane, start, stop, count = numbers[at : at + 4]
-        at += 4 + 2 * count
-        spans = numbers[at - 2 * count : at]
-        buffers = list(zip(spans[::2], spans[1::2], strict=True))
-        layouts.append(EventLayout(lane, start, stop, buffers))
-    return layouts
+    numbers = iter(data.cast("q").tolist())
+    return [
+        EventLayout(lane, start, stop, [(next(numbers), next(numbers)) for _ in range(count)])
+        for lane, start, stop, count in zip(*[numbers] * 4, strict=True)
+    ]
 
 
 SMALLEST_SLOT = 1 << 18
