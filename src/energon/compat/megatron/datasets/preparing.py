@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
@@ -78,28 +78,7 @@ class PreparesShards:
             ConfigError: If the arguments are invalid.
             DuplicateSampleKeyError: If a key occurs twice.
         """
-        folder = any_path(parent_path)
-        if isinstance(folder, EPath):
-            if fix_duplicates:
-                raise ConfigError(
-                    f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
-                    "as they are; prepare a local copy with it"
-                )
-            with mirrored(folder.url, progress=_Shown(progress_fn)) as local:
-                names = cls.prepare_dataset(
-                    local,
-                    paths,
-                    split_parts_ratio=split_parts_ratio,
-                    split_parts_patterns=split_parts_patterns,
-                    split_config=split_config,
-                    shuffle_seed=shuffle_seed,
-                    workers=workers,
-                    tar_index_only=tar_index_only,
-                )
-            if media_filter is not None:
-                store_media_metadata(folder, media_filter, workers)
-            return names
-        shards = _shards(folder, paths)
+        folder, shown = any_path(parent_path), _Shown(progress_fn)
         request: SplitRequest | None = None
         if not tar_index_only:
             request = SplitRequest(
@@ -107,27 +86,23 @@ class PreparesShards:
                 parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
                 shuffle=shuffle_seed is not None and split_parts_ratio is not None,
             )
-            request.check(shards)
         indexing = Indexing(
-            engine=Engine(num_workers=workers),
-            fix_duplicates=fix_duplicates,
-            progress=_Shown(progress_fn),
+            engine=Engine(num_workers=workers), fix_duplicates=fix_duplicates, progress=shown
         )
-
-        def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-            if request is not None:
-                splits = split_dataset(info, request, present_split(folder)).to_yaml()
-                as_json = split_config.endswith(".json")
-                yield (
-                    split_config,
-                    json.dumps(load(splits, origin=split_config)) if as_json else splits,
-                )
-
-        with dataset_locked(folder, indexing) as held:
-            index_dataset(folder, shards, held, documents)
+        if not isinstance(folder, EPath):
+            names = _index_shards(folder, paths, indexing, request, split_config)
+        elif fix_duplicates:
+            raise ConfigError(
+                f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
+                "as they are; prepare a local copy with it"
+            )
+        else:
+            indexing = replace(indexing, progress=_Shown(None))
+            with mirrored(folder.url, progress=shown) as local:
+                names = _index_shards(local, paths, indexing, request, split_config)
         if media_filter is not None:
             store_media_metadata(folder, media_filter, workers)
-        return _part_names(folder, shards)
+        return names
 
     @classmethod
     def add_media_metadata(
@@ -182,6 +157,36 @@ class PreparesShards:
                 sample[part] = read(member.offset, member.size) if is_extracted else None
             if sample:
                 yield sample
+
+
+def _index_shards(
+    folder: Path,
+    paths: Sequence[str] | None,
+    indexing: Indexing,
+    request: SplitRequest | None,
+    split_config: str,
+) -> set[str]:
+    """Index the shards of a local folder, and divide them into splits if that is requested.
+
+    Returns:
+        The names of the parts of samples.
+    """
+    shards = _shards(folder, paths)
+    if request is not None:
+        request.check(shards)
+
+    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+        if request is not None:
+            splits = split_dataset(info, request, present_split(folder)).to_yaml()
+            as_json = split_config.endswith(".json")
+            yield (
+                split_config,
+                json.dumps(load(splits, origin=split_config)) if as_json else splits,
+            )
+
+    with dataset_locked(folder, indexing) as held:
+        index_dataset(folder, shards, held, documents)
+    return _part_names(folder, shards)
 
 
 class _Shown:
