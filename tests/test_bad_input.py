@@ -24,6 +24,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.formats.meta import yaml
+from energon.formats.meta.yaml_writer import dump_yaml
 from tests.datasets import make_captions, make_crude, write_shard
 
 
@@ -52,7 +53,7 @@ def read_all(path, *, num_workers=0, batch_size=4, **settings):
 def edit(path, change):
     document = yaml.load(path.read_text(), origin=str(path))
     change(document)
-    path.write_text(yaml.dump(document))
+    path.write_text(dump_yaml(document))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -13,9 +13,9 @@ from threading import get_ident
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon.formats.meta import yaml
 from energon.formats.meta.info import DatasetInfo
 from energon.formats.meta.split import Split
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.sources.shards import default_max_open
 from energon.stages.lane import Lane
 from tests.datasets import make_crude
@@ -153,7 +153,7 @@ def test_many_datasets_keep_no_more_files_open_than_one(tmp_path):
         "splits": {"train": {"blend": [{"path": f"ds{leaf}"} for leaf in range(number)]}},
     }
     path = tmp_path / "blend.yaml"
-    path.write_text(yaml.dump(document))
+    path.write_text(dump_yaml(document))
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 400, hard))
     try:
         before = descriptors()

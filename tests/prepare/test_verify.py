@@ -14,9 +14,9 @@ from energon.errors import (
     DuplicateSampleKeyError,
     TruncatedError,
 )
-from energon.formats.meta import yaml
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.repair import repair_dataset
@@ -315,7 +315,7 @@ def test_lost_shards_are_dropped_and_listed_where_that_is_data_file(dataset, tmp
         "split_parts": {"train": ["{0..2}.tar"], "val": ["2.tar"]},
         "exclude": ["1.tar/k025"],
     }
-    path.write_text(yaml.dump(document))
+    path.write_text(dump_yaml(document))
     lose(dataset)
     done = repair(dataset, drop=True, quarantine=tmp_path / "lost.jsonl")
     assert (done.dropped, done.after.ok) == (["0.tar", "2.tar"], True)
@@ -356,7 +356,7 @@ def test_splits_and_descriptions_are_checked(dataset):
         "split_parts": {"train": ["0.tar", "9.tar"]},
         "sample_ranges": {"train": {"0.tar": [0, 21]}},
     }
-    (meta / "split.yaml").write_text(yaml.dump(document))
+    (meta / "split.yaml").write_text(dump_yaml(document))
     report = verify_dataset(dataset, engine=ALONE)
     assert [problem.kind for problem in report.problems] == [
         "split-range",

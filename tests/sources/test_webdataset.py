@@ -25,6 +25,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.formats.meta import yaml
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
 from energon.sources.reader import LazyKeys
@@ -50,7 +51,7 @@ def make(root, shards, *, exclude=()):
 def leave_out(root, exclude):
     path = root / ".nv-meta/split.yaml"
     document = yaml.load(path.read_text(), origin=str(path))
-    path.write_text(yaml.dump({**document, "exclude": list(exclude)}))
+    path.write_text(dump_yaml({**document, "exclude": list(exclude)}))
 
 
 def read(source, ordinals=None, **settings):
@@ -552,7 +553,7 @@ def test_splits_may_share_a_shard(tmp_path):
         "sample_ranges": {"train": {"1.tar": [0, 4]}, "val": {"1.tar": [4, 10]}},
         "exclude": ["1.tar/b2", "1.tar/b7"],
     }
-    path.write_text(yaml.dump(document))
+    path.write_text(dump_yaml(document))
     train, val = (WebdatasetSource(root, split_part=name) for name in ("train", "val"))
     assert keys(train) == [*(f"a{n}" for n in range(10)), "b0", "b1", "b3"]
     assert keys(val) == ["b4", "b5", "b6", "b8", "b9"]

@@ -19,6 +19,7 @@ from energon import (
     get_val_datasets,
 )
 from energon.formats.meta import yaml
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
@@ -273,7 +274,7 @@ def test_what_dataset_yaml_says_goes_over_the_arguments(tmp_path):
     path = root / ".nv-meta/dataset.yaml"
     about = yaml.load(path.read_text(), origin=str(path))
     about.update(max_samples_per_sequence=2, parallel_shard_iters=3, shuffle_over_epochs=4)
-    path.write_text(yaml.dump(about))
+    path.write_text(dump_yaml(about))
     (leaf,) = train(root, Keys(), max_samples_per_sequence=7, parallel_shard_iters=8).plan.leaves
     assert (leaf.slice_samples, leaf.parallel_slices, leaf.shuffle_over_epochs) == (2, 3, 4)
 
@@ -399,7 +400,7 @@ def test_subflavors_of_the_call_go_over_those_of_the_data(tmp_path):
     root = make_crude(tmp_path / "ds", [2])
     path = root / ".nv-meta/dataset.yaml"
     about = yaml.load(path.read_text(), origin=str(path))
-    path.write_text(yaml.dump({**about, "subflavors": {"a": 1, "b": 1, "c": 1}}))
+    path.write_text(dump_yaml({**about, "subflavors": {"a": 1, "b": 1, "c": 1}}))
     leaf = {"path": str(root), "subflavors": {"b": 2, "c": 2}}
     dataset = val(document(leaf, part="val"), batch_size=None, subflavors={"c": 3})
     assert [sample["__subflavors__"] for sample in one_lane(dataset)[0]] == [

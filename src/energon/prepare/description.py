@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.formats.meta import yaml
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.samples.field_map import FieldMap
 
 CRUDE = "CrudeWebdataset"
@@ -88,7 +88,7 @@ class Description:
         """Yield the names and the contents of its files."""
         content = self._content()
         if content is not None:
-            yield self.yaml_name, yaml.dump(content)
+            yield self.yaml_name, dump_yaml(content)
         if self.sample_loader is not None:
             yield LOADER_FILE, self.sample_loader
 

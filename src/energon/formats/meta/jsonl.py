@@ -36,6 +36,7 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.formats.seek_points import PointFinder
 from energon.messages import nearest, shell_word
 
@@ -174,9 +175,9 @@ class JsonlSplit:
     def to_yaml(self) -> str:
         """Return the content of the file of splits."""
         if self.split_parts is None:
-            return yaml.dump({"exclude": list(self.exclude)})
+            return dump_yaml({"exclude": list(self.exclude)})
         parts = {name: list(bounds) for name, bounds in self.split_parts.items()}
-        return yaml.dump({"split_parts": parts, "exclude": list(self.exclude)})
+        return dump_yaml({"split_parts": parts, "exclude": list(self.exclude)})
 
 
 def describe_unmatched_lines(keys: Sequence[str], file: str, num_samples: int) -> list[str]:

@@ -102,6 +102,9 @@ class Split:
 
     def to_yaml(self) -> str:
         """Return the content of `split.yaml`, with runs of shards written as patterns."""
+        # Reading a dataset needs no writer, and starts sooner without.
+        from energon.formats.meta.yaml_writer import dump_yaml
+
         parts = {name: collapse_braces(list(shards)) for name, shards in self.split_parts.items()}
         document: dict[str, Any] = {"split_parts": parts, "exclude": list(self.exclude)}
         if self.sample_ranges:
@@ -109,7 +112,7 @@ class Split:
                 name: {shard: list(numbers) for shard, numbers in ranges.items()}
                 for name, ranges in self.sample_ranges.items()
             }
-        return yaml.dump(document)
+        return dump_yaml(document)
 
 
 def find_split(requested: str, names: Iterable[str]) -> str | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon.errors import ConfigError
-from energon.formats.meta import yaml
 from energon.formats.meta.info import META, DatasetInfo
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.prepare.assistant.fields import (
@@ -287,7 +287,7 @@ class Assistant:
                 choices.field_map,
                 with_loader=choices.sample_loader is not None,
             )
-            self._show_file(choices.dataset_yaml_name, yaml.dump(description))
+            self._show_file(choices.dataset_yaml_name, dump_yaml(description))
         if choices.sample_loader is not None:
             self._show_file(LOADER_FILE, choices.sample_loader)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from energon.errors import EnergonError, FormatError
-from energon.formats.meta import yaml
 from energon.formats.meta.info import META, DatasetInfo, load_info
+from energon.formats.meta.yaml_writer import dump_yaml
 from energon.formats.tables.media_table import copy_media
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -201,7 +201,7 @@ def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:
     """Return the files that list the shards, including that of early releases if it exists."""
     files = [(meta / ".info.json", info.to_json())]
     if (meta / ".info.yaml").exists():
-        files.insert(0, (meta / ".info.yaml", yaml.dump({"shard_counts": dict(info.shard_counts)})))
+        files.insert(0, (meta / ".info.yaml", dump_yaml({"shard_counts": dict(info.shard_counts)})))
     return files
 
 
