@@ -79,6 +79,11 @@ class PreparesShards:
             DuplicateSampleKeyError: If a key occurs twice.
         """
         folder, shown = any_path(parent_path), _Shown(progress_fn)
+        if isinstance(folder, EPath) and fix_duplicates:
+            raise ConfigError(
+                f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
+                "as they are; prepare a local copy with it"
+            )
         request: SplitRequest | None = None
         if not tar_index_only:
             request = SplitRequest(
@@ -89,17 +94,12 @@ class PreparesShards:
         indexing = Indexing(
             engine=Engine(num_workers=workers), fix_duplicates=fix_duplicates, progress=shown
         )
-        if not isinstance(folder, EPath):
-            names = _index_shards(folder, paths, indexing, request, split_config)
-        elif fix_duplicates:
-            raise ConfigError(
-                f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
-                "as they are; prepare a local copy with it"
-            )
-        else:
+        if isinstance(folder, EPath):
             indexing = replace(indexing, progress=_Shown(None))
             with mirrored(folder.url, progress=shown) as local:
                 names = _index_shards(local, paths, indexing, request, split_config)
+        else:
+            names = _index_shards(folder, paths, indexing, request, split_config)
         if media_filter is not None:
             store_media_metadata(folder, media_filter, workers)
         return names
