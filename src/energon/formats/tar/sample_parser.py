@@ -77,7 +77,7 @@ class SampleParser:
         self.content_bytes = 0
         """If not 0, give that many bytes to `put_content` instead of a window."""
         self._parser = TarParser(origin, position=position)
-        self._about = about or {}
+        self._begun: StreamSample = {"__key__": "", **(about or {})}
         self._select = select
         self._rename = rename
         self._split = split
@@ -133,7 +133,7 @@ class SampleParser:
             return 0
         # Where rare headers are frequent, trying again would cost more than it saves.
         self._takes_runs = 2 * parts.end > len(window)
-        base, sample, begun = self.position, self._sample, {"__key__": "", **self._about}
+        base, sample, begun = self.position, self._sample, self._begun
         found = [] if self._key is None else [sample]
         names = [self._field(suffix) for suffix in parts.suffixes]
         starts = zip(parts.keys, parts.headers, strict=True)
@@ -164,26 +164,27 @@ class SampleParser:
 
     def _take_members(self, window: bytes, at: int, headers: list[int]) -> None:
         """Consume members from `at` onward, and record where plain headers begin."""
-        match, fields, seen = _PLAIN.match, self._fields, headers.append
-        names_are_plain = self._names_are_plain
-        end, last = len(window), len(window) - BLOCK
-        key, sample, sample_position = self._key, self._sample, self.sample_position
-        one_by_one = self._sizes or self._pending is not None or self._parser.is_within
-        begun = {"__key__": "", **self._about}
-        base = self.position - at
+        last = len(window) - BLOCK
         self.needed_bytes = BLOCK
-        while at <= last or one_by_one:
-            plain = None if one_by_one else match(window, at)
-            if plain is None:
-                self.position, self.sample_position = base + at, sample_position
-                self._key, self._sample = key, sample
-                taken = self._take(window, at)
-                key, sample, sample_position = self._key, self._sample, self.sample_position
-                one_by_one = self._sizes or self._pending is not None or self._parser.is_within
-                at += taken
-                if not taken or self._pending is not None or self.content_bytes:
-                    break
-                continue
+        while True:
+            if not (self._sizes or self._pending is not None or self._parser.is_within):
+                at = self._take_plain(window, at, headers)
+                if at > last or self.needed_bytes > BLOCK or self.content_bytes:
+                    return
+            taken = self._take(window, at)
+            at += taken
+            self.position += taken
+            if not taken or self._pending is not None or self.content_bytes:
+                return
+
+    def _take_plain(self, window: bytes, at: int, headers: list[int]) -> int:
+        """Consume members with plain headers from `at` onward, and return where they end."""
+        match, fields, seen = _PLAIN.match, self._fields, headers.append
+        names_are_plain, begun = self._names_are_plain, self._begun
+        key, sample, sample_position = self._key, self._sample, self.sample_position
+        base, end = self.position - at, len(window)
+        last = end - BLOCK
+        while at <= last and (plain := match(window, at)):
             seen(at)
             found, suffix, octal = plain.groups()
             size = int(octal, 8)
@@ -226,6 +227,7 @@ class SampleParser:
             at = (stop + 511) & -512
         self.position, self.sample_position = base + at, sample_position
         self._key, self._sample = key, sample
+        return at
 
     def put_content(self, content: bytes) -> None:
         """Accept the content that `content_bytes` requested."""
@@ -320,7 +322,7 @@ class SampleParser:
         if encoded != self._key:
             self._end_sample()
             self._key = encoded
-            self._sample = {"__key__": key, **self._about}
+            self._sample = {**self._begun, "__key__": key}
             self.sample_position = position
 
     def _end_sample(self) -> None:
