@@ -12,7 +12,7 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_va
 from energon.errors import EnergonError
 from energon.formats.tar.scan import scan_tar
 from energon.inspect.info import describe
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.files.webdataset import WebdatasetFileStore
 
 

@@ -25,7 +25,7 @@ from energon.formats.tables.sqlite_index import indexed_shards
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index import index
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 

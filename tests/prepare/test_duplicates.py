@@ -22,8 +22,8 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import index_shard, summarize
 from energon.prepare.verify import duplicates
+from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
-from energon.prepare.verify.verify import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 

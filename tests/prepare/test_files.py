@@ -11,7 +11,7 @@ from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, list_dataset_files, stage_files, write_files
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
 from tests.small_disks import fill, small_disk

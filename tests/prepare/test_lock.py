@@ -15,7 +15,7 @@ from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from tests.datasets import write_shard
 
 HOLD = "import sys\nfrom pathlib import Path\nfrom energon.prepare.files import dataset_lock\n"

@@ -21,7 +21,7 @@ from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.folder import FolderSource
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import MAX_IN_MEMORY_BYTES, select
-from energon.prepare.verify.remote import verify_remote
+from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions
 from energon.prepare.writers.pack_remote import pack_remote
 from tests.datasets import write_shard
@@ -119,7 +119,7 @@ def test_a_store_is_packed_into_a_store_as_a_folder_into_a_folder(store, tmp_pat
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == expected.output.splitlines()[-1]
     assert shards_of(f"{store.address}/packed") == shards_of(tmp_path / "packed")
-    report = verify_remote(f"{store.address}/packed", depth="content")
+    report = verify_dataset(f"{store.address}/packed", depth="content")
     assert (report.ok, report.notes) == (True, [])
     assert report.num_checksums > 0
     assert "mirrors" not in done.output
@@ -223,7 +223,7 @@ def test_a_run_that_breaks_off_goes_on_on_any_machine(s3, tmp_path, quick_retrie
     assert "00001.tar" not in written
     assert "00004.tar" in written
     assert shards_of(address) == shards_of(tmp_path / "packed")
-    assert verify_remote(address, depth="content").ok
+    assert verify_dataset(address, depth="content").ok
     written = [each.path for each in s3.proxy.requests if each.method == "PUT"]
     assert written[-1].endswith("/.nv-meta/.info.json")
 
@@ -252,7 +252,7 @@ def test_another_dataset_is_refused_or_deleted_where_that_is_data_file(s3, tmp_p
     pack(small, address, overwrite=True)
     assert load_info(EPath(address)).shard_counts == {"shards/00000.tar": 7, "shards/00001.tar": 2}
     assert len([each for each in list_files(address) if each.key.endswith(".tar")]) == 2
-    assert verify_remote(address, depth="content").ok
+    assert verify_dataset(address, depth="content").ok
 
 
 @pytest.mark.parametrize("name", ["1.tar", "1.tar.gz"])

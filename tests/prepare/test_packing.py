@@ -36,7 +36,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.importers import table
 from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.row import RowRules
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, write_shard

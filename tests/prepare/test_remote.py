@@ -15,8 +15,7 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.remote import mirrored
-from energon.prepare.verify.remote import verify_remote
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import verify_dataset
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault
 from tests.small_disks import fill, small_disk
@@ -192,7 +191,7 @@ def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
     assert read_bytes(join_address(address, ".nv-meta/.info.json"))
 
 
-@pytest.mark.parametrize("prepare_it", [prepare_dataset, prepare_jsonl, verify_dataset])
+@pytest.mark.parametrize("prepare_it", [prepare_dataset, prepare_jsonl])
 def test_functions_for_local_datasets_do_not_take_a_url_for_a_folder(prepare_it):
     with pytest.raises(ConfigError, match="s3://bucket/x: expected a local path"):
         prepare_it("s3://bucket/x")
@@ -208,7 +207,7 @@ def test_on_a_full_disk_a_temporary_folder_stands_for_the_dataset(
         (disk / "cache").mkdir()
         fill(disk, free_kib)
         assert prepare(address).num_samples == 160
-        assert verify_remote(address, depth="headers").ok
+        assert verify_dataset(address, depth="headers").ok
         assert sum("is full" in each.getMessage() for each in caplog.records) == 2
         assert "energon-mirror-" in caplog.text
     assert not [*tmp_path.glob("tmp/energon-mirror-*")]

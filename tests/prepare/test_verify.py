@@ -19,8 +19,7 @@ from energon.formats.meta.split import load_split
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.verify.repair import repair_dataset
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard

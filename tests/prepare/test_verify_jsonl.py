@@ -7,8 +7,7 @@ import pytest
 from energon.errors import DatasetNotFoundError
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.prepare.verify.repair import repair_dataset
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ from energon.io.files import delete_file, forget_stores, list_files, read_bytes,
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.prepare.verify.remote import repair_remote, verify_remote
-from energon.prepare.verify.repair import repair_dataset
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
 from tests.effort import some
@@ -42,7 +40,7 @@ def dataset(tmp_path):
 
 
 def repair(address, **settings):
-    return repair_remote(address, indexing=Indexing(), **settings)
+    return repair_dataset(address, indexing=Indexing(), **settings)
 
 
 def flip(path, at):
@@ -94,7 +92,7 @@ def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(store, dataset, 
     before = {each.key: each.version for each in list_files(address)}
     for depth in ("quick", "headers", "content"):
         here = verify_dataset(dataset, depth=depth, engine=ALONE)
-        there = verify_remote(address, depth=depth)
+        there = verify_dataset(address, depth=depth)
         assert found(there) == found(here)
         assert (there.num_samples, there.num_checksums) == (here.num_samples, here.num_checksums)
         told = json.dumps(there.to_json())
@@ -113,10 +111,10 @@ def test_the_same_is_repaired_in_a_store_as_on_disk(store, dataset, harm):
     assert (there.indexed, there.dropped) == (here.indexed, here.dropped)
     assert found(there.before) == found(here.before)
     assert found(there.after) == found(here.after)
-    assert found(verify_remote(address)) == found(here.after)
+    assert found(verify_dataset(address)) == found(here.after)
     assert load_info(EPath(address)) == load_info(dataset)
     shutil.rmtree(dataset.parent / "cache")
-    assert found(verify_remote(address)) == found(here.after)
+    assert found(verify_dataset(address)) == found(here.after)
     if here.after.ok:
         assert train(address, batches=5)[0] == train(dataset, batches=5)[0]
 
@@ -135,11 +133,11 @@ def test_shards_are_read_once_at_most(s3, dataset):
     address = upload(dataset, s3.address)
     size = sum(path.stat().st_size for path in dataset.glob("part/*.tar"))
     s3.proxy.plan([])
-    assert verify_remote(address, depth="quick").ok
+    assert verify_dataset(address, depth="quick").ok
     assert requested(s3, ".tar") == 0
     for depth in ("headers", "content"):
         s3.proxy.plan([])
-        assert verify_remote(address, depth=depth).ok
+        assert verify_dataset(address, depth=depth).ok
         assert 0 < requested(s3, ".tar") <= 1.2 * size + 3 * 2 * (16 << 10)
         copies = [each.path for each in s3.proxy.requests if "/.nv-meta/index.sqlite" in each.path]
         assert copies == []  # what has not changed is here already
@@ -159,7 +157,7 @@ def test_large_contents_are_not_held_in_memory(s3, tmp_path):
     prepare_dataset(tmp_path / "big", **ALL)
     address = upload(tmp_path / "big", s3.address)
     tracemalloc.start()
-    report = verify_remote(address, depth="content", num_workers=1)
+    report = verify_dataset(address, depth="content", num_workers=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (report.ok, report.num_checksums) == (True, 2)
@@ -170,7 +168,7 @@ def test_errors_that_pass_change_nothing(s3, dataset, quick_retries):
     address = upload(dataset, s3.address)
     faults = [Fault("status"), Fault("reset"), Fault("cut", after=700), Fault("short", after=9)]
     s3.proxy.plan(faults * 2, lambda request: request.method == "GET")
-    assert verify_remote(address, depth="content").num_checksums == 120
+    assert verify_dataset(address, depth="content").num_checksums == 120
     assert s3.proxy.faults_left == 0
 
 
@@ -182,11 +180,11 @@ def test_a_store_that_stays_away_is_an_error_and_no_problem_of_the_dataset(
     forget_stores()
     s3.proxy.plan([Fault("status")] * 100, lambda request: request.path.endswith("1.tar"))
     with pytest.raises(StorageError, match="gave up after 2 attempts"):
-        verify_remote(address)
+        verify_dataset(address)
     with pytest.raises(StorageError, match="gave up after 2 attempts"):
         repair(address)
     s3.proxy.plan([])
-    assert verify_remote(address).ok
+    assert verify_dataset(address).ok
 
 
 def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
@@ -208,7 +206,7 @@ def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
                 write_bytes(place, content)
 
     monkeypatch.setattr(room, "RemoteShard", Replaced)
-    (problem,) = verify_remote(address).problems
+    (problem,) = verify_dataset(address).problems
     assert (problem.kind, problem.shard) == ("index-stale", "part/1.tar")
     assert "was replaced while it was checked" in problem.message
     write_bytes(f"{address}/part/1.tar", dataset / "part/1.tar")
@@ -267,10 +265,10 @@ def test_checking_does_not_hide_from_preparing_that_a_shard_has_changed(s3, data
         prepare_dataset(folder, **ALL)
     write_anew(dataset / "part/1.tar")
     write_bytes(f"{address}/part/1.tar", (dataset / "part/1.tar").read_bytes())
-    assert not verify_remote(address).ok
+    assert not verify_dataset(address).ok
     with mirrored(address) as folder:
         prepare_dataset(folder, **ALL)
-    assert verify_remote(address).ok
+    assert verify_dataset(address).ok
 
 
 @pytest.fixture
@@ -286,7 +284,7 @@ def web(request, dataset, tmp_path, monkeypatch):
 def test_a_dataset_on_a_web_server_is_checked_without_a_listing(web, dataset, harm):
     HARMS[harm](dataset)
     for depth in ("quick", "headers", "content"):
-        there = verify_remote(web, depth=depth)
+        there = verify_dataset(web, depth=depth)
         assert found(there) == found(verify_dataset(dataset, depth=depth, engine=ALONE))
         assert "sig=secret" not in json.dumps(there.to_json())
 
@@ -301,18 +299,18 @@ def test_other_stores_are_checked_and_repaired_alike(request, dataset, kind):
     for place in open_place(kind, request):
         flip(dataset / "part/1.tar.parts", 200)
         address = upload(dataset, place.address)
-        assert [each.kind for each in verify_remote(address).problems] == ["index-damaged"]
+        assert [each.kind for each in verify_dataset(address).problems] == ["index-damaged"]
         assert repair(address).after.ok
-        assert verify_remote(address, depth="content").ok
+        assert verify_dataset(address, depth="content").ok
 
 
 def test_a_folder_that_is_no_dataset_is_an_error(s3):
     write_bytes(f"{s3.address}/x.txt", b"x")
-    for check in (verify_remote, repair):
+    for check in (verify_dataset, repair):
         with pytest.raises(DatasetNotFoundError, match=f"{s3.address} .*energon prepare"):
             check(s3.address)
     with pytest.raises(ConfigError, match="expected one of"):
-        verify_remote(s3.address, depth="deep")
+        verify_dataset(s3.address, depth="deep")
 
 
 def test_jsonl_files_in_stores_are_checked_and_repaired(s3, tmp_path):
@@ -323,22 +321,22 @@ def test_jsonl_files_in_stores_are_checked_and_repaired(s3, tmp_path):
     for each in tmp_path.glob("x.jsonl*"):
         write_bytes(f"{s3.address}/{each.name}", each)
     for depth in ("quick", "headers", "content"):
-        report = verify_remote(address, depth=depth)
+        report = verify_dataset(address, depth=depth)
         assert (report.ok, report.num_samples, report.dataset) == (True, 20, address)
     write_bytes(address, path.read_bytes() + b'{"n": 20}\n')
-    (problem,) = verify_remote(address, depth="quick").problems
+    (problem,) = verify_dataset(address, depth="quick").problems
     assert problem.kind == "content-changed"
     assert address in problem.message
     done = repair(address)
     assert (done.indexed, done.after.ok, done.after.num_samples) == (["x.jsonl"], True, 21)
-    assert verify_remote(address).ok
+    assert verify_dataset(address).ok
     with pytest.raises(DatasetNotFoundError, match="no such file"):
-        verify_remote(f"{s3.address}/y.jsonl")
+        verify_dataset(f"{s3.address}/y.jsonl")
 
 
 def test_the_cache_holds_no_contents_of_shards(s3, dataset, tmp_path):
     address = upload(dataset, s3.address)
-    verify_remote(address, depth="content")
+    verify_dataset(address, depth="content")
     shards = list(Path(tmp_path / "cache").rglob("*.tar"))
     assert len(shards) == 3
     assert all(path.stat().st_blocks == 0 for path in shards)

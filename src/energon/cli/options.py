@@ -27,13 +27,13 @@ from energon.cli.command_group import (
 )
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
-from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.epath import AnyPath, any_path
 from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
     from energon.prepare.dataset import Indexing
-    from energon.prepare.engines import Engine, EngineName
+    from energon.prepare.engines import EngineName
 
 
 def parse_field_map(text: str | None) -> dict[str, str] | None:
@@ -191,19 +191,6 @@ class AddressType(CompletedByShell, click.ParamType):  # type: ignore[type-arg]
 
 
 ADDRESS = AddressType()
-
-
-def check_engine(path: EPath, engine: Engine) -> None:
-    """Refuse a cluster if shards are read from a store, which is always done by this machine.
-
-    Raises:
-        ConfigError: If the engine is a cluster.
-    """
-    if engine.name != "local":
-        raise ConfigError(
-            f"{path}: shards in stores are read by this machine, several at a time; drop "
-            f"--engine {engine.name}"
-        )
 
 
 @dataclass(frozen=True)

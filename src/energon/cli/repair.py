@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,6 @@ from energon.cli.options import (
     ADDRESS,
     IndexingOptions,
     allow_option,
-    check_engine,
     explaining,
     options_object,
 )
@@ -22,8 +20,6 @@ from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.dataset import Indexing
-    from energon.prepare.upkeep import Repair
     from energon.prepare.verify.shard import Depth
 
 
@@ -63,10 +59,12 @@ def command(
       energon repair ./coco --drop --quarantine lost.jsonl
       energon repair s3://bucket/coco
     """
+    from energon.prepare.verify.dataset import repair_dataset
+
     try:
         with explaining(path), indexing.open("verifying shards") as how:
             depth: Depth = "content" if content else "headers"
-            done = _repair(path, depth, how, drop=drop, quarantine=quarantine)
+            done = repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     if as_json:
@@ -84,16 +82,3 @@ def command(
             echo(f"dropped: {name}")
         show_report(done.after)
     sys.exit(0 if done.after.ok else 1)
-
-
-def _repair(
-    path: AnyPath, depth: Depth, how: Indexing, *, drop: bool, quarantine: str | None
-) -> Repair:
-    if isinstance(path, Path):
-        from energon.prepare.verify.repair import repair_dataset
-
-        return repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)
-    from energon.prepare.verify.remote import repair_remote
-
-    check_engine(path, how.engine)
-    return repair_remote(path.url, depth=depth, drop=drop, quarantine=quarantine, indexing=how)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,6 @@ from energon.cli.options import (
     ADDRESS,
     ReadingOptions,
     allow_option,
-    check_engine,
     explaining,
     options_object,
 )
@@ -22,7 +20,6 @@ from energon.io.epath import AnyPath
 from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
-    from energon.prepare.dataset import Indexing
     from energon.prepare.upkeep import Report
     from energon.prepare.verify.shard import Depth
 
@@ -65,6 +62,7 @@ def command(
       energon verify ./coco --content --json | jq '.problems[].message'
       energon verify s3://bucket/coco --quick
     """
+    from energon.prepare.verify.dataset import verify_dataset
     from energon.prepare.verify.repair import write_lost
 
     if quick and content:
@@ -72,7 +70,7 @@ def command(
     depth: Depth = "quick" if quick else "content" if content else "headers"
     try:
         with reading.open("verifying shards") as how, explaining(path):
-            report = _verify(path, depth, how)
+            report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
         if quarantine is not None:
             write_lost(quarantine, report)
     except EnergonError as error:
@@ -82,18 +80,6 @@ def command(
     else:
         show_report(report)
     sys.exit(0 if report.ok else 1)
-
-
-def _verify(path: AnyPath, depth: Depth, how: Indexing) -> Report:
-    if not isinstance(path, Path):
-        from energon.prepare.verify.remote import verify_remote
-
-        check_engine(path, how.engine)
-        workers = how.engine.num_workers
-        return verify_remote(path.url, depth=depth, num_workers=workers, progress=how.progress)
-    from energon.prepare.verify.verify import verify_dataset
-
-    return verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
 
 
 def show_report(report: Report) -> None:

@@ -23,9 +23,8 @@ from energon.prepare.remote import (
     MAX_PARALLEL_COPIES,
     Mirror,
     Progress,
-    check_writable,
 )
-from energon.prepare.upkeep import Repair, Report, upkeep_of
+from energon.prepare.upkeep import Repair, Report
 from energon.prepare.verify.repair import repair_at
 from energon.prepare.verify.shard import (
     Depth,
@@ -41,29 +40,15 @@ DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.
 """Files that may exist below `.nv-meta`, if they cannot be listed."""
 
 
-def verify_remote(
-    address: str,
-    *,
-    depth: Depth = "headers",
-    num_workers: int = MAX_PARALLEL_COPIES,
-    progress: Progress = lambda done, total: None,
-) -> Report:
-    """Check a prepared dataset in a store, see `energon.prepare.verify.verify.verify_dataset`.
+def verify_remote(address: str, *, depth: Depth, num_workers: int, progress: Progress) -> Report:
+    """Check a folder of shards in a store, see `verify_dataset`.
 
     Args:
-        address: Its folder, or a file that is a dataset.
+        address: The folder.
         depth: How much to read.
         num_workers: How many shards are read at the same time.
         progress: Called with the number of finished shards, and the total.
-
-    Raises:
-        DatasetNotFoundError: If it is not a prepared dataset.
-        StorageError: If the store cannot be read.
-        ConfigError: If there is no such depth.
     """
-    upkeep = upkeep_of(address)
-    if upkeep is not None:
-        return upkeep.verify(address, depth)
     with RemoteCheck.opened(address, depth, num_workers, progress) as check:
         return check.run()
 
@@ -207,35 +192,16 @@ def _present(address: str) -> list[ObjectInfo]:
 def repair_remote(
     address: str,
     *,
-    depth: Depth = "headers",
-    drop: bool = False,
-    quarantine: str | Path | None = None,
+    depth: Depth,
+    drop: bool,
+    quarantine: str | Path | None,
     indexing: Indexing,
 ) -> Repair:
-    """Check a dataset in a store and repair its index, see `repair_dataset`.
+    """Repair the index of a folder of shards in a store, see `repair_dataset`.
 
     Shards are read once: what the check found in them becomes their index. The index of each shard
     is uploaded at once, the files of `.nv-meta` at the end, each as a whole.
-
-    Args:
-        address: Its folder, or a file that is a dataset.
-        depth: How much to check.
-        drop: Whether to remove missing, truncated or damaged shards from the dataset.
-        quarantine: A file in which to list lost shards and samples.
-        indexing: How shards are indexed.
-
-    Raises:
-        DatasetNotFoundError: If it is not a prepared dataset.
-        ConfigError: If no shard would be left, or the place is not writable.
-        StorageError: If the store cannot be read or written.
     """
-    check_writable(
-        address,
-        "repair the dataset where it was uploaded from, or through the address of the object store",
-    )
-    upkeep = upkeep_of(address)
-    if upkeep is not None:
-        return upkeep.repair(address, depth)
     workers = indexing.engine.num_workers
     with RemoteCheck.opened(address, depth, workers, indexing.progress) as check:
         load_info(check.mirror.folder)

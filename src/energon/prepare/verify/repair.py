@@ -11,47 +11,28 @@ from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.meta.split import excludes_any, load_split
 from energon.formats.tables.part_table_file import part_table_path
-from energon.io.address import local_path
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.files import clear_leftovers, reporting
 from energon.prepare.index.index import IndexOptions, index_batch
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.splits import named_split
-from energon.prepare.upkeep import LOST, Repair, Report, upkeep_of
+from energon.prepare.upkeep import LOST, Repair, Report
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
 from energon.prepare.verify.shard import Depth
-from energon.prepare.verify.verify import verify_dataset
+from energon.prepare.verify.verify import verify_folder
 
 BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
 
 
-def repair_dataset(
-    path: str | Path,
+def repair_folder(
+    dataset: Path,
     *,
-    depth: Depth = "headers",
-    drop: bool = False,
-    quarantine: str | Path | None = None,
+    depth: Depth,
+    drop: bool,
+    quarantine: str | Path | None,
     indexing: Indexing,
 ) -> Repair:
-    """Check a dataset and rewrite what is wrong in its index. Shards are not touched.
-
-    Args:
-        path: Its folder, or a file that is a dataset.
-        depth: How much to check, see `energon.prepare.verify.verify.verify_dataset`.
-        drop: Whether to remove missing, truncated or damaged shards from the dataset.
-        quarantine: A file in which to list lost shards and samples, for `energon prepare
-            --exclude-from`.
-        indexing: How shards are indexed.
-
-    Raises:
-        DatasetNotFoundError: If the folder is not a prepared dataset.
-        DatasetBusyError: If another process prepares it.
-        ConfigError: If no shard would be left.
-    """
-    dataset = Path(local_path(path))
-    upkeep = upkeep_of(dataset)
-    if upkeep is not None:
-        return upkeep.repair(str(dataset), depth)
+    """Repair the index of a folder of shards on this machine, see `repair_dataset`."""
     load_info(dataset)
     with dataset_locked(dataset, indexing) as held:
         clear_leftovers(dataset, load_info(dataset).shard_counts)
@@ -114,7 +95,7 @@ class _LocalRepair:
 
     def verify(self) -> Report:
         how = self._indexing
-        return verify_dataset(
+        return verify_folder(
             self.folder, depth=self._depth, engine=how.engine, progress=how.progress
         )
 

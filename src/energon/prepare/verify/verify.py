@@ -21,14 +21,13 @@ from energon.formats.tables.part_table_file import open_part_table, part_table_p
 from energon.formats.tables.sqlite_file import SqliteReader
 from energon.formats.tables.sqlite_index import ShardState, indexed_shards
 from energon.formats.tar.scan import scan_tar
-from energon.io.address import local_path
 from energon.messages import counted, shell_word
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_dataset_files
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import sqlite_path
-from energon.prepare.upkeep import Report, check_verify_depth, upkeep_of
+from energon.prepare.upkeep import Report, check_verify_depth
 from energon.prepare.verify.duplicates import check_unique
 from energon.prepare.verify.shard import UNKNOWN_DATE, Depth, Problem, ShardReport, verify_batch
 
@@ -174,36 +173,15 @@ def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> st
 BATCH_SHARDS = 16
 
 
-def verify_dataset(
-    path: str | Path,
-    *,
-    depth: Depth = "headers",
-    engine: Engine | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+def verify_folder(
+    dataset: Path, *, depth: Depth, engine: Engine, progress: Callable[[int, int], None]
 ) -> Report:
-    """Check a prepared dataset, and return its problems. Changes nothing.
-
-    Args:
-        path: Its folder, or a file that is a dataset.
-        depth: How much to read, see `energon.prepare.verify.shard.verify_shard`.
-        engine: Where to read.
-        progress: Called with the number of finished shards, and the total.
-
-    Raises:
-        DatasetNotFoundError: If the folder is not a prepared dataset.
-        ConfigError: If there is no such depth.
-    """
-    dataset = Path(local_path(path))
-    upkeep = upkeep_of(dataset)
-    if upkeep is not None:
-        return upkeep.verify(str(dataset), depth)
+    """Check a folder of shards on this machine, see `verify_dataset`."""
 
     def compare(shards: list[str]) -> Iterator[ShardReport]:
-        return _verify_shards(dataset, shards, depth, engine or Engine(), progress)
+        return _verify_shards(dataset, shards, depth, engine, progress)
 
-    report = check_dataset(dataset, depth, compare, lambda name: _open_table(dataset / name))
-    report.dataset = str(path)
-    return report
+    return check_dataset(dataset, depth, compare, lambda name: _open_table(dataset / name))
 
 
 def _open_table(shard: Path) -> PartTable:
