@@ -251,9 +251,6 @@ def _jpeg_pixels(
 ) -> NDArray[np.uint8] | None:
     """Decode with simplejpeg if it yields the same pixels as Pillow, else return None.
 
-    A JPEG is a sequence of Huffman codes without entry points: what is above a part must be
-    decoded, but nothing below it.
-
     Args:
         data: The file.
         frame: What `_check_scans` has returned.
@@ -285,23 +282,36 @@ def _jpeg_pixels(
         factor = resize.factor(box)
         # Decoders smooth colors over the row below, and reduced boxes are rounded up.
         end = box.top + box.height + 2 * factor
-        rows = -(-end // _ROWS_OF_BLOCKS) * _ROWS_OF_BLOCKS
-        ends_early = frame > 0 and rows < height
-        if ends_early:
-            height, data = rows, _with_height(data, frame, rows)
-        shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
-        pixels = np.empty(shape, np.uint8)
-        least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
-        with _tolerating_codes_left() if ends_early else nullcontext():
-            simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
+        pixels = _upper_pixels(data, frame, (height, width), end, space, factor)
     except DecodeError:
         raise
     except ValueError:
         # Pillow has the better message, or accepts the file.
         return None
-    if space == "Gray":
-        pixels = pixels[:, :, 0]
     return resize.scaled_pixels(pixels, box, factor, library=spec.library)
+
+
+def _upper_pixels(
+    data: bytes, frame: int, size: tuple[int, int], end: int, space: str, factor: int
+) -> NDArray[np.uint8]:
+    """Decode a JPEG of a size down to row `end` at least, reduced by a factor.
+
+    A JPEG is a sequence of Huffman codes without entry points: what is above a part must be
+    decoded, but nothing below it.
+    """
+    import simplejpeg
+
+    height, width = size
+    rows = -(-end // _ROWS_OF_BLOCKS) * _ROWS_OF_BLOCKS
+    ends_early = frame > 0 and rows < height
+    if ends_early:
+        height, data = rows, _with_height(data, frame, rows)
+    shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
+    pixels = np.empty(shape, np.uint8)
+    least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
+    with _tolerating_codes_left() if ends_early else nullcontext():
+        simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
+    return pixels[:, :, 0] if space == "Gray" else pixels
 
 
 def _with_height(data: bytes, frame: int, height: int) -> bytes:
@@ -327,7 +337,7 @@ def _tolerating_codes_left() -> Iterator[None]:
 
 
 def _check_scans(data: bytes) -> int:
-    """Return where the frame of a JPEG is; 0 if decoding cannot end early, see `_jpeg_pixels`.
+    """Return where the frame of a JPEG is; 0 if decoding cannot end early, see `_upper_pixels`.
 
     Raises:
         DecodeError: If it has more scans than `JPEG_SCANS`. A few bytes add a scan, and each one

@@ -147,7 +147,44 @@ class Resize:
         return resize_image(image, self.size, reduced(box, factor, *image.size))
 
 
-def check_size(value: Any) -> tuple[int, int]:
+def make_resize(
+    image_size: Any, min_size: Any, crop: Any, *, exact_resize: bool, max_enlargement: Any
+) -> Resize:
+    """Return how a `SampleDecoder` with these arguments crops and scales images.
+
+    Raises:
+        ConfigError: If one is invalid, or they do not go together.
+    """
+    if image_size is not None and min_size is not None:
+        raise ConfigError(
+            f"{image_size=!r} and {min_size=!r}: expected one of them; image_size gives all images "
+            "one size, min_size reduces large ones"
+        )
+    if exact_resize and min_size is not None:
+        raise ConfigError(
+            f"exact_resize and {min_size=!r}: min_size only reduces images while they are decoded, "
+            "so expected one of them; image_size resizes them"
+        )
+    enlargement = _check_enlargement(max_enlargement)
+    if enlargement > 1 and (image_size is None or exact_resize):
+        raise ConfigError(
+            f"max_enlargement={enlargement!r}: expected with image_size, to which images are "
+            "enlarged, and without exact_resize, which decodes them in full"
+        )
+    if not isinstance(crop, bool | RandomResizedCrop):
+        raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
+    if crop and image_size is None:
+        raise ConfigError("random_resized_crop requires image_size, the size of the crops")
+    return Resize(
+        size=None if image_size is None else _check_size(image_size),
+        min_size=None if min_size is None else _check_min_size(min_size),
+        crop=(RandomResizedCrop() if crop is True else crop) or None,
+        exact=exact_resize,
+        max_enlargement=enlargement,
+    )
+
+
+def _check_size(value: Any) -> tuple[int, int]:
     """Return height and width: two numbers, or one for a square.
 
     Raises:
@@ -162,18 +199,18 @@ def check_size(value: Any) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def check_count(value: Any, name: str) -> int:
+def _check_min_size(value: Any) -> int:
     """Return a number of pixels.
 
     Raises:
         ConfigError: If it is not valid.
     """
     if not _is_count(value):
-        raise ConfigError(f"{name}={value!r}: expected a number of pixels, 1 or more")
+        raise ConfigError(f"min_size={value!r}: expected a number of pixels, 1 or more")
     return int(value)
 
 
-def check_enlargement(value: Any) -> float:
+def _check_enlargement(value: Any) -> float:
     """Return by how much images may be enlarged.
 
     Raises:

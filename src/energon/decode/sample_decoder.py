@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
-from energon.errors import (
-    SYSTEM_EXCEPTIONS,
-    ConfigError,
-    DecodeError,
-    EnergonError,
-    SkipSample,
-)
+from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS, UNPACKED_BYTES, check_limit
 from energon.messages import bytes_in_words, describe_error
@@ -271,46 +265,20 @@ class SampleDecoder:
         return IMAGE_SPECS[name]
 
     def _make_resize(self) -> Resize | None:
-        """Return how images are cropped and scaled."""
+        """Return how images are cropped and scaled; None if they are left as they are."""
         if isinstance(self.image_size, list):
             object.__setattr__(self, "image_size", tuple(self.image_size))
         size, crop = self.image_size, self.random_resized_crop
         if size is None and self.min_size is None and crop is False and self.max_enlargement == 1:
             return None
-        from energon.decode.resize import (
-            RandomResizedCrop,
-            Resize,
-            check_count,
-            check_enlargement,
-            check_size,
-        )
+        from energon.decode.resize import make_resize
 
-        if size is not None and self.min_size is not None:
-            raise ConfigError(
-                f"image_size={size!r} and min_size={self.min_size!r}: expected one of them; "
-                "image_size gives all images one size, min_size reduces large ones"
-            )
-        if self.exact_resize and self.min_size is not None:
-            raise ConfigError(
-                f"exact_resize and min_size={self.min_size!r}: min_size only reduces images while "
-                "they are decoded, so expected one of them; image_size resizes them"
-            )
-        enlargement = check_enlargement(self.max_enlargement)
-        if enlargement > 1 and (size is None or self.exact_resize):
-            raise ConfigError(
-                f"max_enlargement={enlargement!r}: expected with image_size, to which images are "
-                "enlarged, and without exact_resize, which decodes them in full"
-            )
-        if not isinstance(crop, bool | RandomResizedCrop):
-            raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
-        if crop and size is None:
-            raise ConfigError("random_resized_crop requires image_size, the size of the crops")
-        return Resize(
-            size=None if size is None else check_size(size),
-            min_size=None if self.min_size is None else check_count(self.min_size, "min_size"),
-            crop=(RandomResizedCrop() if crop is True else crop) or None,
-            exact=self.exact_resize,
-            max_enlargement=enlargement,
+        return make_resize(
+            size,
+            self.min_size,
+            crop,
+            exact_resize=self.exact_resize,
+            max_enlargement=self.max_enlargement,
         )
 
     def _unpickle(self, extension: str, data: bytes) -> Any:
@@ -318,8 +286,7 @@ class SampleDecoder:
             raise refusal(
                 "pickle",
                 f"a .{extension} part is pickled, and unpickling runs any code that it contains; "
-                "set "
-                "decoder = None to get its bytes",
+                "set decoder = None to get its bytes",
             )
         if extension == "pth":
             from energon.decode.arrays import decode_pth
