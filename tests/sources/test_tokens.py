@@ -480,7 +480,8 @@ LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = 34, 34 + 4 * N, 34 + 12 * N
         (pack_into("<q", DOCUMENTS_AT, 1), FormatError, "its documents are those of"),
         (pack_into("<q", DOCUMENTS_AT + 8, 1 << 40), FormatError, "documents do not ascend"),
         (pack_into("<i", LENGTHS_AT, -1), FormatError, "negative length"),
-        (pack_into("<q", POINTERS_AT, -2), FormatError, "negative length or place"),
+        (pack_into("<q", POINTERS_AT, -2), FormatError, "begins at byte -2, where no token of 2"),
+        (pack_into("<q", POINTERS_AT, 3), FormatError, "begins at byte 3, where no token of 2"),
         (pack_into("<q", POINTERS_AT, 1 << 40), ShardChangedError, "do not belong together"),
     ],
 )

@@ -190,7 +190,8 @@ class TokenIndex:
         end = self.pointers[last] + self.lengths[last].astype(np.int64) * self.dtype.itemsize
         size = end - begin[full]
         length[full] = size // self.dtype.itemsize
-        bad = (begin[full] < 0) | (size < 0) | (size % self.dtype.itemsize != 0)
+        self._check_begin(begin[full])
+        bad = (size < 0) | (size % self.dtype.itemsize != 0)
         if (bad | (self.lengths[first] < 0)).any():
             raise self.damaged("sequences of a document do not follow each other")
         self._check_inside(end)
@@ -205,8 +206,9 @@ class TokenIndex:
         """
         low = self.pointers[sequences]
         size = self.lengths[sequences].astype(np.int64) * self.dtype.itemsize
-        if ((low < 0) | (size < 0)).any():
-            raise self.damaged("a sequence has a negative length or place")
+        self._check_begin(low)
+        if (size < 0).any():
+            raise self.damaged("a sequence has a negative length")
         self._check_inside(low + size)
         return low, low + size
 
@@ -224,6 +226,14 @@ class TokenIndex:
     def damaged(self, why: str) -> FormatError:
         """Return the error for an invalid index."""
         return FormatError(f"{self.origin}: {why}; it is damaged, write it again")
+
+    def _check_begin(self, begin: Ints) -> None:
+        bad = (begin < 0) | (begin % self.dtype.itemsize != 0)
+        if bad.any():
+            raise self.damaged(
+                f"a sequence begins at byte {begin[bad][0]}, where no token of "
+                f"{self.dtype.itemsize} bytes begins"
+            )
 
     def _check_inside(self, end: Ints) -> None:
         if (end > self.num_bytes).any():
