@@ -119,6 +119,16 @@ def test_windows_of_any_size_find_the_same(monkeypatch, window, tar_format):
     assert (scan.num_samples, len(scan.part_size)) == (200, 600)
 
 
+def test_members_that_are_no_files_are_reported(caplog):
+    members = [("a", "txt", b"a", "f"), ("b", "txt", b"", "l"), ("c", "txt", b"", "l")]
+    assert samples_of(scanned(archive([*members, ("d", "", b"", "d")])))[0][0] == "a"
+    (record,) = caplog.records
+    assert "test.tar: skipped 2 members, the first of them 'b.txt': links" in record.getMessage()
+    caplog.clear()
+    scanned(archive([members[0], ("d", "", b"", "d")]))
+    assert not caplog.records
+
+
 def test_an_archive_within_an_archive_is_content():
     inner = archive([(f"inner{n}", "txt", b"x" * n, "f") for n in range(100)])
     data = archive([(f"{n}", "tar", inner, "f") for n in range(40)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tarfile
 from random import Random
@@ -373,7 +374,7 @@ def test_sparse_files_are_passed_over_and_counted(tmp_path, format, step):
     while (block := reader.next_block()) is not None:
         found += block
     assert found == [{"__key__": "a", "txt": b"a"}, {"__key__": "c", "txt": b"c"}]
-    assert parser.num_passed_over == 1
+    assert re.match(r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.loss)
 
 
 def sparse_file(map_blocks):
@@ -399,7 +400,7 @@ def test_the_map_of_a_sparse_file_is_read_once_however_long_it_is():
     parser.finish(len(data))
     assert [sample["__key__"] for sample in parser.samples] == ["a", "c"]
     assert given <= len(data) + 2 * 512  # headers of plain members are seen with their content
-    assert parser.num_passed_over == 1
+    assert re.match(r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.loss)
     assert read(data) == parser.samples
     assert names_in(data) == ["a.txt", "c.txt"]
 

@@ -37,6 +37,7 @@ from energon.formats.tar.headers import (
     pax_overrides,
     verify_checksum,
 )
+from energon.messages import counted
 
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"
@@ -77,8 +78,8 @@ class TarParser:
         """How many bytes are needed there."""
         self.ended = False
         """Whether the end marker has come, and nothing after it."""
-        self.num_passed_over = 0
-        """How many links, devices and sparse files were skipped."""
+        self._num_passed_over = 0
+        self._first_passed_over = ""
         self._first = -1
         self._extension = b""
         self._map_before = -1
@@ -88,6 +89,18 @@ class TarParser:
     def is_within(self) -> bool:
         """Whether extended headers were read whose file has not been."""
         return self._extended >= 0 or bool(self._extension) or self._map_before >= 0
+
+    @property
+    def loss(self) -> str | None:
+        """Which members were skipped, for a warning; None if all are files or folders."""
+        if not self._num_passed_over:
+            return None
+        members = counted(self._num_passed_over, "member")
+        return (
+            f"{self.origin}: skipped {members}, the first of them {self._first_passed_over!r}: "
+            "links, devices and sparse files are not parts of samples; write the archive again "
+            "from the files themselves, as `tar --dereference --hard-dereference` does"
+        )
 
     def take(self, data: bytes) -> Member | None:
         """Take the next `needed_bytes` bytes; return the file if they complete its headers.
@@ -169,7 +182,10 @@ class TarParser:
             member = Member(name, first, self.position, size)
             self.position = member.end
             return member
-        self.num_passed_over += kind != b"5"
+        if kind != b"5":
+            self._num_passed_over += 1
+            name = member_name(header) if self._name is None else self._name
+            self._first_passed_over = self._first_passed_over or name
         if kind == b"S" and header[482]:
             self._map_before = size
             return None

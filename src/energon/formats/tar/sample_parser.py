@@ -98,9 +98,9 @@ class SampleParser:
         return self._key is not None
 
     @property
-    def num_passed_over(self) -> int:
-        """How many links, devices and sparse files were skipped."""
-        return self._parser.num_passed_over
+    def loss(self) -> str | None:
+        """Which members were skipped, for a warning; None if all are files or folders."""
+        return self._parser.loss
 
     def feed(self, window: bytes) -> None:
         """Consume all complete members at the start of `window`.

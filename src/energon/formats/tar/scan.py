@@ -13,6 +13,7 @@ member.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from energon.errors import FormatError, TruncatedError
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.parser import Member, Run, TarParser, parse_run
 from energon.formats.tar.scan_builder import ScanBuilder, TarScan
+
+logger = logging.getLogger("energon")
 
 
 def tar_index_path(shard: str | os.PathLike[str]) -> Path:
@@ -187,8 +190,7 @@ def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = 
         for _ in range(singles):
             member = walk.next()
             if member is None:
-                if strict:
-                    walk.check_end()
+                walk.finish(strict=strict)
                 return builder.finish(size)
             builder.add_member(member)
         singles = min(2 * singles, MAX_SINGLE_MEMBERS)
@@ -218,8 +220,7 @@ def iter_members(
     walk = TarScanner(read_into, size, origin=origin)
     while (member := walk.next()) is not None:
         yield member
-    if strict:
-        walk.check_end()
+    walk.finish(strict=strict)
 
 
 class TarScanner:
@@ -271,13 +272,16 @@ class TarScanner:
             self.window.expect_jumps()
         return run, start
 
-    def check_end(self) -> None:
-        """Check that the archive ends with its end marker, after `next` returned None.
+    def finish(self, *, strict: bool) -> None:
+        """Check the end of the archive, after `next` returned None, and warn of skipped members.
 
         Raises:
-            TruncatedError: If it does not.
+            TruncatedError: If it is strict and the end marker is missing.
         """
-        self._parser.check_end(self.size)
+        if strict:
+            self._parser.check_end(self.size)
+        if self._parser.loss is not None:
+            logger.warning("%s", self._parser.loss)
 
     def _check_content(self, member: Member) -> None:
         parser = self._parser

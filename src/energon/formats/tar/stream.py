@@ -110,12 +110,8 @@ class StreamReader:
             self._rest = window[parser.position - before :]
             return True
         parser.finish(self._end)
-        if parser.num_passed_over:
-            logger.warning(
-                "%s: skipped %d links, devices or sparse files, which are not parts of samples",
-                parser.origin,
-                parser.num_passed_over,
-            )
+        if parser.loss is not None:
+            logger.warning("%s", parser.loss)
         return False
 
     def _fill(self, at_least: int) -> bool:
