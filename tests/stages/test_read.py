@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +72,17 @@ class MadeLate:
         return (dict(sample) for sample in self.samples[start:stop])
 
 
+@dataclass(frozen=True)
+class WatchedPlan(NumberPlan):
+    """Notes which rows were planned together."""
+
+    planned: list[np.ndarray] = field(default_factory=list)
+
+    def at(self, lane, rows, *, gaps=False):
+        self.planned.append(rows)
+        return super().at(lane, rows, gaps=gaps)
+
+
 class LateReader(NumberReader):
     asked = ()
 
@@ -83,7 +97,7 @@ def lanes_of_a_stream(total=None, reader=None, *, streams=1, parts=1):
     """Lanes that share a stream of numbers, with what was asked for by their reader."""
     reader = reader or LateReader()
     object.__setattr__(reader, "asked", [])
-    plan = DealtPlan(NumberPlan(streams, total), Deal(LANES * streams, streams, BATCH, parts))
+    plan = DealtPlan(WatchedPlan(streams, total), Deal(LANES * streams, streams, BATCH, parts))
     host = Host()
     lanes = [Lane(number, plan.lanes, host=host) for number in range(plan.lanes)]
     for lane in lanes:
@@ -114,6 +128,27 @@ def test_parts_of_batches_that_take_turns_are_read_in_the_order_of_their_stream(
         lanes[number].current.count_batch()
     assert [stop - start for start, stop in reader.asked] == reader.reads
     assert len(reader.reads) < 40
+
+
+@pytest.mark.parametrize("own", [range(0, 2 * LANES, 2), range(1, 2 * LANES, 4), [2, 3, 6]])
+def test_a_worker_reads_its_lanes_of_streams_as_one_whichever_they_are(own):
+    """After a resume on more workers, or with batches of parts: each has some lanes of a stream."""
+    lanes, iterators, _ = lanes_of_a_stream(streams=2, parts=2)
+    for number in {*range(len(lanes))} - {*own}:
+        iterators[number] = None
+    planned = lanes[0].reading.plan.plan.planned
+    for turn in range(1000):
+        if turn == 10:  # the first blocks are small, and planned before it is known who takes turns
+            planned.clear()
+        for number in own:
+            found = [sample["n"] for sample in iterators[number].take(BATCH)]
+            stream, place = number // 2 % 2, number // 4 * 2 + number % 2
+            row = (turn * LANES + place) * BATCH
+            assert found == [2 * each + stream for each in range(row, row + BATCH)]
+            lanes[number].current.count_batch()
+    # The rows of all lanes in turn, not those of one lane after the other.
+    assert planned
+    assert all((np.diff(rows) > 0).all() for rows in planned)
 
 
 @given(st.lists(st.integers(0, LANES - 1), min_size=300, max_size=300), st.integers(1, 2 * BATCH))

@@ -91,23 +91,22 @@ class Deal:
         turn, place = divmod(batch, self.lanes_of_stream)
         return self._lane_at(stream, place), turn * self.stripe + within
 
-    def row_in_turn(self, positions: Sequence[tuple[int, int]]) -> int | None:
-        """Return at which row of their stream lanes continue in turn; None if they do not.
+    def row_in_turn(self, rows: Sequence[int], place: int) -> int | None:
+        """Return how many rows of some lanes of a stream were used; None if they take no turns.
+
+        Each lane in turn uses a stripe. So the rows of these lanes can be read as those of a
+        single one, whether they are all lanes of the stream or those that one of its workers has.
 
         Args:
-            positions: The lanes in the order of their next batches, each with its next row. All but
-                the first must be between two batches, and no lane of the stream may be missing.
+            rows: The next row of each lane, in the order of the lanes.
+            place: Which of them is next.
         """
-        (lane, row), *others = positions
-        turn, within = divmod(row, self.stripe)
-        batch = turn * self.lanes_of_stream + self.place_of(lane)
-        stream, stripe = self.stream_of(lane), self.stripe
-        if len(positions) != self.lanes_of_stream or any(
-            position != self.lane_of(stream, number * stripe)
-            for number, position in enumerate(others, batch + 1)
-        ):
+        turn, within = divmod(rows[place], self.stripe)
+        begin = turn * self.stripe
+        before, after = [begin + self.stripe] * place, [begin] * (len(rows) - place - 1)
+        if rows != [*before, rows[place], *after]:
             return None
-        return batch * stripe + within
+        return (turn * len(rows) + place) * self.stripe + within
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,23 @@ class DealtPlan:
         end = self.num_rows(lane)
         stop = start + count if end is None else min(start + count, end)
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
+
+    def rows_in_turn(self, lanes: Sequence[int], start: int, count: int) -> Rows:
+        """Return rows of lanes of one stream that use a stripe each in turn; fewer only at the end.
+
+        Args:
+            lanes: The lanes, ascending.
+            start: Number of rows that they have used together.
+            count: Number of rows.
+        """
+        stream, places = self.stream_of(lanes[0]), np.array(list(map(self.deal.place_of, lanes)))
+        stripe, within = divided(np.arange(start, start + count), self.deal.stripe)
+        turn, number = divided(stripe, len(lanes))
+        rows = self.deal.rows_of_places(places[number], turn * self.deal.stripe + within)
+        end = self.plan.num_rows(stream)
+        if end is not None:
+            rows = rows[: np.searchsorted(rows, end)]
+        return self.plan.at(stream, rows, gaps=True)
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return the samples at `rows` of a lane, in any order."""

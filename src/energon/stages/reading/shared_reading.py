@@ -7,9 +7,11 @@ So it is not larger for many lanes than for one, and takes as few reads.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil
+from operator import attrgetter
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -120,7 +122,8 @@ class BlocksOfLanes(BlocksOfLane):
         # Lanes keep this object alive, not the reverse, so it is freed with the last of them.
         self._lanes: WeakValueDictionary[int, RowsOfLane] = WeakValueDictionary()
         self._turn_rows = 0.0
-        self._stream = PlannedRows()
+        # Those of several lanes that take turns, and the numbers of these.
+        self._joint, self._joint_lanes = PlannedRows(), list[int]()
 
     @classmethod
     def of(cls, rows: RowsOfLane, stage: object, reader: Reader, plan: DealtPlan) -> BlocksOfLanes:
@@ -144,47 +147,50 @@ class BlocksOfLanes(BlocksOfLane):
     def _read_block(self, first: RowsOfLane, count: int, requested: int) -> None:
         # Another lane may have taken its place, or it has moved to another row.
         self._lanes[first.lane.number] = first
-        lanes = self._in_order(first)
-        if self._read_in_turn(lanes, count, requested):
-            return
+        lanes = [rows for held in self._lanes.valuerefs() if (rows := held()) is not None]
         if len(lanes) == 1:
             super()._read_block(first, count, requested)
-        else:
-            self._read_shares(lanes, count, requested)
+        elif not self._read_in_turn(first, lanes, count, requested):
+            self._read_shares(_by_next_batch(first, lanes), count, requested)
 
-    def _read_in_turn(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> bool:
-        """Read the next rows of the stream, if they are the next batches of its lanes in turn.
+    def _read_in_turn(
+        self, first: RowsOfLane, lanes: list[RowsOfLane], count: int, requested: int
+    ) -> bool:
+        """Read the next rows of all lanes as those of one, if they are their next batches in turn.
 
         They are planned like those of a single lane, and neither divided nor put together.
 
         Returns:
             Whether they are; if not, nothing is read.
         """
-        plan, number = lanes[0].plan, len(lanes)
+        plan = first.plan
         if not self._has_begun or self._ahead is not None or not isinstance(plan, DealtPlan):
             return False
-        row = plan.deal.row_in_turn([(lane.lane.number, lane.stop) for lane in lanes])
-        if row is None or any(lane.row != lane.stop for lane in lanes):
+        lanes.sort(key=_NUMBER)
+        stops, place = [lane.stop for lane in lanes], lanes.index(first)
+        row = plan.deal.row_in_turn(stops, place)
+        if row is None or stops != [lane.row for lane in lanes]:
             return False
         stripe, used = plan.deal.stripe, row % plan.deal.stripe
         if requested > stripe - used:
             return False
-        if self._stream.stop != row:
-            self._stream = PlannedRows(row)
-        if not self._stream.has_planned(count):
+        numbers = [lane.lane.number for lane in lanes]
+        if self._joint.stop != row or self._joint_lanes != numbers:
+            self._joint, self._joint_lanes = PlannedRows(row), numbers
+        if not self._joint.has_planned(count):
             ahead = max(count, min(MAX_PLANNED_ROWS, 8 * self._next_block))
-            planned = plan.plan.rows(plan.stream_of(lanes[0].lane.number), row, ahead)
-            self._stream.set_planned(planned, requested=ahead)
-        rows = self._stream.next_rows(count)
+            self._joint.set_planned(plan.rows_in_turn(numbers, row, ahead), requested=ahead)
+        rows = self._joint.next_rows(count)
         if (rows.leaf < 0).any():
             return False
         size = len(rows.leaf)
-        self._stream.stop += size
-        bounds: list[list[tuple[int, int]]] = [[] for _ in lanes]
-        for batch, start in enumerate(range(-used, size, stripe)):
-            bounds[batch % number].append((max(0, start), min(start + stripe, size)))
+        self._joint.stop += size
+        pieces: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for batch, start in enumerate(range(-used, size, stripe), place):
+            pieces[batch % len(lanes)].append((max(0, start), min(start + stripe, size)))
         if size:
-            self._hand_out(self._read_lazily(rows, (), ()), bounds, lanes, in_turn=True)
+            shares = [(lanes[place], own) for place, own in pieces.items()]
+            self._hand_out(self._read_lazily(rows, (), ()), size, shares, in_turn=True)
         return True
 
     def _read_shares(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> None:
@@ -202,13 +208,14 @@ class BlocksOfLanes(BlocksOfLane):
         if not in_step:
             pieces = BlockPieces.of(enumerate(counts))
         lazy = self._read_lazily(pieces.in_order(rows), lanes, counts)
-        self._hand_out(lazy, pieces.bounds(len(lanes)), lanes, in_turn=in_step)
+        bounds = zip(lanes, pieces.bounds(len(lanes)), strict=True)
+        self._hand_out(lazy, sum(counts), bounds, in_turn=in_step)
 
     def _hand_out(
         self,
         lazy: LazyRows,
-        bounds: Sequence[Sequence[tuple[int, int]]],
-        lanes: Sequence[RowsOfLane],
+        size: int,
+        shares: Iterable[tuple[RowsOfLane, Sequence[tuple[int, int]]]],
         *,
         in_turn: bool,
     ) -> None:
@@ -216,20 +223,18 @@ class BlocksOfLanes(BlocksOfLane):
 
         Args:
             lazy: The samples.
-            bounds: For each lane, where its pieces of the block start and stop.
-            lanes: The lanes.
+            size: Number of samples.
+            shares: Lanes, each with where its pieces of the block start and stop.
             in_turn: Whether they will take the pieces in order.
         """
         # Keeping samples that are already built until the block ends would evict them from the
         # CPU cache.
-        shared = in_turn and not isinstance(lazy, ReleasedRows)
-        block = SharedBlock(lazy, max(each[-1][1] for each in bounds if each)) if shared else None
-        for lane, pieces in zip(lanes, bounds, strict=True):
-            if not pieces:
-                continue
+        is_shared = in_turn and not isinstance(lazy, ReleasedRows)
+        block = SharedBlock(lazy, size) if is_shared else None
+        for lane, pieces in shares:
             if block is None:
                 lane.pending += [ReadSamples(*each, lazy.between(*each)) for each in pieces]
-            else:
+            elif pieces:
                 following = iter(pieces)
                 lane.pending.append(ReadSamples(*next(following), None, block, following))
             lane.stop += sum([stop - start for start, stop in pieces])
@@ -253,17 +258,6 @@ class BlocksOfLanes(BlocksOfLane):
         planned = plan_together(lanes[0].plan, requests)
         for lane, rows, (*_, count) in zip(lanes, planned, requests, strict=True):
             lane.set_planned(rows, requested=count)
-
-    def _in_order(self, first: RowsOfLane) -> list[RowsOfLane]:
-        """Return the lanes in the order of their next batches."""
-        if len(self._lanes) == 1:
-            return [first]
-        others = [
-            (lane.num_batches, number, lane)
-            for number, lane in self._lanes.items()
-            if lane is not first
-        ]
-        return [first, *(lane for *_, lane in sorted(others))]
 
     def _share(self, lanes: Sequence[RowsOfLane], count: int, requested: int) -> BlockPieces:
         """Divide `count` rows among the lanes, in the order in which batches will need them.
@@ -296,3 +290,12 @@ class BlocksOfLanes(BlocksOfLane):
             self._turn_rows = rows / batches
         lanes[0].used_of_turn = max(0, round(used - new * self._turn_rows))
         return self._turn_rows
+
+
+_NUMBER = attrgetter("lane.number")
+
+
+def _by_next_batch(first: RowsOfLane, lanes: Iterable[RowsOfLane]) -> list[RowsOfLane]:
+    """Return lanes in the order of their next batches, of which that of `first` comes first."""
+    others = [lane for lane in lanes if lane is not first]
+    return [first, *sorted(others, key=lambda lane: (lane.num_batches, lane.lane.number))]
