@@ -304,8 +304,8 @@ class PointFinder:
 
         Args:
             decoder: What unpacks the file.
-            data: What comes next of it,
-            at: from this byte on.
+            data: The next bytes of it.
+            at: Where in these to begin.
 
         Returns:
             What was unpacked, what unpacks the rest, and the rest.

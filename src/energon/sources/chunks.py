@@ -155,7 +155,7 @@ class ChunkSource(ItemSource):
         return SliceCost(max(1, rows), size, blocks)
 
     @property
-    def place(self) -> tuple[str, ...]:
+    def number_space(self) -> tuple[str, ...]:
         return ("records", self.folder)
 
     @property

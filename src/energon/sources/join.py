@@ -151,7 +151,7 @@ class JoinedSource:
         ]
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie, for each dataset and file."""
+        """Yield where the samples are, for each dataset and file."""
         rows = self._rows(ordinals)
         for number, member in enumerate(self.members):
             found = self.index.ordinals(number, rows)
@@ -160,7 +160,7 @@ class JoinedSource:
                 yield Extents(file, present[places], low, high)
 
     def locate(self, ordinal: int) -> Location:
-        """Return where the sample of the first dataset lies."""
+        """Return where the sample of the first dataset is."""
         return self.members[0].locate(self.ordinals(ordinal)[0])
 
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:

@@ -135,7 +135,7 @@ class SizeStatistics:
 
 @dataclass
 class PartStatistics:
-    """The parts of many samples by name, and the contents of samples as wholes."""
+    """Sizes of the parts of many samples, by name, and of the samples as a whole."""
 
     samples: SizeStatistics = field(default_factory=SizeStatistics)
     parts: dict[str, SizeStatistics] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class LostSource(SourceInfo):
 
 @dataclass(frozen=True)
 class LeafReader:
-    """Yields the samples of rows as dicts of bytes.
+    """Reads the samples of rows, as dicts of bytes.
 
     Args:
         sources: One for each leaf of the plan.

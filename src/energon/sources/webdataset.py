@@ -51,7 +51,7 @@ MEAN_SIZE_SHARDS = 8
 
 
 class WebdatasetSource(SplitSource):
-    """The samples of a split, or of a subset of it, numbered from 0 through all its shards.
+    """The samples of a split, or of a subset of it, numbered from 0 across all its shards.
 
     Excluded samples have no number. Opening reads the `.nv-meta` files; shards and their
     tables are opened when they are first read. Pickled copies open them again.

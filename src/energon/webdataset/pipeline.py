@@ -222,7 +222,7 @@ class DataPipeline(TorchLookalike):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be number `epoch`, here and in workers that start with it."""
+        """Set the number of the next loop to `epoch`, here and in workers that start with it."""
         self._epochs.set(epoch)
         self._loop = None
 

@@ -59,7 +59,9 @@ def identity(x: T) -> T:
 def transform_with(
     sample: Any, transformers: Iterable[Callable[[Any], Any] | None] | None
 ) -> list[Any]:
-    """Return a list of values changed by functions; None, or none left, keeps one as it is.
+    """Return a list of values, each changed by its function; None leaves a value as it is.
+
+    Values for which there are no functions left stay as they are, too.
 
     Example:
         >>> transform_with([1, 2, 3], [str, None])

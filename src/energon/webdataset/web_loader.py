@@ -204,7 +204,7 @@ class LaneLoader(SavableDataLoader):
     _snapshot: Snapshot | None = None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let the next loop be number `epoch`."""
+        """Set the number of the next loop to `epoch`."""
         before, self._snapshot = self._snapshot, self.dataset.dataset.snapshot()
         if before is not None and not self._snapshot.has_stages_of(before):
             # Workers keep the stages that they started with; positions are valid for these only.

@@ -1,4 +1,4 @@
-"""The part table of a shard: where each part of each sample lies.
+"""The part table of a shard: where each part of each sample is.
 
 A file beside the shard, `x.tar.parts` for `x.tar`, with which readers take content without
 parsing a tar header. It is mapped into memory; `part_table_bytes` has its layout.

@@ -209,7 +209,9 @@ class ShardOrdinals(NamedTuple):
 
 
 class Contents:
-    """What every source can be asked for; kinds that know more override it.
+    """The samples of a source for people who explore it: their files, shards, and a search by key.
+
+    This works with every source; kinds that know more override it.
 
     Args:
         source: The samples.

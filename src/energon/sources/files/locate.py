@@ -67,7 +67,7 @@ def open_locator(dataset: AnyPath, pool: ShardPool) -> Locator:
 
 
 def local_copy(index: AnyPath) -> SqliteFile:
-    """Return the local path of a file: its own, or that of a copy of this version of it.
+    """Return a local path of an `index.sqlite`: its own, or that of a copy of this version of it.
 
     If no disk has room for a copy, its content is returned.
     """

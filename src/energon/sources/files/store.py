@@ -69,7 +69,7 @@ class FileStoreDecoder(Protocol):
 
 
 class FileStore(Generic[T_co]):
-    """Yields files by name. Cookers receive one for each `aux` entry of a metadataset.
+    """Returns files by name. Cookers receive one for each `aux` entry of a metadataset.
 
     Thread-safe, and can be pickled: copies reopen their files.
 

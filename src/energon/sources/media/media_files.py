@@ -129,7 +129,7 @@ def _list_remote(address: str) -> dict[str, ListedFolder]:
 
 
 class MediaFiles:
-    """The samples of all splits of a folder, numbered through in the order of their keys.
+    """The samples of all splits of a folder, numbered in the order of their keys.
 
     Args:
         address: The folder.

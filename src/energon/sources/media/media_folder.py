@@ -101,7 +101,7 @@ class MediaFolderSource(ItemSource):
         return max(1.0, sum(sizes[name].size for name in files) / len(some))
 
     @property
-    def place(self) -> tuple[str, ...]:
+    def number_space(self) -> tuple[str, ...]:
         return ("files", str(self.path), *self._split)
 
     @property

@@ -136,7 +136,7 @@ class JsonlSource(NumberedSource):
         return samples
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where the samples lie."""
+        """Yield where the samples are."""
         numbers = self.numbers(ordinals)
         order = np.argsort(numbers, kind="stable")
         file = self.lines.file
@@ -147,7 +147,7 @@ class JsonlSource(NumberedSource):
             yield Extents(file, order, low, high)
 
     def locate(self, ordinal: int) -> Location:
-        """Return where a sample lies."""
+        """Return where a sample is."""
         number = int(self.numbers(np.array([ordinal]))[0])
         return Location(
             key=str(number),

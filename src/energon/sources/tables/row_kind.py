@@ -199,8 +199,8 @@ class ItemSource(NumberedSource):
         """The names of the parts that samples may have."""
 
     @property
-    def place(self) -> tuple[str, ...]:
-        """What two sources whose items have the same numbers have in common."""
+    def number_space(self) -> tuple[str, ...]:
+        """What sources have in common if equal numbers mean equal items."""
         return ("items", str(self.path))
 
     def key_of(self, number: int) -> str:
@@ -276,7 +276,7 @@ class ItemSource(NumberedSource):
         return self.shard_of(number), number, 0
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        return self.place, {"": self.edges()}
+        return self.number_space, {"": self.edges()}
 
     @property
     def part_names(self) -> list[str]:

@@ -108,7 +108,7 @@ class RowSource(LazySource):
         *,
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> _LateTableRows:
+    ) -> _LazyTableRows:
         """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
@@ -152,7 +152,7 @@ class RowSource(LazySource):
                 # A view would keep its whole row group in memory.
                 for place in places.tolist():
                     _copy_bytes(samples[place])
-        return _LateTableRows(samples, paths)
+        return _LazyTableRows(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the row groups of samples are, as far as their columns are read."""
@@ -306,7 +306,7 @@ class RowSource(LazySource):
 
 
 @dataclass(frozen=True)
-class _LateTableRows:
+class _LazyTableRows:
     """Rows as samples, whose bytes are views of row groups until their turn comes.
 
     Args:
@@ -327,7 +327,7 @@ class _LateTableRows:
             files = paths[place]
             yield sample if files is None else _made(sample, files)
 
-    def with_sources(self, dataset_path: str) -> _LateTableRows:
+    def with_sources(self, dataset_path: str) -> _LazyTableRows:
         """Record in the samples where they come from."""
         record_sources(dataset_path, self.samples)
         return self

@@ -1,4 +1,4 @@
-"""Token files as one corpus: where the tokens of its documents lie."""
+"""Token files as one corpus: where the tokens of its documents are."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class TokenRuns(NamedTuple):
 
 
 class TokenCorpus:
-    """The documents of several token files, numbered from 0 through all of them.
+    """The documents of several token files, numbered from 0 across all of them.
 
     Args:
         address: See `token_files`.

@@ -19,7 +19,7 @@ class TokenRows:
     """Samples whose tokens are gathered when their turn comes, straight into a batch.
 
     Args:
-        corpus: Where they lie.
+        corpus: The documents that they are taken from.
         runs: The same, run by run.
         is_windows: Whether they are windows, or else documents.
         about: What is known of each sample: `__key__`, `__shard__`, `__restore_key__`,

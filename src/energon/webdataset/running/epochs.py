@@ -54,7 +54,7 @@ class EpochCounter:
         return epoch
 
     def set(self, epochs: int) -> None:
-        """Let the next epoch have the number `epochs`."""
+        """Set how many epochs were begun."""
         self._word.value = epochs
 
     def _mark(self) -> int:

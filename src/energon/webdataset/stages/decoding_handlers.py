@@ -1,4 +1,4 @@
-"""Handlers that decode fields by their extension: text, images, audio and video.
+"""Handlers that decode fields by their extension: images, audio, video, and a program's own.
 
 A decoding handler is a function of a key (a dot and the name of the field) and the data. It
 returns None for fields it does not know, `Continue` to pass on other data under another key, and

@@ -59,7 +59,7 @@ Transform = Callable[[StreamSample], StreamSample]
 
 
 class ShardListDataset:
-    """The samples of some shards, numbered from 0 through all of them in order.
+    """The samples of some shards, numbered from 0 across all of them in order.
 
     A sample is read by its index entry with one request, from local disk or an object store;
     shards without an index (`energon tar index`) are scanned once when they are opened.
@@ -257,7 +257,7 @@ class ShardListSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be number `epoch`."""
+        """Set the number of the next loop to `epoch`."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -322,7 +322,7 @@ class ChunkedSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be number `epoch`."""
+        """Set the number of the next loop to `epoch`."""
         self.epoch = epoch
 
     def __len__(self) -> int:
