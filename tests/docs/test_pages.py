@@ -162,6 +162,10 @@ def test_the_floor_plan_has_all_rooms_from_top_to_bottom():
     assert sorted(folders) == sorted(name for _, name in rooms_of)
     for (upper, above), (lower, below) in pairwise(rooms_of):
         assert (upper, height[above]) >= (lower, height[below]), (above, below)
+    for path in (ROOT / "src/energon").glob("*/*/__init__.py"):
+        room, name = path.parts[-3:-1]
+        row = next(row for row in rows if f"`{room}/" in row[1])
+        assert f"{name}/`" in " ".join(row), path
 
 
 def test_every_image_is_shown_and_every_shown_image_is_there():
