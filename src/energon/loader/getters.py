@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import TypeVar
 
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
@@ -12,10 +13,12 @@ from energon.loader.pipeline import Pipeline
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 
+T = TypeVar("T")
+
 
 @check_arguments
 def get_savable_loader(
-    dataset: Pipeline,
+    dataset: Pipeline[T],
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
@@ -30,7 +33,7 @@ def get_savable_loader(
     verdict_seconds: float | None = 60,
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
-) -> SavableDataLoader:
+) -> SavableDataLoader[T]:
     """Return a loader over `dataset` whose position can be saved after any batch.
 
     Args:
@@ -83,7 +86,7 @@ def get_savable_loader(
 
 @check_arguments
 def get_loader(
-    dataset: Pipeline,
+    dataset: Pipeline[T],
     *,
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
@@ -98,7 +101,7 @@ def get_loader(
     verdict_seconds: float | None = 60,
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
-) -> BasicDataLoader:
+) -> BasicDataLoader[T]:
     """Return a loader over `dataset` without saved state; see `get_savable_loader` for arguments.
 
     Example:

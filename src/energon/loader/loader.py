@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, SupportsIndex
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
@@ -22,6 +22,7 @@ from energon.loader.state import LanePosition
 from energon.loader.workers import make_workers
 from energon.messages import counted, warn_once
 from energon.samples.notebook import safe_html, shown_in_notebooks, table_html
+from energon.stages.base import T_co
 from energon.stages.iterate import loop_length
 from energon.worker import WorkerConfig
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _SAVING = ("state_dict", "load_state_dict", "save_state_rank", "save_state_global")
 
 
-class BasicDataLoader:
+class BasicDataLoader(Generic[T_co]):
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
     Every `for` loop continues where the previous one stopped, whether it stopped at `break` or at
@@ -56,7 +57,7 @@ class BasicDataLoader:
 
     def __init__(
         self,
-        dataset: Pipeline,
+        dataset: Pipeline[T_co],
         *,
         worker_config: WorkerConfig | None = None,
         options: LoaderOptions | None = None,
@@ -103,7 +104,7 @@ class BasicDataLoader:
                 obj=self,
             )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         again = self.dataset.restart and self._stream is not None and self._stream.delivered
         if again or (self._is_over() and not self._others_go_on):
             self._restart()
@@ -269,7 +270,7 @@ class BasicDataLoader:
         close_all(self._workers, self._trace)
         self._trace = None
 
-    def __enter__(self) -> BasicDataLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from energon.stages.base import DatasetIterator, State
+from energon.stages.base import DatasetIterator, State, T_co
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
 
 
-class Pipeline(Protocol):
+class Pipeline(Protocol[T_co]):
     """A run from rows of the plan to batches: immutable, and picklable by cloudpickle."""
 
     @property
@@ -29,7 +29,7 @@ class Pipeline(Protocol):
     def restart(self) -> bool:
         """Whether each `iter()` starts at the first batch (validation) or continues (training)."""
 
-    def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[Any]:
+    def open_lane(self, lane: Lane, state: State | None) -> DatasetIterator[T_co]:
         """Return the batches of `lane` from where `state` was saved; None is the beginning."""
 
     def num_batches(self, lane: int, lanes: int) -> int | None:

@@ -25,13 +25,13 @@ from energon.loader.state import (
 from energon.loader.state_differences import check_fingerprint, may_differ
 from energon.messages import counted, warn_once
 from energon.plan.recipe import PlanRecipe
-from energon.stages.base import State
+from energon.stages.base import State, T_co
 
 if TYPE_CHECKING:
     from energon.loader.relane import Relaned
 
 
-class SavableDataLoader(BasicDataLoader):
+class SavableDataLoader(BasicDataLoader[T_co]):
     """A `BasicDataLoader` whose position can be saved.
 
     A saved state counts exactly what the trainer has received; saving does not wait for workers.
@@ -174,7 +174,7 @@ class SavableDataLoader(BasicDataLoader):
 
     def load_state_dict(
         self,
-        state: State | Sequence[State],
+        state_dict: State | Sequence[State],
         *,
         strict: bool | Collection[str] = True,
         relane: bool = False,
@@ -184,7 +184,7 @@ class SavableDataLoader(BasicDataLoader):
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
         these from all ranks. Arguments are those of `restore_state_global`.
         """
-        self._restore(_merged(state, strict), strict, relane)
+        self._restore(_merged(state_dict, strict), strict, relane)
 
     def _restore(self, state: State, strict: bool | Collection[str], relane: bool = False) -> None:
         """Go to the merged `state`."""

@@ -26,13 +26,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import UnionType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.errors import ConfigError, StateError
 from energon.samples.crude import RestoreKey
 from energon.stages.lane import Lane
 
-T_co = TypeVar("T_co", covariant=True)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""

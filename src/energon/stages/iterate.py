@@ -6,19 +6,19 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 from energon.errors import ConfigError
 from energon.messages import counted
 from energon.samples.notebook import shown_in_notebooks
-from energon.stages.base import DatasetIterator
+from energon.stages.base import DatasetIterator, T_co
 from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig
 
 Lanes = deque[tuple[Lane, DatasetIterator[Any]]]
 
 
-class IterableLanes:
+class IterableLanes(Generic[T_co]):
     """Makes a pipeline iterable: an `IterableDataset` to torch.
 
     Each iteration starts at the beginning, yields what a loader of this rank delivers, in the
@@ -48,7 +48,7 @@ class IterableLanes:
         """Return the same: to a loader, an item is a batch."""
         return self.num_items(lane, lanes)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         if self.yields_batches:
             _refuse_batches_of_batches()
         lanes = self.default_lanes
@@ -77,7 +77,7 @@ class IterableLanes:
                 opened.append((lane, batches))
                 break
 
-    def open_lane(self, lane: Lane, state: Any = None) -> DatasetIterator[Any]:
+    def open_lane(self, lane: Lane, state: Any = None) -> DatasetIterator[T_co]:
         """Start or resume one lane."""
         raise NotImplementedError
 

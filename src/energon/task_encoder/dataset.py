@@ -18,7 +18,7 @@ from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
 from energon.samples.notebook import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader, LocatedSource
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import describe_sources
 from energon.stages.iterate import IterableLanes, loop_length, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
@@ -30,7 +30,7 @@ log = logging.getLogger("energon")
 
 
 @dataclass(frozen=True, repr=False)
-class SavableDataset(IterableLanes, Dataset[Any]):
+class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     """A pipeline from the samples of some leaves to batches. Pass it to a loader.
 
     Immutable and without a position: any number of loaders may share one, and wrappers may be put
@@ -136,7 +136,7 @@ class SavableDataset(IterableLanes, Dataset[Any]):
         of_a_rank = (self.batch_size or 1) * config.world_size
         return samples // of_a_rank if self.batch_drop_last else -(-samples // of_a_rank)
 
-    def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
+    def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[T_co]:
         """Start or resume one lane."""
         lane.seed, lane.stripe = self.plan.seed, self.plan.lane_stripe
         lane.worker_config = self.worker_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
     from energon.packing.packer import Selection
     from energon.task_encoder.recipe import Recipe
 
-T_sample = TypeVar("T_sample")
-T_encoded_sample = TypeVar("T_encoded_sample")
-T_raw_batch = TypeVar("T_raw_batch")
-T_batch = TypeVar("T_batch")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # An encoder that does not name its types has hooks of Any.
+    T_sample = TypeVarWithDefault("T_sample", default=Any)
+    T_encoded_sample = TypeVarWithDefault("T_encoded_sample", default=Any)
+    T_raw_batch = TypeVarWithDefault("T_raw_batch", default=Any)
+    T_batch = TypeVarWithDefault("T_batch", default=Any)
+else:
+    T_sample, T_encoded_sample = TypeVar("T_sample"), TypeVar("T_encoded_sample")
+    T_raw_batch, T_batch = TypeVar("T_raw_batch"), TypeVar("T_batch")
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,11 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Return the sample that `cooker` makes from a crude one."""
         return cooker.cook(sample, **aux)
 
-    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Return a sample as the batch needs it. May be a generator."""
         return sample  # type: ignore[return-value]
 
-    def preencode_sample(self, sample: T_sample) -> T_sample:
+    def preencode_sample(self, sample: T_sample) -> T_sample | Iterator[T_sample]:
         """Return a sample as packing needs it; instead of `encode_sample`. May be a generator."""
         return sample
 
@@ -239,7 +246,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         self._raw_batch_type = raw_batch_type
         self._batch_type = batch_type
 
-    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Convert `sample` to `encoded_sample_type`."""
         return convert(sample, self._encoded_sample_type)  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from energon.arguments import check_arguments
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
-from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
@@ -33,14 +33,14 @@ def get_train_dataset(
     shuffle_over_epochs_multiplier: int | None = 1,
     parallel_shard_iters: int | None = None,
     blend_unit: Literal["sample", "batch"] | None = None,
-    task_encoder: AnyTaskEncoder | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     repeat: bool = True,
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-) -> SavableDataset:
+) -> SavableDataset[T_batch]:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
     Args:
@@ -125,13 +125,13 @@ def get_val_dataset(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
-    task_encoder: AnyTaskEncoder | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-) -> SavableDataset:
+) -> SavableDataset[T_batch]:
     """Return the validation pipeline: each sample once, in the order of the datasets.
 
     Weights and repetitions are ignored. Every pass starts from the beginning.
@@ -199,13 +199,13 @@ def get_val_datasets(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
-    task_encoder: AnyTaskEncoder | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
     subflavors: Mapping[str, Any] | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     allow: Collection[str] = (),
-) -> list[tuple[SavableDataset, OpenedLeaf]]:
+) -> list[tuple[SavableDataset[T_batch], OpenedLeaf]]:
     """Return a validation pipeline for each dataset, to measure losses separately.
 
     Each comes with its leaf, whose `name`, `paths` and `subflavors` say which dataset it is.

@@ -241,14 +241,14 @@ class DataPipeline(TorchLookalike):
             return Loop.state_before(snapshot, self._loop.epoch + 1)
         return self._loop.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
-        """Let the next loop continue where `state` was saved.
+    def load_state_dict(self, state_dict: State) -> None:
+        """Let the next loop continue where a state was saved.
 
         Raises:
             StateError: If it was saved by another pipeline, or elsewhere in the job.
         """
-        Loop.check(self.snapshot(), state)
-        self._pending = state
+        Loop.check(self.snapshot(), state_dict)
+        self._pending = state_dict
 
     def describe(self) -> list[Any]:
         """Return what a saved state has to agree with, as JSON."""

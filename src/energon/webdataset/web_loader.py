@@ -116,17 +116,18 @@ class WebLoader(DataPipeline, FluidInterface):
         source = LoaderSource(LaneLoader(lanes, options=options), converts)
         super().__init__(source, seed=dataset.seed)
 
-    def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Let the next loop continue where `state` was saved.
+    def load_state_dict(self, state_dict: State | Sequence[State]) -> None:
+        """Let the next loop continue where a state was saved.
 
         Args:
-            state: The result of `state_dict` on this rank or, for another number of ranks, a list
-                of the results of every rank. The state of a single rank is sufficient on its own.
+            state_dict: The result of `state_dict` on this rank or, for another number of ranks, a
+                list of the results of every rank. The state of a single rank is sufficient on its
+                own.
 
         Raises:
             StateError: If it was saved by another pipeline, or does not cover all workers.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
+        states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
         for each in states:
             Loop.check(self.snapshot(), each)
         place = current_place()

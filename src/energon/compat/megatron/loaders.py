@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import GenericAlias
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon.cache.pool import CachePool
 from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
@@ -15,8 +15,12 @@ from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
 from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
 from energon.loader.pipeline import Pipeline, RestoresSamples
+from energon.stages.base import T_co
 from energon.stages.log_samples import keys_of
 from energon.worker import WorkerConfig
+
+T = TypeVar("T")
+_ids = count()
 
 if TYPE_CHECKING:
     _DataLoader = object
@@ -30,7 +34,6 @@ else:
 class _LikeTorch(_DataLoader):
     """The attributes of torch's loaders that programs read, derived from how lanes are hosted."""
 
-    __class_getitem__: Any = classmethod(GenericAlias)
     worker_config: WorkerConfig
     options: LoaderOptions
     batch_size = None
@@ -38,7 +41,6 @@ class _LikeTorch(_DataLoader):
     drop_last = False
     timeout = 0
     persistent_workers = True
-    _next_id = 0
     # The constructor of torch's class is never called, so none of its machinery runs.
     _DataLoader__initialized = False
 
@@ -67,11 +69,10 @@ class _LikeTorch(_DataLoader):
     @classmethod
     def next_id(cls) -> int:
         """Return a new number for a loader of this process, or for a loop over one."""
-        number, cls._next_id = cls._next_id, cls._next_id + 1
-        return number
+        return next(_ids)
 
 
-class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
+class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
     """The batches of a rank, see `energon.BasicDataLoader`.
 
     Args:
@@ -85,7 +86,7 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
 
     def __init__(
         self,
-        dataset: Pipeline,
+        dataset: Pipeline[T_co],
         *,
         worker_config: WorkerConfig | None = None,
         gc_collect_every_n_steps: int = 10,
@@ -162,7 +163,7 @@ class BasicDataLoader(core_loader.BasicDataLoader, _LikeTorch):
         return isinstance(self.dataset, RestoresSamples)
 
 
-class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
+class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_co]):
     """A `BasicDataLoader` with a state, see `energon.SavableDataLoader`.
 
     Args:
@@ -175,7 +176,7 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
 
     def __init__(
         self,
-        dataset: Pipeline,
+        dataset: Pipeline[T_co],
         *,
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
@@ -226,12 +227,12 @@ class SavableDataLoader(BasicDataLoader, core_savable.SavableDataLoader):
         return True
 
 
-def get_loader(dataset: Pipeline, **settings: Any) -> BasicDataLoader:
+def get_loader(dataset: Pipeline[T], **settings: Any) -> BasicDataLoader[T]:
     """Return a loader over `dataset` without a state; arguments are those of `BasicDataLoader`."""
     return BasicDataLoader(dataset, **settings)
 
 
-def get_savable_loader(dataset: Pipeline, **settings: Any) -> SavableDataLoader:
+def get_savable_loader(dataset: Pipeline[T], **settings: Any) -> SavableDataLoader[T]:
     """Return a loader over `dataset` whose position can be saved, see `SavableDataLoader`."""
     return SavableDataLoader(dataset, **settings)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, Tolerance
 from energon.stages.hooks.hook import Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
@@ -23,7 +23,7 @@ from energon.worker import WorkerConfig
 Described = dict[str, Any]
 
 
-class WrapperDataset(IterableLanes, Dataset[Any]):
+class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
     """A stage that users put around datasets to build their own pipelines.
 
     Pass the outermost one to a loader, or return it from `build_train_datasets`. It can be

@@ -10,14 +10,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import GenericAlias
 from typing import Any, ClassVar
 
 from energon.compat.megatron.savable import FlexState
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    T_co,
+    unpack,
+)
 from energon.stages.hooks.apply import replay
 from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core
@@ -37,14 +44,13 @@ class _AnyPipeline(type):
         return False
 
 
-class SavableDataset(WrapperDataset, metaclass=_AnyPipeline):
+class SavableDataset(WrapperDataset[T_co], metaclass=_AnyPipeline):
     """Base of a program's own dataset: derive from it, and yield items in `__iter__`.
 
     Args:
         worker_config: Rank and workers.
     """
 
-    __class_getitem__: Any = classmethod(GenericAlias)
     _stands_for = "pipelines"
     _savable_fields: ClassVar[tuple[str, ...]] = ()
 
