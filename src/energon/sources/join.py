@@ -21,7 +21,7 @@ from energon.formats.tables.join_index import (
 from energon.io.epath import AnyPath
 from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.kinds import Extents, Location, Source, content_fingerprint
+from energon.sources.kinds import Extents, Location, Source, content_fingerprint, restore_keys_of
 from energon.sources.webdataset import WebdatasetSource
 
 HASHED_KEYS = 1 << 16
@@ -133,7 +133,7 @@ class JoinedSource:
     ) -> list[CrudeSample]:
         """Return joined samples, in the order of `ordinals`; see `Source.read`."""
         rows = self._rows(ordinals)
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        keys = restore_keys_of(ordinals, restore_keys)
         columns = [
             self._read_member(number, rows, keys, subflavors) for number in range(len(self.members))
         ]

@@ -147,6 +147,13 @@ class Source(Protocol):
         """
 
 
+def restore_keys_of(
+    ordinals: Ints, given: Sequence[tuple[int, ...]] | None
+) -> Sequence[tuple[int, ...]]:
+    """Return the restore keys of samples: those given, or else their numbers."""
+    return list(zip(ordinals.tolist())) if given is None else given
+
+
 class SingleSource:
     """The answers common to all sources of a single dataset.
 

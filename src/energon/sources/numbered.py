@@ -15,7 +15,7 @@ from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.kinds import SplitSource
+from energon.sources.kinds import SplitSource, restore_keys_of
 from energon.sources.webdataset import included, places_of
 from energon.stages.reading.blocks import LazyLeafRows
 
@@ -116,6 +116,6 @@ class LazySource(NumberedSource):
         subflavors: Mapping[str, Any] | None = None,
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        keys = restore_keys_of(ordinals, restore_keys)
         lazy = self.read_lazily(ordinals, restore_keys=keys, subflavors=subflavors)
         return list(lazy.between(0, len(ordinals)))

@@ -31,6 +31,7 @@ from energon.sources.kinds import (
     Location,
     SplitSource,
     content_fingerprint,
+    restore_keys_of,
     selected_extents,
 )
 from energon.sources.reader import LazyKeys
@@ -179,7 +180,7 @@ class WebdatasetSource(SplitSource):
             TruncatedError: If a shard ends too early.
             ShardChangedError: If a shard is not the one that was indexed.
         """
-        keys = list(zip(ordinals.tolist()) if restore_keys is None else restore_keys)
+        keys = restore_keys_of(ordinals, restore_keys)
         order, shards, found = self._read_shards(ordinals)
         return self._rows(order, shards, found, keys, subflavors)
 

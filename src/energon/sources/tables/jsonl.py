@@ -34,6 +34,7 @@ from energon.sources.kinds import (
     Location,
     content_fingerprint,
     description,
+    restore_keys_of,
     split_description,
 )
 from energon.sources.numbered import NumberedSource
@@ -120,7 +121,7 @@ class JsonlSource(NumberedSource):
         numbers = self.numbers(ordinals)
         order = np.argsort(numbers, kind="stable")
         lines = self.lines.read(numbers[order])
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        keys = restore_keys_of(ordinals, restore_keys)
         shard = address_name(self.path)
         samples: list[Any] = [None] * len(lines)
         for place, line in zip(order.tolist(), lines, strict=True):

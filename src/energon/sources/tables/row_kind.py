@@ -25,7 +25,14 @@ from energon.metadataset.dataset_config import DatasetConfig, load_dataset_confi
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import PART_FILES, CrudeSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.kinds import DatasetKind, Extents, Location, Source, content_fingerprint
+from energon.sources.kinds import (
+    DatasetKind,
+    Extents,
+    Location,
+    Source,
+    content_fingerprint,
+    restore_keys_of,
+)
 from energon.sources.numbered import NumberedSource
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
@@ -240,7 +247,7 @@ class ItemSource(NumberedSource):
     ) -> list[CrudeSample]:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
         numbers = self.numbers(ordinals)
-        keys = [(n,) for n in ordinals.tolist()] if restore_keys is None else restore_keys
+        keys = restore_keys_of(ordinals, restore_keys)
         samples = []
         found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
         for number, restore_key, (parts, files) in found:
