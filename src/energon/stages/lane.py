@@ -16,29 +16,15 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import derive_seed
-from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
+from energon.stages.hooks.failures import Tally
 from energon.stages.hooks.random_state import DrawWatch
+from energon.stages.reading.blocks import LaneReading
 from energon.worker import WorkerConfig
 
 RowAddress = tuple[int | str, ...]
 """Together with the seed of the run and the hook, this seeds the random numbers of a call."""
-
-
-@dataclass(eq=False)
-class LaneReading:
-    """How far a lane has been read, shared by all stages even if they replace other parts of it.
-
-    Args:
-        plan: The order of the lane; None for that of the reading stage.
-        row: The row after the last one that was passed on.
-        known: Its value when the lane was opened.
-    """
-
-    plan: Plan | None = None
-    row: int = 0
-    known: int = 0
 
 
 Find = Callable[[int, int, int], tuple[int, int] | None]
@@ -48,30 +34,6 @@ class RowCallback(Protocol):
     """Is called with the row that user code is about to process."""
 
     def __call__(self, row: int, several: bool) -> object: ...
-
-
-@dataclass(eq=False)
-class Tally:
-    """Counts of successes and failures of a hook in a lane.
-
-    Args:
-        succeeded: Number of successful calls.
-        failed: Number of failed calls.
-        failed_in_a_row: Number of failures up to the last one, with no success in between.
-        succeeded_before: Value of `succeeded` at the last failure.
-    """
-
-    succeeded: int = 0
-    failed: int = 0
-    failed_in_a_row: int = 0
-    succeeded_before: int = 0
-
-    def count_failure(self) -> None:
-        """Record that the hook has failed."""
-        self.failed += 1
-        if self.succeeded != self.succeeded_before:
-            self.succeeded_before, self.failed_in_a_row = self.succeeded, 0
-        self.failed_in_a_row += 1
 
 
 @dataclass(eq=False)
@@ -120,18 +82,6 @@ class HookLoop:
         name: The hook that runs; "" outside of the loop.
         recorded: What `update` recorded last.
     """
-
-    __slots__ = (
-        "_around",
-        "_caller",
-        "finished",
-        "keys",
-        "lane",
-        "name",
-        "recorded",
-        "rest",
-        "start",
-    )
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -412,24 +362,14 @@ def active_lane() -> Lane:
     return active.lane
 
 
-def active_sample_number() -> int:
-    """Return the number of the (first) sample that was passed to the running hook.
+def active_call() -> tuple[Lane, RowAddress]:
+    """Return that lane, and the address of the (first) sample that was passed to the running hook.
 
     Raises:
-        ConfigError: If no hook is running, or the number is unknown.
+        ConfigError: If no hook is running.
     """
     lane = active_lane()
-    return lane.sample_number(flat(lane.current.call[1]))
-
-
-def active_batch_number() -> int:
-    """Return the number of the batch that the running hook works on.
-
-    Raises:
-        ConfigError: If no hook is running, or the number is unknown.
-    """
-    lane = active_lane()
-    return lane.batch_number(flat(lane.current.call[1]))
+    return lane, flat(lane.current.call[1])
 
 
 def active_generator() -> np.random.Generator:

@@ -10,7 +10,7 @@ from energon.cache.pool import CachePool, active_pool
 from energon.decode.sample_decoder import SampleDecoder
 from energon.samples.collate import collate_samples, field_names
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
-from energon.stages.lane import active_batch_number, active_generator, active_sample_number
+from energon.stages.lane import active_call, active_generator
 from energon.task_encoder.cooker import Cooker, is_generator_function
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             ConfigError: If no hook is running, or a single sample is restored from a pipeline
                 whose batches take varying numbers of samples.
         """
-        return active_batch_number()
+        lane, address = active_call()
+        return lane.batch_number(address)
 
     @property
     def current_sample_index(self) -> int:
@@ -164,7 +165,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         Raises:
             ConfigError: If no hook is running, or samples are drawn with replacement.
         """
-        return active_sample_number()
+        lane, address = active_call()
+        return lane.sample_number(address)
 
     @property
     def current_rng(self) -> np.random.Generator:

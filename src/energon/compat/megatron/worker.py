@@ -11,7 +11,7 @@ from typing import Any
 
 from energon import worker
 from energon.stages.hooks.failures import log_exception, reraise_exception
-from energon.stages.lane import active, active_batch_number, active_sample_number
+from energon.stages.lane import active, active_call
 from energon.stages.log_samples import append_line
 
 logger = logging.getLogger("energon")
@@ -160,12 +160,18 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
     @property
     def active_worker_sample_index(self) -> int:
         """The number of the sample that the running hook received."""
-        return _activated.indices[-1] if _activated.indices else active_sample_number()
+        if _activated.indices:
+            return _activated.indices[-1]
+        lane, address = active_call()
+        return lane.sample_number(address)
 
     @property
     def active_worker_batch_index(self) -> int:
         """The number of the batch that the running hook contributes to."""
-        return _activated.indices[0] if _activated.indices else active_batch_number()
+        if _activated.indices:
+            return _activated.indices[0]
+        lane, address = active_call()
+        return lane.batch_number(address)
 
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None

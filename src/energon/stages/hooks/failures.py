@@ -26,6 +26,30 @@ RATED_CALLS = 1000
 """The failure rate is not judged before this many calls."""
 
 
+@dataclass(eq=False)
+class Tally:
+    """Counts of successes and failures of a hook in a lane.
+
+    Args:
+        succeeded: Number of successful calls.
+        failed: Number of failed calls.
+        failed_in_a_row: Number of failures up to the last one, with no success in between.
+        succeeded_before: Value of `succeeded` at the last failure.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    failed_in_a_row: int = 0
+    succeeded_before: int = 0
+
+    def count_failure(self) -> None:
+        """Record that the hook has failed."""
+        self.failed += 1
+        if self.succeeded != self.succeeded_before:
+            self.succeeded_before, self.failed_in_a_row = self.succeeded, 0
+        self.failed_in_a_row += 1
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How many failures of a hook a run tolerates.

@@ -26,6 +26,7 @@ from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
+    Tally,
     Tolerance,
     cause_in_words,
     describe_exit,
@@ -38,7 +39,7 @@ from energon.stages.hooks.failures import (
     reason_name,
 )
 from energon.stages.hooks.random_state import seeded
-from energon.stages.lane import Lane, RowAddress, Tally, active
+from energon.stages.lane import Lane, RowAddress, active
 
 logger = logging.getLogger("energon")
 

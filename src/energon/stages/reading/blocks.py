@@ -1,4 +1,4 @@
-"""What a lane asks of the readers of its samples, and what they return: blocks of rows."""
+"""How far a lane is read, what it asks of its readers, and what they return: blocks of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from energon.plan.rows import Rows
+from energon.plan.rows import Plan, Rows
 from energon.samples.crude import record_sources
 
 MAX_PLANNED_ROWS = 4096
@@ -108,6 +108,21 @@ class NextRows(NamedTuple):
     """Number of rows."""
     planned: Rows = NO_ROWS
     """Those that are already planned: the first of them, and perhaps more."""
+
+
+@dataclass(eq=False)
+class LaneReading:
+    """How far a lane has been read, shared by all stages even if they replace other parts of it.
+
+    Args:
+        plan: The order of the lane; None for that of the reading stage.
+        row: The row after the last one that was passed on.
+        known: Its value when the lane was opened.
+    """
+
+    plan: Plan | None = None
+    row: int = 0
+    known: int = 0
 
 
 class ReadAhead(Protocol):

@@ -18,7 +18,8 @@ from energon.stages.base import (
     unpack,
 )
 from energon.stages.hooks.hook import SKIPPED
-from energon.stages.lane import Lane, LaneReading
+from energon.stages.lane import Lane
+from energon.stages.reading.blocks import LaneReading
 
 
 @dataclass(frozen=True)

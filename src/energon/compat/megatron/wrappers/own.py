@@ -26,7 +26,8 @@ from energon.stages.base import (
     unpack,
 )
 from energon.stages.hooks.apply import replay
-from energon.stages.lane import Lane, LaneReading
+from energon.stages.lane import Lane
+from energon.stages.reading.blocks import LaneReading
 from energon.task_encoder import dataset as core
 from energon.worker import WorkerConfig
 
