@@ -14,8 +14,8 @@ the names of parts where all samples have the same. All numbers are little-endia
 | … | columns, each beginning at a multiple of 8 |
 
 The JSON has `samples` N, `parts` P, `shard_size`, `shard_mtime_ns`, the `names` of parts in
-hexadecimal UTF-8, and `columns`, a list of [name, type, length] in the order in which they lie,
-all of unsigned integers:
+hexadecimal UTF-8, and `columns`, a list of [name, type, length] in their order in the file, all of
+unsigned integers:
 
 | column | length | content | left out if there is |
 |---|---|---|---|
@@ -29,10 +29,10 @@ all of unsigned integers:
 | `part_crc32` | P | CRC-32 of each content | nothing read of contents |
 | `key_bytes` | | the keys, UTF-8 | |
 
-`header` are two numbers: how many blocks before the content of its first part every sample
-begins, and the block in which the last one ends. `schema` are the indices of the names that
+`header` has two numbers: how many blocks before the content of its first part every sample
+begins, and the block in which the last one ends. `schema` has the indices of the names that
 every sample has, in their order; `key_length` is the length of every key; `unique` says whether
-no key is there twice.
+each key occurs once.
 
 Whatever else is read from or written to these bytes is another version. Tables of other versions
 are not read: they say nothing that the shard does not, which is indexed again.

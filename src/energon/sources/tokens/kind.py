@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -117,7 +117,14 @@ class TokenSource(LazySource):
         subsets: Sequence[Any] = (),
         exclude: Sequence[str] = (),
     ) -> None:
-        self._arguments = (os.fspath(address), split_part, options, tuple(subsets), tuple(exclude))
+        self._reopen = partial(
+            TokenSource,
+            os.fspath(address),
+            split_part=split_part,
+            options=options,
+            subsets=tuple(subsets),
+            exclude=tuple(exclude),
+        )
         path = any_path(address)
         self.options = options or TokenOptions(origin=str(path))
         self.corpus = TokenCorpus(os.fspath(address))
@@ -137,7 +144,7 @@ class TokenSource(LazySource):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._arguments
+        return self._reopen, ()
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -282,18 +289,6 @@ class TokenSource(LazySource):
             held = counted(tokens, "token")
             return f"{documents} with {held}, fewer than one window of {length}"
         return f"{documents} and {counted(len(self.windows), 'window')}{self._left_none()}"
-
-
-def _reopen(
-    address: str,
-    split_part: str,
-    options: TokenOptions | None,
-    subsets: Sequence[Any],
-    exclude: Sequence[str],
-) -> TokenSource:
-    return TokenSource(
-        address, split_part=split_part, options=options, subsets=subsets, exclude=exclude
-    )
 
 
 class TokenKind(DatasetKind):
