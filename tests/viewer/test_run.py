@@ -265,7 +265,7 @@ def test_a_state_of_a_run_that_packs_shows_the_batches_behind_it(tmp_path):
         state = merge_states(json.loads(json.dumps(batches.state_dict())))
         after = [next(given) for _ in range(3)]
     saved = open_saved_run(ReadFrom.of(state), state, may_pack=True)
-    client = browse(root, saved=show_saved_run(0, saved, state), encoder=Packs)
+    client = browse(root, saved=show_saved_run(0, saved), encoder=Packs)
     for step, batch in enumerate(after, 3):
         text = client.get(f"/run/batch?step={step}&rank=0").text
         assert re.findall(r'<span class="string">([a\d ]+)<', text) == batch["keys"]

@@ -139,16 +139,16 @@ _OF_ANY_RUN = frozenset(
 
 def _saved_run(context: click.Context, path: str | None, options: PlanOptions) -> PlannedRun:
     """Return the run of a state, and print what its plan does not know."""
-    from energon.inspect.saved_run import ReadFrom, open_saved_run
-    from energon.loader.state_files import read_states
+    from energon.inspect.saved_run import read_saved_run
 
     refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
-    state = read_states(options.states)
-    read_from = ReadFrom.of(
-        state, path=path, split_part=options.split_part, exclude_from=options.exclude_from
+    saved = read_saved_run(
+        options.states,
+        path=path,
+        split_part=options.split_part,
+        exclude_from=options.exclude_from,
+        world_size=options.world_size if is_given(context, "world_size") else None,
     )
-    world_size = options.world_size if is_given(context, "world_size") else None
-    saved = open_saved_run(read_from, state, world_size=world_size)
     echo(f"The state was saved before step {saved.step}.", err=True)
     if saved.shifted:
         echo(

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import isfinite
@@ -28,9 +28,8 @@ from energon.samples.notebook import as_pixels, contact_sheet, recording_in_word
 from energon.samples.terminal_images import Drawing, draws_images, half_blocks, image_protocol
 
 if TYPE_CHECKING:
-    from energon.inspect.saved_run import ReadFrom
+    from energon.inspect.saved_run import SavedRun
     from energon.io.epath import AnyPath
-    from energon.stages.base import State
     from energon.task_encoder.dataset import SavableDataset
 
 
@@ -113,45 +112,60 @@ def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -
         raise click.UsageError("pass one of --key, --where and --step")
     if bool(options.states) != (options.step is not None):
         raise click.UsageError("--state and --step require each other")
-    state: State | None = None
-    split_part, dataset_config = options.split_part, options.dataset_config
-    if options.states:
-        from energon.inspect.saved_run import ReadFrom
-        from energon.loader.state_files import read_states
-
-        state = read_states(options.states)
-        read_from = ReadFrom.of(state, path=path, split_part=split_part)
-        path, split_part = os.fspath(read_from.path), read_from.split_part
-        dataset_config = dataset_config or read_from.dataset_config
+    saved = _saved_run(path, options) if options.states else None
+    if saved is not None:
+        read_from = saved.read_from
+        path = os.fspath(read_from.path)
+        config = options.dataset_config or read_from.dataset_config
+        options = replace(options, split_part=read_from.split_part, dataset_config=config)
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     if options.split_parts is not None:
         for name in options.split_parts.split(","):
-            if not _go_through(_open(path, name, dataset_config, allow)):
+            if not _go_through(_open(path, name, options.dataset_config, allow)):
                 return
         return
-    split_part = split_part or "train"
-    dataset = _open(path, split_part, dataset_config, allow)
-    if options.keys or options.where is not None or options.step is not None:
-        shown = _Chosen(path, split_part, allow)
-        if options.keys:
-            places = shown.with_keys(options.keys)
-        elif options.where is not None:
-            places = list(islice(shown.where(options.where, options.start), options.count))
-        else:
-            places = shown.of_step(state or {}, read_from, options.step or 0, options.world_size)
-        if not places and not options.as_json:
-            echo(f"no sample of split {split_part!r} of {redact(path)} matches")
-            return
-        samples = _restored(dataset, [(leaf, 0, ordinal) for leaf, ordinal in places])
+    samples = _samples(path, options, saved, allow)
+    if samples is not None:
+        _print(samples, redact(path), options)
+
+
+def _saved_run(path: str | None, options: PreviewOptions) -> SavedRun:
+    from energon.inspect.saved_run import read_saved_run
+
+    return read_saved_run(
+        options.states, path=path, split_part=options.split_part, world_size=options.world_size
+    )
+
+
+def _samples(
+    path: str, options: PreviewOptions, saved: SavedRun | None, allow: tuple[str, ...]
+) -> list[Any] | None:
+    """Return the samples that the options choose; None after saying that there are none."""
+    split_part = options.split_part or "train"
+    dataset = _open(path, split_part, options.dataset_config, allow)
+    name = f"split {split_part!r} of {redact(path)}"
+    if not (options.keys or options.where is not None or saved is not None):
+        return _first_samples(dataset, options.start, options.count, name)
+    chosen = _Chosen(path, split_part, allow)
+    if saved is not None:
+        places = chosen.of_step(saved, options.step or 0)
+    elif options.where is not None:
+        places = list(islice(chosen.where(options.where, options.start), options.count))
     else:
-        samples = _first_samples(
-            dataset, options.start, options.count, f"split {split_part!r} of {redact(path)}"
-        )
+        places = chosen.with_keys(options.keys)
+    if not places and not options.as_json:
+        echo(f"no sample of {name} matches")
+        return None
+    return _restored(dataset, [(leaf, 0, ordinal) for leaf, ordinal in places])
+
+
+def _print(samples: Sequence[Any], title: str, options: PreviewOptions) -> None:
+    """Show samples in the ways that the options choose."""
     if options.html is not None:
-        _write_html(options.html, redact(path), samples)
+        _write_html(options.html, title, samples)
     if options.save is not None:
-        _save(options.save, redact(path), samples)
+        _save(options.save, title, samples)
     if options.as_json:
         echo_json([_plain_sample(sample) for sample in samples])
     elif options.html is None and options.save is None:
@@ -267,14 +281,10 @@ class _Chosen:
                 if matches({part.name: part.file for part in parts}):
                     yield number, ordinal
 
-    def of_step(
-        self, state: State, read_from: ReadFrom, step: int, world_size: int | None
-    ) -> list[tuple[int, int]]:
+    def of_step(self, saved: SavedRun, step: int) -> list[tuple[int, int]]:
         """Return the samples of a step of a saved run."""
-        from energon.inspect.saved_run import open_saved_run
         from energon.viewer.run import show_saved_run
 
-        saved = open_saved_run(read_from, state, world_size=world_size)
         ((_, seen),) = show_saved_run(self.split, saved).samples(step, 1)
         return [(leaf, each.ordinal) for each, leaf in seen]
 

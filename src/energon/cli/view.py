@@ -21,9 +21,9 @@ from energon.cli.options import ADDRESS, allow_option, logging_to_terminal, opti
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon.inspect.saved_run import ReadFrom
+    from energon.inspect.saved_run import SavedRun
     from energon.io.epath import AnyPath
-    from energon.stages.base import State
+    from energon.viewer.guard import Guard
     from energon.viewer.run import ShownRun
     from energon.viewer.shown import Shown
 
@@ -97,66 +97,71 @@ def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]
       energon view --state checkpoints/data --quarantine bad
       ssh -L 8710:localhost:8710 machine energon view /data/coco
     """
-    from energon.viewer.app import make_app, warm_up
+    from energon.viewer.app import warm_up
     from energon.viewer.guard import is_loopback
-    from energon.viewer.guard import server_names as names_of
-    from energon.viewer.notes import Notes
-    from energon.viewer.shown import Shown
 
     with logging_to_terminal():
         token = None if is_loopback(options.host) else secrets.token_urlsafe(16)
-        names = names_of(options.host, options.server_names)
-        saved: ShownRun | None = None
-        if options.states:
-            state, read_from = _state(paths, options.states, options.split_part)
-            shown = Shown(read_from.path, allow=allow)
-            saved = _saved_run(shown, state, read_from, options.world_size)
-        elif paths:
-            shown = Shown(*dict.fromkeys(paths), allow=allow)
-        else:
-            raise click.UsageError("pass a PATH, or the --state of a run")
-        app = make_app(
-            shown,
-            server_names=names,
-            token=token,
-            allow=allow,
-            notes=None if options.quarantine is None else Notes(options.quarantine),
-            saved=saved,
-            encoder=_encoder(options.task_encoder),
-            tokenizer=None
-            if options.tokenizer is None
-            else load_named("--tokenizer", options.tokenizer),
-        )
+        app, addresses = _make_app(paths, options, token=token, allow=allow)
         with listen(options.host, options.port) as listening:
             warm_up(app)
-            address = _address(options.host, listening.getsockname()[1], token)
-            places = ", ".join(place.address for place in shown.paths)
-            echo(f"{address} shows {places}; press Ctrl-C to stop")
+            page = _address(options.host, listening.getsockname()[1], token)
+            echo(f"{page} shows {', '.join(addresses)}; press Ctrl-C to stop")
             if options.open_browser:
-                webbrowser.open(address)
+                webbrowser.open(page)
             _serve(app, listening)
 
 
-def _state(
-    paths: Sequence[str], states: Sequence[AnyPath], split_part: str | None
-) -> tuple[State, ReadFrom]:
-    """Return the state of the run to show, and the data that it reads."""
-    from energon.inspect.saved_run import ReadFrom
-    from energon.loader.state_files import read_states
+def _make_app(
+    paths: Sequence[str], options: ViewOptions, *, token: str | None, allow: Sequence[str]
+) -> tuple[Guard, list[str]]:
+    """Return the application, and the addresses of what it shows."""
+    from energon.viewer.app import make_app
+    from energon.viewer.guard import server_names
+    from energon.viewer.notes import Notes
+    from energon.viewer.shown import Shown
+
+    names = server_names(options.host, options.server_names)
+    saved = _saved_run(paths, options) if options.states else None
+    if saved is not None:
+        shown = Shown(saved.read_from.path, allow=allow)
+    elif paths:
+        shown = Shown(*dict.fromkeys(paths), allow=allow)
+    else:
+        raise click.UsageError("pass a PATH, or the --state of a run")
+    tokenizer = options.tokenizer
+    app = make_app(
+        shown,
+        server_names=names,
+        token=token,
+        allow=allow,
+        notes=None if options.quarantine is None else Notes(options.quarantine),
+        saved=None if saved is None else _shown_run(shown, saved),
+        encoder=_encoder(options.task_encoder),
+        tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
+    )
+    return app, [place.address for place in shown.paths]
+
+
+def _saved_run(paths: Sequence[str], options: ViewOptions) -> SavedRun:
+    from energon.inspect.saved_run import read_saved_run
 
     if len(paths) > 1:
         raise click.UsageError("a run reads a single PATH: pass only one with --state")
-    state = read_states(states)
-    return state, ReadFrom.of(state, path=next(iter(paths), None), split_part=split_part)
+    return read_saved_run(
+        options.states,
+        path=next(iter(paths), None),
+        split_part=options.split_part,
+        world_size=options.world_size,
+        may_pack=True,
+    )
 
 
-def _saved_run(shown: Shown, state: State, read_from: ReadFrom, world_size: int | None) -> ShownRun:
-    from energon.inspect.saved_run import open_saved_run
+def _shown_run(shown: Shown, saved: SavedRun) -> ShownRun:
     from energon.viewer.run import show_saved_run
 
-    saved = open_saved_run(read_from, state, world_size=world_size, may_pack=True)
     names = [split.name for split in shown.splits]
-    return show_saved_run(names.index(read_from.split_part), saved, state)
+    return show_saved_run(names.index(saved.read_from.split_part), saved)
 
 
 def _encoder(given: str | None) -> type[Any] | None:

@@ -11,10 +11,12 @@ from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import check_steps, covered_by, read_positions
+from energon.loader.state import LanePosition, check_steps, covered_by, read_positions
 from energon.loader.state_differences import RUN
+from energon.loader.state_files import read_states
 from energon.messages import counted
 from energon.metadataset.resolve import resolve
+from energon.plan.dealt import Deal
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
@@ -28,6 +30,7 @@ class SavedRun:
 
     Args:
         read_from: The data that it reads.
+        state: The state, as `read_states` returns it.
         run: Its order, before and after it was saved.
         step: How many batches each rank had received.
         shifted: How many samples further lanes were than full batches would take them: hooks have
@@ -35,6 +38,7 @@ class SavedRun:
     """
 
     read_from: ReadFrom
+    state: State
     run: PlannedRun
     step: int
     shifted: int
@@ -97,6 +101,30 @@ class ReadFrom(NamedTuple):
         return open_leaves(resolved.leaves, None, self.exclude_from)
 
 
+def read_saved_run(
+    files: Sequence[str | os.PathLike[str]],
+    *,
+    path: str | os.PathLike[str] | None = None,
+    split_part: str | None = None,
+    exclude_from: str | os.PathLike[str] | None = None,
+    world_size: int | None = None,
+    may_pack: bool = False,
+) -> SavedRun:
+    """Return the run of a state or checkpoint; see `ReadFrom.of` and `open_saved_run`.
+
+    Args:
+        files: The file of all ranks, or those of single ranks.
+        path: Where the data is now; None if it has not moved.
+        split_part: Which split; None for that of the run.
+        exclude_from: The quarantine files; None for those given to the run.
+        world_size: How many ranks it had, if the state does not say.
+        may_pack: Whether the run may pack samples.
+    """
+    state = read_states(files)
+    read_from = ReadFrom.of(state, path=path, split_part=split_part, exclude_from=exclude_from)
+    return open_saved_run(read_from, state, world_size=world_size, may_pack=may_pack)
+
+
 def open_saved_run(
     read_from: ReadFrom,
     state: State,
@@ -119,7 +147,6 @@ def open_saved_run(
     """
     about, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(about)
-    deal = recipe.deal(lanes)
     packs = bool(about.get("packing_buffer_size"))
     if packs and not may_pack:
         raise StateError(
@@ -127,21 +154,12 @@ def open_saved_run(
             "restore_sample of the loader recreates a batch from its __restore_key__"
         )
     ranks = num_ranks(state, world_size)
-    positions = read_positions(state, (int(lane) for lane in state["positions"]))
     check_steps(state, state)
-    batch_size = about["batch_size"] or 1
-    turns, shifts = [], []
-    changes: dict[int, tuple[int, ...]] = {}
-    for lane, position in positions.items():
-        rows, changed = rows_read(position.saved_state())
-        stream = deal.stream_of(lane)
-        changes[stream] = max(changed, changes.get(stream, ()), key=len)
-        turns.append(position.batches - rows // batch_size)
-        shifts.append(rows - position.batches * batch_size)
-    # Lanes that have not started over have delivered all of their batches.
-    first_turn = max(turns, default=0) if recipe.eras and not packs else 0
-    done = sum(position.batches for position in positions.values())
     leaves = tuple(_saved_leaves(read_from, about["leaves"]))
+    batch_size = about["batch_size"] or 1
+    lags = _lags(state, batch_size)
+    # Lanes that have not started over have delivered all of their batches.
+    first_turn = max((lag.turns for lag in lags), default=0) if recipe.eras and not packs else 0
     run = PlannedRun(
         replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, about["leaves"])),
         leaves,
@@ -149,11 +167,45 @@ def open_saved_run(
         batch_size,
         WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
         first_turn,
-        changes,
+        _changes_by_stream(state, recipe.deal(lanes)),
     )
-    own = len(positions) * ranks // lanes
-    shifted = 0 if packs else sum(max(0, shift + first_turn * batch_size) for shift in shifts)
-    return SavedRun(read_from, run, done // max(1, own), shifted)
+    shifted = 0 if packs else sum(max(0, lag.rows + first_turn * batch_size) for lag in lags)
+    done = sum(position["batches"] for position in state["positions"].values())
+    own = len(state["positions"]) * ranks // lanes
+    return SavedRun(read_from, state, run, done // max(1, own), shifted)
+
+
+class _Lag(NamedTuple):
+    """How a lane's batches and rows differ from each other."""
+
+    turns: int
+    """How many batches it has delivered beyond those that its rows fill."""
+    rows: int
+    """How many rows it has taken beyond those of full batches."""
+
+
+def _lags(state: State, batch_size: int) -> list[_Lag]:
+    lags = []
+    for position in _positions(state).values():
+        rows, _ = rows_read(position.saved_state())
+        lags.append(
+            _Lag(position.batches - rows // batch_size, rows - position.batches * batch_size)
+        )
+    return lags
+
+
+def _changes_by_stream(state: State, deal: Deal) -> dict[int, tuple[int, ...]]:
+    """Return the rows at which the mix of each stream was changed, as the last of its lanes saw."""
+    changes: dict[int, tuple[int, ...]] = {}
+    for lane, position in _positions(state).items():
+        _, changed = rows_read(position.saved_state())
+        stream = deal.stream_of(lane)
+        changes[stream] = max(changed, changes.get(stream, ()), key=len)
+    return changes
+
+
+def _positions(state: State) -> dict[int, LanePosition]:
+    return read_positions(state, map(int, state["positions"]))
 
 
 def _with_blocks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -179,33 +179,23 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
     return ShownRun(run, split, range(len(run.leaves)), packing_buffer_size=packing)
 
 
-def show_saved_run(split: int, saved: SavedRun, state: State | None = None) -> ShownRun:
-    """Return a saved run; with its state, batches that depend on those before can be shown.
-
-    Args:
-        split: The number of the split that it reads.
-        saved: The run.
-        state: Its state.
-    """
+def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
+    """Return a saved run, which reads the split of this number."""
     leaves = saved.read_from._replace(exclude_from=None).open_leaves()
     numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
-    shown = ShownRun(
+    state = saved.state
+    positions = read_positions(state, map(int, state["positions"]))
+    return ShownRun(
         saved.run,
         split,
         [numbers[name] for name in saved.run.names],
         saved.step,
         saved.shifted,
+        packing_buffer_size=state["fingerprint"].get("packing_buffer_size"),
+        lane_states={lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
+        position=list(describe_position(state)),
         read_from=saved.read_from,
         all_samples={leaf.plan_leaf.uid: leaf.source for leaf in leaves}
         if saved.read_from.exclude_from is not None
         else {},
-    )
-    if state is None:
-        return shown
-    positions = read_positions(state, map(int, state["positions"]))
-    return replace(
-        shown,
-        packing_buffer_size=state["fingerprint"].get("packing_buffer_size"),
-        lane_states={lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
-        position=list(describe_position(state)),
     )
