@@ -246,6 +246,7 @@ MEAN_SOMETHING = {
     "prepare/importers/archive.py": "a kind of source",
     "prepare/index/mapped_parts.py": "looking for samples that lack a part",
     "sources/decode_ahead.py": "a thread beside the hooks",
+    "task_encoder/join_hooks.py": "hooks that only joins have",
     "task_encoder/mix_report.py": "a report on the mix",
     "webdataset/stages/functional.py": "helpers that programs import",
     "webdataset/stages/inspect_stages.py": "stages that show samples",

@@ -28,6 +28,7 @@ from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from energon.stages.base import DatasetIterator
 from energon.stages.batch import BatchDataset
 from energon.stages.reading import blocks
 from energon.stages.reading.read import ReadDataset
@@ -354,12 +355,9 @@ class _Skipping:
         return _SkippingLane(self, inner)
 
 
-class _SkippingLane:
+class _SkippingLane(DatasetIterator):
     def __init__(self, whole, inner):
         self.whole, self.inner = whole, inner
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         batch = []

@@ -207,12 +207,12 @@ class _Check:
                 failed = True
                 reason = str(error) if isinstance(error, EnergonError) else repr(error)
                 yield self._finding(reason, part=part, **place)
-        leaf = self.opened.leaf
-        if failed or leaf.sample_type is None or leaf.field_map is None:
+        loading = self.opened.loading
+        if failed or loading.sample_type is None or loading.field_map is None:
             return
         try:
             sample = type(sample)(decoded)
-            LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, None)(sample)
+            LoadSample(loading.dataset_path, loading.sample_type, loading.field_map, None)(sample)
         except Exception as error:
             yield self._finding(
                 str(error) if isinstance(error, EnergonError) else describe_error(error),

@@ -166,10 +166,8 @@ class LaneHost:
         try:
             opened = self._open.get(lane) or self._open_lane(lane)
             batch = next(opened.batches, _END)
-        except Exception:
-            raise
         except BaseException as error:
-            if is_of_program(error):
+            if isinstance(error, Exception) or is_of_program(error):
                 raise
             raise WorkerError(
                 f"{describe_exit(error)} was raised by {_raiser(error)}, {self._place(lane)}; code "

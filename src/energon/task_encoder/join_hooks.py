@@ -1,4 +1,4 @@
-"""Combine the samples that a join read for a key into one."""
+"""The hooks of a join: combine the samples that it read for a key into one, and cook that."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import CrudeSample, stamp
 from energon.sources.join import JOINED
 from energon.stages.hooks.hook import Compiled, Hook, compiled
-from energon.task_encoder.cooker import Cooker, CookerArguments, cooker_arguments, find_cooker
+from energon.task_encoder.cooker import Cooker, CookerArguments, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
 from energon.task_encoder.load import (
+    JoinLoading,
+    LeafLoading,
     LoadCrude,
     LoadFunction,
     LoadSample,
-    OpenJoin,
-    OpenLeaf,
+    arguments_of,
+    cook_hook,
     decoder_for,
-    load_hooks,
-    permitted,
 )
 from energon.task_encoder.open_join import find_joiner
 
 
-def leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
-    """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
-    if leaf.join is None:
-        return load_hooks(hooks, leaf)
+def join_hooks(hooks: HookMaker, loading: LeafLoading, join: JoinLoading) -> tuple[Hook, ...]:
+    """Return the hooks that make, join and cook the samples of a leaf that joins datasets."""
     encoder = hooks.encoder
-    loaders = tuple(_loader(member, decoder_for(member, encoder)) for member in leaf.join.members)
-    join = JoinSample(loaders, leaf.join.names, _joining(leaf.join))
-    cook = _cook_joined(leaf, encoder)
-    if cook is None:
-        return (hooks.make("join", join),)
-    marked = encoder._hook_method("cook_crude_sample").marked
-    if hasattr(cook.cooker.cook, "__stateless__"):
-        marked = cook.cooker.cook
-    return (hooks.make("join", join), hooks.make("cook_crude_sample", cook, settings=marked))
+    loaders = tuple(_loader(member, decoder_for(member, encoder)) for member in join.members)
+    joined = hooks.make("join", JoinSample(loaders, join.names, _joining(join)))
+    try:
+        cooker = find_cooker(encoder.cookers, loading.subflavors, dataset=loading.name)
+    except ConfigError:  # no cooker applies, which is right if the joiner returns typed samples
+        return (joined,)
+    cook = CookJoined(encoder, cooker, arguments_of(cooker, loading, encoder))
+    return joined, cook_hook(hooks, cook, cooker)
 
 
 @dataclass(frozen=True)
@@ -93,30 +90,14 @@ class CookJoined:
         return self.encoder.cook_crude_sample(crude, self.cooker, self.arguments(crude["__key__"]))
 
 
-def _joining(join: OpenJoin) -> Callable[..., Any]:
+def _joining(join: JoinLoading) -> Callable[..., Any]:
     joiner = join.joiner
     return find_joiner(joiner, join.allow) if isinstance(joiner, SampleJoiner) else joiner
 
 
-def _loader(leaf: OpenLeaf, decoder: LoadFunction | None) -> LoadFunction:
-    if leaf.load is not None:
-        return leaf.load
-    if leaf.sample_type is not None and leaf.field_map is not None:
-        return LoadSample(leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder)
-    return LoadCrude(leaf.dataset_path, decoder)
-
-
-def _cook_joined(leaf: OpenLeaf, encoder: AnyTaskEncoder) -> CookJoined | None:
-    """Return the hook that cooks the samples of a join; None if no cooker applies."""
-    try:
-        cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
-    except ConfigError:
-        return None
-    arguments = cooker_arguments(
-        cooker,
-        aux=leaf.aux,
-        primary=leaf.primary,
-        decoder=permitted(encoder.decoder, leaf.allow),
-        dataset=leaf.name,
-    )
-    return CookJoined(encoder, cooker, arguments)
+def _loader(loading: LeafLoading, decoder: LoadFunction | None) -> LoadFunction:
+    if loading.load is not None:
+        return loading.load
+    if loading.sample_type is not None and loading.field_map is not None:
+        return LoadSample(loading.dataset_path, loading.sample_type, loading.field_map, decoder)
+    return LoadCrude(loading.dataset_path, decoder)

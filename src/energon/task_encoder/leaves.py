@@ -28,7 +28,7 @@ from energon.task_encoder.dataset_class import (
     DatasetOpening,
     SampleLoading,
 )
-from energon.task_encoder.load import OpenJoin, OpenLeaf, leaf_decoder
+from energon.task_encoder.load import JoinLoading, LeafLoading, leaf_decoder
 from energon.task_encoder.user_dataset import CodeFields, find_code
 
 
@@ -38,14 +38,14 @@ class OpenedLeaf:
 
     Args:
         source: Its samples.
-        leaf: What turns them into those of the user.
+        loading: How they are made and cooked.
         plan_leaf: How they are ordered.
         config: The configuration of the dataset.
         dataset: The object of the program's own dataset class; None for all other datasets.
     """
 
     source: Source
-    leaf: OpenLeaf
+    loading: LeafLoading
     plan_leaf: PlanLeaf
     config: DatasetConfig
     dataset: DatasetClass | None = None
@@ -66,7 +66,7 @@ class OpenedLeaf:
     @property
     def subflavors(self) -> Mapping[str, Any]:
         """The subflavors of the dataset and of all documents that refer to it."""
-        return self.leaf.subflavors
+        return self.loading.subflavors
 
 
 def open_leaves(
@@ -136,7 +136,7 @@ def _open_leaf(
         opened = _single(leaf, uid, single, subflavors, allow)
     return OpenedLeaf(
         source=source,
-        leaf=opened,
+        loading=opened,
         plan_leaf=PlanLeaf(
             uid=uid,
             num_samples=len(source),
@@ -186,8 +186,8 @@ def _single(
     dataset: _Dataset,
     subflavors: Mapping[str, Any],
     allow: Collection[str],
-) -> OpenLeaf:
-    return OpenLeaf(
+) -> LeafLoading:
+    return LeafLoading(
         name=name,
         dataset_path=leaf.path,
         subflavors={**dataset.config.subflavors, **leaf.subflavors, **subflavors},
@@ -208,7 +208,7 @@ def _joined(
     datasets: Sequence[_Dataset],
     subflavors: Mapping[str, Any],
     allow: Collection[str],
-) -> OpenLeaf:
+) -> LeafLoading:
     outer = {**leaf.subflavors, **subflavors}
     members = [
         _single(member.leaf, f"{name}[{number}]", dataset, outer, allow)
@@ -223,13 +223,13 @@ def _joined(
                     "know them by name, so give each another one"
                 )
         aux |= member.aux
-    return OpenLeaf(
+    return LeafLoading(
         name=name,
         dataset_path=leaf.path,
         subflavors=members[0].subflavors,
         aux=aux,
         primary=datasets[0].primary,
-        join=OpenJoin(
+        join=JoinLoading(
             tuple(members),
             tuple(member.name for member in leaf.join),
             joiner,

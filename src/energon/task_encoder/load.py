@@ -77,11 +77,11 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
         raise ConfigError(f"{config.origin}: decoder: {error}") from error
 
 
-def decoder_for(leaf: OpenLeaf, encoder: Any) -> LoadFunction | None:
+def decoder_for(loading: LeafLoading, encoder: Any) -> LoadFunction | None:
     """Return the decoder for the samples of a dataset."""
-    own = leaf.decoder
+    own = loading.decoder
     decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
-    return seeded_if_random(permitted(decoder, leaf.allow))
+    return seeded_if_random(permitted(decoder, loading.allow))
 
 
 def permitted(decoder: Any, allow: Collection[str]) -> Any:
@@ -109,8 +109,8 @@ class SeededDecoder:
 
 
 @dataclass(frozen=True)
-class OpenLeaf:
-    """A leaf with an open dataset, and the hooks that turn its samples into those of the user.
+class LeafLoading:
+    """How the samples of a leaf are made from the bytes of their parts, and cooked.
 
     Args:
         name: Its name in messages.
@@ -133,64 +133,75 @@ class OpenLeaf:
     field_map: FieldMap | CodeFields | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
     primary: Callable[[], FileStore[Any]] | None = None
-    join: OpenJoin | None = None
+    join: JoinLoading | None = None
     decoder: LeafDecoder = Inherited.DECODER
     load: LoadFunction | None = None
     allow: Collection[str] = ()
 
 
 @dataclass(frozen=True)
-class OpenJoin:
-    """Open datasets that are joined into one.
+class JoinLoading:
+    """How the samples of several datasets are made, and joined into one.
 
     Args:
-        members: The datasets.
+        members: How those of each dataset are made.
         names: For each, the argument of the joiner; None for the next one in order.
         joiner: Combines the samples of the members into one: the name in a document, or the
             function itself.
         allow: What the user allows a document to name.
     """
 
-    members: tuple[OpenLeaf, ...]
+    members: tuple[LeafLoading, ...]
     names: tuple[str | None, ...]
     joiner: SampleJoiner | Callable[..., Any]
     allow: Collection[str] = ()
 
 
-def load_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
-    """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
+def load_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
+    """Return the hooks that make and cook the samples of a leaf with a single dataset."""
     encoder = hooks.encoder
-    if leaf.load is not None:
-        return (hooks.make("load_sample", leaf.load),)
-    decoder = decoder_for(leaf, encoder)
-    if leaf.sample_type is not None and leaf.field_map is not None:
+    if loading.load is not None:
+        return (hooks.make("load_sample", loading.load),)
+    decoder = decoder_for(loading, encoder)
+    if loading.sample_type is not None and loading.field_map is not None:
         load = LoadSample(
-            leaf.dataset_path, leaf.sample_type, leaf.field_map, decoder, has_sources=True
+            loading.dataset_path, loading.sample_type, loading.field_map, decoder, has_sources=True
         )
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
         return (hooks.make("decode", decoder),) if decoder is not None else ()
-    cooker = find_cooker(encoder.cookers, leaf.subflavors, dataset=leaf.name)
-    arguments = cooker_arguments(
+    cooker = find_cooker(encoder.cookers, loading.subflavors, dataset=loading.name)
+    crude = LoadCrude(loading.dataset_path, decoder, has_sources=True)
+    cook = CookSample(crude, encoder, cooker, arguments_of(cooker, loading, encoder))
+    return (cook_hook(hooks, cook, cooker),)
+
+
+def arguments_of(
+    cooker: Cooker[Any], loading: LeafLoading, encoder: AnyTaskEncoder
+) -> CookerArguments:
+    """Return the keyword arguments of `cooker` for the samples of a leaf."""
+    return cooker_arguments(
         cooker,
-        aux=leaf.aux,
-        primary=leaf.primary,
-        decoder=permitted(encoder.decoder, leaf.allow),
-        dataset=leaf.name,
+        aux=loading.aux,
+        primary=loading.primary,
+        decoder=permitted(encoder.decoder, loading.allow),
+        dataset=loading.name,
     )
-    crude = LoadCrude(leaf.dataset_path, decoder, has_sources=True)
-    cook = CookSample(crude, encoder, cooker, arguments)
-    marked = encoder._hook_method("cook_crude_sample").marked
-    if hasattr(cooker.cook, "__stateless__"):
-        marked = cooker.cook
-    return (hooks.make("cook_crude_sample", cook, settings=marked),)
 
 
-def needs_sources(encoder: AnyTaskEncoder, leaf: OpenLeaf) -> bool:
+def cook_hook(hooks: HookMaker, cook: Callable[[Any], Any], cooker: Cooker[Any]) -> Hook:
+    """Return `cook` as a hook, run according to the marks of `cooker` or of the encoder."""
+    marked = cooker.cook
+    if not hasattr(marked, "__stateless__"):
+        marked = hooks.encoder._hook_method("cook_crude_sample").marked
+    return hooks.make("cook_crude_sample", cook, settings=marked)
+
+
+def needs_sources(encoder: AnyTaskEncoder, loading: LeafLoading) -> bool:
     """Return whether `load_hooks` relies on samples to carry their sources."""
-    if leaf.join is not None or leaf.load is not None:
+    if loading.join is not None or loading.load is not None:
         return False
-    is_typed = leaf.sample_type is not None and leaf.field_map is not None
+    is_typed = loading.sample_type is not None and loading.field_map is not None
     return is_typed or bool(encoder.cookers)
 
 

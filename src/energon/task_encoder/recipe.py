@@ -31,7 +31,7 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, load_hooks, needs_sources
+from energon.task_encoder.load import LeafLoading, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -153,7 +153,7 @@ class Recipe:
     def samples(self) -> Dataset[Any]:
         """Return the samples in the order of the plan: read, decoded, cooked."""
         hooks = self._hooks
-        per_leaf = tuple(_leaf_hooks(hooks, leaf.leaf) for leaf in self.opened)
+        per_leaf = tuple(leaf_hooks(hooks, leaf.loading) for leaf in self.opened)
         return then(ReadDataset(self.plan, self.reader), per_leaf)
 
     def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
@@ -198,7 +198,7 @@ class Recipe:
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
         """Return a pipeline for loaders whose last stage is `stage`."""
         config, settings = self.worker_config, self.settings
-        if self.encoder.cookers or any(may_draw(hook.function) for hook in self._users):
+        if self.encoder.cookers or any(may_draw(hook.function) for hook in self._overridden):
             stage = SeedDataset(stage)
         # Validation is logged from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)
@@ -225,7 +225,7 @@ class Recipe:
     def _warn_of_hopeless_settings(self) -> None:
         """Warn once of settings that have no effect because there are too few samples."""
         samples = sum(leaf.num_samples for leaf in self.plan.leaves)
-        names = ", ".join(leaf.leaf.name for leaf in self.opened[:3])
+        names = ", ".join(leaf.loading.name for leaf in self.opened[:3])
         size, window = self.settings.batch_size or 1, self.plan.shuffle_window
         if self.training and size > samples:
             outcome = "batches contain samples several times"
@@ -322,7 +322,7 @@ class Recipe:
         return HookMaker(
             self.encoder,
             self.reader,
-            tuple(leaf.leaf.name for leaf in self.opened),
+            tuple(leaf.loading.name for leaf in self.opened),
             self.worker_config.global_error_handler,
             seed_each=self._groups
             or bool(self.settings.packing_buffer_size)
@@ -331,7 +331,7 @@ class Recipe:
         )
 
     @property
-    def _users(self) -> tuple[Hook, ...]:
+    def _overridden(self) -> tuple[Hook, ...]:
         return self._hooks.overridden(*HOOKS)
 
 
@@ -339,13 +339,14 @@ def make_reader(
     encoder: AnyTaskEncoder, opened: Sequence[OpenedLeaf], window_rows: int = 0
 ) -> LeafReader:
     """Return the reader of the samples of `opened` for an encoder."""
-    leaves = [leaf.leaf for leaf in opened]
+    loadings = [leaf.loading for leaf in opened]
     return LeafReader(
         sources=tuple(leaf.source for leaf in opened),
-        subflavors=tuple(leaf.subflavors for leaf in leaves),
+        subflavors=tuple(leaf.subflavors for leaf in opened),
         window_rows=window_rows,
         source_paths=tuple(
-            leaf.dataset_path if needs_sources(encoder, leaf) else None for leaf in leaves
+            loading.dataset_path if needs_sources(encoder, loading) else None
+            for loading in loadings
         ),
     )
 
@@ -381,13 +382,13 @@ def _yields(encoder: AnyTaskEncoder) -> bool:
     return cooks or any(encoder._hook_method(name).may_yield for name in _YIELDING)
 
 
-def _leaf_hooks(hooks: HookMaker, leaf: OpenLeaf) -> tuple[Hook, ...]:
+def leaf_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
     """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
-    if leaf.join is None:
-        return load_hooks(hooks, leaf)
-    from energon.task_encoder.join_hooks import leaf_hooks
+    if loading.join is None:
+        return load_hooks(hooks, loading)
+    from energon.task_encoder.join_hooks import join_hooks
 
-    return leaf_hooks(hooks, leaf)
+    return join_hooks(hooks, loading, loading.join)
 
 
 def _unit_batches() -> type[BatchDataset]:

@@ -53,7 +53,7 @@ def test_opens_the_leaves_of_a_document_in_memory(root):
     first, second = found.datasets
     assert (first.weight, second.weight, first.repetitions) == (0.75, 0.25, None)
     assert (len(first.dataset.source), len(second.dataset.source)) == (3, 2)
-    assert first.dataset.leaf.subflavors == {"y": 2}
+    assert first.dataset.subflavors == {"y": 2}
     (sample,) = first.dataset.source.read(np.array([2]))
     assert sample["txt"] == b"text 2"
 
@@ -69,7 +69,7 @@ def test_a_loader_may_say_which_split_and_what_is_merged(root):
         subflavors={"y": 3},
         shuffle_over_epochs_multiplier=2,
     ).datasets
-    assert found.dataset.leaf.subflavors == {"x": 2, "y": 3}
+    assert found.dataset.subflavors == {"x": 2, "y": 3}
     assert found.dataset.plan_leaf.shuffle_over_epochs == 6
 
 

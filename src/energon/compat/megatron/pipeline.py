@@ -100,7 +100,7 @@ def loaded_datasets(recipe: Recipe) -> list[LoadedDataset]:
             _dataset(leaf, plan_leaf, recipe),
             weight=plan_leaf.weight,
             repetitions=plan_leaf.repetitions,
-            aux=leaf.leaf.aux,
+            aux=leaf.loading.aux,
         )
         for leaf, plan_leaf in zip(recipe.opened, recipe.plan.leaves, strict=True)
     ]

@@ -32,10 +32,9 @@ from energon.stages.reading.read import ReadDataset
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
-from energon.task_encoder.join_hooks import leaf_hooks
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf
-from energon.task_encoder.recipe import make_reader
+from energon.task_encoder.load import LeafLoading
+from energon.task_encoder.recipe import leaf_hooks, make_reader
 from energon.worker import WorkerConfig
 
 
@@ -81,7 +80,7 @@ class LeafDataset(Sharder, DatasetClass):
         self.training = training
         self.name = opened.name
         self.subflavors = opened.subflavors
-        open_primary = opened.leaf.primary
+        open_primary = opened.loading.primary
         self.primary: FileStore[Any] | None = None if open_primary is None else open_primary()
         self._encoder = encoder
         self._given_plan_leaf = plan_leaf
@@ -161,12 +160,12 @@ class LeafDataset(Sharder, DatasetClass):
         hooks = HookMaker(
             encoder,
             reader,
-            tuple(each.leaf.name for each in self._among),
+            tuple(each.loading.name for each in self._among),
             self.worker_config.global_error_handler,
             seed_each=True,
         )
-        loading = leaf_hooks(hooks, self.opened.leaf)
-        return MapStage(stage, (loading,)) if loading else stage
+        own_hooks = leaf_hooks(hooks, self.opened.loading)
+        return MapStage(stage, (own_hooks,)) if own_hooks else stage
 
     def config(self) -> dict[str, Any]:
         """Return a description of the dataset as plain data."""
@@ -184,7 +183,7 @@ class LeafDataset(Sharder, DatasetClass):
 
 def opened_leaf(
     source: Source,
-    leaf: OpenLeaf,
+    loading: LeafLoading,
     *,
     split_part: str,
     max_samples_per_sequence: int | None,
@@ -201,7 +200,7 @@ def opened_leaf(
         parallel_slices=parallel_shard_iters or PARALLEL_SLICES,
         shuffle_over_epochs=shuffle_over_epochs,
     )
-    return OpenedLeaf(source, leaf, plan_leaf, DatasetConfig(), dataset)
+    return OpenedLeaf(source, loading, plan_leaf, DatasetConfig(), dataset)
 
 
 def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:

@@ -20,7 +20,7 @@ from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples import sample_types
 from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.tables.jsonl_lines import JsonlFileStore
-from energon.task_encoder.load import OpenJoin, OpenLeaf
+from energon.task_encoder.load import JoinLoading, LeafLoading
 from energon.task_encoder.open_join import open_join
 from energon.worker import WorkerConfig
 
@@ -69,24 +69,26 @@ class JoinedWebdatasetFactory(LeafDataset):
         members = [dataset.opened for dataset in datasets]
         first = members[0]
         leaf = Leaf(
-            path=first.leaf.dataset_path,
+            path=first.loading.dataset_path,
             split_part="join",
             subsets=() if subset is None else (subset,),
             origin="JoinedWebdatasetFactory",
             join=tuple(
-                JoinMember(Leaf(member.leaf.dataset_path, "join"), nonmatch if at else "error")
+                JoinMember(Leaf(member.loading.dataset_path, "join"), nonmatch if at else "error")
                 for at, member in enumerate(members)
             ),
         )
         source = open_join(leaf, [dataset.source for dataset in datasets])
         opened = opened_leaf(
             source,
-            OpenLeaf(
-                name="&".join(member.leaf.name for member in members),
-                dataset_path=first.leaf.dataset_path,
-                subflavors=first.leaf.subflavors,
-                primary=first.leaf.primary,
-                join=OpenJoin(tuple(member.leaf for member in members), names, _joining(joiner)),
+            LeafLoading(
+                name="&".join(member.loading.name for member in members),
+                dataset_path=first.loading.dataset_path,
+                subflavors=first.loading.subflavors,
+                primary=first.loading.primary,
+                join=JoinLoading(
+                    tuple(member.loading for member in members), names, _joining(joiner)
+                ),
             ),
             split_part="join",
             max_samples_per_sequence=max_samples_per_sequence,
@@ -171,7 +173,7 @@ class JsonlFactory(LeafDataset):
         )
         opened = opened_leaf(
             source,
-            OpenLeaf(
+            LeafLoading(
                 name=source.path.name,
                 dataset_path=str(source.path),
                 subflavors=dict(subflavors or {}),

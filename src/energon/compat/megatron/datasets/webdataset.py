@@ -36,7 +36,7 @@ from energon.sources.webdataset import WebdatasetSource
 from energon.sources.webdataset_kind import KIND
 from energon.task_encoder.dataset_class import DatasetOpening, SampleLoading
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import OpenLeaf, seeded_if_random
+from energon.task_encoder.load import LeafLoading, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
@@ -139,7 +139,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         loading = self.sample_loading()
         return opened_leaf(
             self.source,
-            OpenLeaf(
+            LeafLoading(
                 name=self.name,
                 dataset_path=str(self.path),
                 subflavors=self.subflavors,
