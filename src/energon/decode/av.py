@@ -31,6 +31,8 @@ from energon.decode.av_video import Clip, FrameSize, VideoReader
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata, Piece
 
+logger = logging.getLogger("energon")
+
 
 def as_frames(clip: Clip, size: FrameSize | None = None) -> Any:
     """Return the frames of a clip as (frames, channels, height, width).
@@ -52,8 +54,6 @@ def as_tensor(array: Any) -> Any:
 
     return torch.from_numpy(array)
 
-
-logger = logging.getLogger("energon")
 
 MISSING_SECONDS = 0.5
 MISSING_SHARE = 0.02

@@ -33,6 +33,8 @@ from energon.webdataset.reading.streams import BROKEN_PIPE, Pipe, RemoteReader, 
 from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.utils import reexport
 
+__all__ = ["PIPE", "Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
+
 logger = logging.getLogger("energon")
 
 
@@ -107,8 +109,6 @@ def _through_aistore(url: str) -> str:
     path = url[len(scheme) + 3 :]
     return f"{endpoint.rstrip('/')}/v1/objects/{path}?provider={_PROVIDERS[scheme]}"
 
-
-__all__ = ["PIPE", "Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
 
 Opener = Callable[..., Any]
 _MODES = ("rb", "wb")

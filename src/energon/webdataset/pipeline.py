@@ -39,14 +39,14 @@ class DataPipeline(TorchLookalike):
 
     Args:
         stages: The source and what comes after it.
-        seed: What all random choices of the stages depend on; None means WDS_SEED of the
-            environment, or 0.
+        seed: Determines all random choices of the stages; None means WDS_SEED of the environment,
+            or 0.
         kw: Accepted for compatibility.
 
     Attributes:
         pipeline: The stages, as they were given. Each loop takes them as they are when it begins.
-        repetitions: How many passes a loop is.
-        nsamples: After how many items a loop ends, -1 for where the data ends.
+        repetitions: How many passes over the data a loop makes.
+        nsamples: Number of items after which a loop ends; -1 for where the data ends.
 
     Example:
         >>> from energon.webdataset.filters import batched
@@ -74,7 +74,7 @@ class DataPipeline(TorchLookalike):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages as what is iterated over: functions and objects of the program wrapped."""
+        """The stages, with functions and objects of the program wrapped as stages."""
         return as_stages(self.pipeline)
 
     @property
@@ -189,12 +189,12 @@ class DataPipeline(TorchLookalike):
         return self
 
     def repeat(self, nepochs: int | None = None, nbatches: int | None = None) -> Self:
-        """Let loops of this pipeline be several passes, and return it.
+        """Let each loop over this pipeline make several passes, and return the pipeline.
 
         Args:
-            nepochs: How many; None, 0 or less means no end.
-            nbatches: After how many items of this worker to end anyway; None, 0 or less means
-                never.
+            nepochs: How many; None, 0 or less for loops without end.
+            nbatches: Number of items of this worker after which a loop ends anyway; None, 0 or
+                less for no limit.
         """
         self.repetitions = sys.maxsize if nepochs is None or nepochs < 1 else nepochs
         self.nsamples = -1 if nbatches is None or nbatches < 1 else nbatches
@@ -202,7 +202,7 @@ class DataPipeline(TorchLookalike):
         return self
 
     def with_length(self, n: int | None = None, silent: bool = False) -> Self:
-        """Let `len` of this pipeline return a length, and return it.
+        """Let `len` of this pipeline return a length, and return the pipeline.
 
         Args:
             n: The length; None counts the samples that the indexes of its shards list.
@@ -227,7 +227,7 @@ class DataPipeline(TorchLookalike):
         self._loop = None
 
     def state_dict(self) -> State:
-        """Return where the latest loop is: the next item of it comes first after a restore.
+        """Return where the latest loop is: its next item is the first one after a restore.
 
         Raises:
             StateError: If a stage cannot be saved; it is named.
@@ -255,7 +255,7 @@ class DataPipeline(TorchLookalike):
         return self.snapshot().describe()
 
     def close(self) -> None:
-        """Give back what the latest loop holds: files, processes, connections."""
+        """Release what the latest loop holds: files, processes, connections."""
         close(self._loop)
         self._loop = None
 
@@ -281,7 +281,7 @@ class DataPipeline(TorchLookalike):
         self.__dict__.update(state)
 
     def _check_stages(self) -> None:
-        """Raise ConfigError for anything but stages, and for cached files of two shards."""
+        """Raise ConfigError for anything but stages, and for files that override two shards."""
         stages = self.stages
         urls = getattr(stages[0], "urls", None) if stages else None
         for stage in stages if isinstance(urls, list) else ():

@@ -16,6 +16,8 @@ from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members, scan_tar
 from energon.messages import warn_once
 
+logger = logging.getLogger("energon")
+
 PROBE_BYTES = 64 << 10
 """What is read for the headers of a sample at a time."""
 
@@ -61,9 +63,6 @@ def _is_where_indexed(table: PartTable, read: ReadAt, index: int) -> bool:
     return found == expected
 
 
-log = logging.getLogger("energon")
-
-
 def part_table_path(shard: str | os.PathLike[str]) -> Path:
     """Return the path of the part table of a shard, next to it."""
     path = Path(shard)
@@ -102,7 +101,7 @@ def open_part_table(
 def warn_of_other_version(dataset: object) -> None:
     """Log once per dataset that its part tables cannot be used."""
     warn_once(
-        log,
+        logger,
         f"part tables of {dataset}",
         "%s: part tables were written by another release of energon, so headers are read each "
         "time that shards are opened; `energon index` on the dataset rewrites the tables",

@@ -21,7 +21,7 @@ from energon.sources.files.key_index import KeyIndex
 from energon.sources.files.locate import SqliteLocator, local_copy
 from energon.sources.shards import OpenShard, ShardPool
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 TOGETHER = 1000
 """Keys that are fetched from `index.sqlite` at a time."""
 
@@ -150,7 +150,7 @@ class TableSamples:
         try:
             self.open(shard)
         except EnergonError as error:
-            log.warning("a shard cannot be shown: %s", error)
+            logger.warning("a shard cannot be shown: %s", error)
             return False
         return True
 

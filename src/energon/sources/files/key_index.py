@@ -25,6 +25,8 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
 
+logger = logging.getLogger("energon")
+
 KEY_INDEX_MAGIC = b"EKEYS\x01\0\0"
 _MASK = (1 << 64) - 1
 # Odd numbers whose bits look random: the fractions of the golden ratio and of the root of 3.
@@ -134,7 +136,6 @@ def _hash_rows(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
 _EMPTY = np.empty(0, np.uint64)
 
 
-log = logging.getLogger("energon")
 SHARED_SAMPLES = 1 << 19
 """From this many samples on, an index is stored: a smaller one is made faster than found."""
 
@@ -167,7 +168,7 @@ def shared_index(
             partial(KeyIndex.from_buffer, origin=f"the keys of {dataset}"),
         )
     except (ConfigError, OSError) as error:
-        log.warning("the keys of %s take memory in each process: %s", dataset, error)
+        logger.warning("the keys of %s take memory in each process: %s", dataset, error)
         return make()
 
 

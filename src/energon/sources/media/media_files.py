@@ -33,7 +33,7 @@ from energon.messages import warn_once
 from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.utf8 import decode_utf8
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 FILE_NAME = "file_name"
 """The column that names the file of a row; other columns with this suffix name further files."""
@@ -72,7 +72,7 @@ def note_listing(address: str) -> None:
     try:
         write_bytes(path, dump_listing(found))
     except OSError as error:
-        log.warning("%s: %s; the folder is listed whenever it is opened", redact(path), error)
+        logger.warning("%s: %s; the folder is listed whenever it is opened", redact(path), error)
 
 
 def _noted(address: str) -> dict[str, ListedFolder]:
@@ -82,7 +82,7 @@ def _noted(address: str) -> dict[str, ListedFolder]:
     try:
         return load_listing(read_bytes(path), origin=redact(path))
     except FormatError as error:
-        log.warning("%s", error)
+        logger.warning("%s", error)
         return {}
 
 
@@ -187,7 +187,7 @@ class MediaFiles:
         ]
         if lone:
             warn_once(
-                log,
+                logger,
                 f"{self.address}: files of no sample",
                 "%s: skipped %d files that belong to no media file of the same name, e.g. %s",
                 redact(self.address),
@@ -213,7 +213,7 @@ class MediaFiles:
         if others:
             shown = redact(self.address).rstrip("/")
             warn_once(
-                log,
+                logger,
                 f"{self.address}: other tables",
                 "%s: %s is not read; `energon pack %s %s_packed` makes a sample of each of its "
                 "rows, and a table called metadata.csv with a column file_name is read without "

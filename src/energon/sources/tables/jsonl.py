@@ -45,7 +45,7 @@ from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesF
 from energon.sources.tables.unpacked_file import UnpackedFile
 from energon.utf8 import decode_utf8
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 class JsonlSource(NumberedSource):
@@ -78,7 +78,7 @@ class JsonlSource(NumberedSource):
         split = _splits(where)
         excluded = [*split.exclude, *exclude]
         for line in describe_unmatched_lines(excluded, address_name(where), len(self.lines)):
-            warn_once(log, f"{where}: {line}", "%s: %s", where, line)
+            warn_once(logger, f"{where}: {line}", "%s: %s", where, line)
         super().__init__(
             where,
             split_part=split_part,

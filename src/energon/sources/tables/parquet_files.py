@@ -32,7 +32,7 @@ from energon.io.files import file_info, is_file, list_files, open_store, read_by
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.utf8 import decode_utf8
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 PARQUET_SUFFIX = ".parquet"
 MANY_FILES = 256
@@ -119,7 +119,7 @@ class ParquetFiles:
                 write_bytes(self._table, dump_footers(footers))
                 self._is_noted = True
             except OSError as error:
-                log.warning("%s; the footers are kept in the user's cache", error)
+                logger.warning("%s; the footers are kept in the user's cache", error)
                 self._kept(self.found, read=lambda: footers)
         return footers
 
@@ -150,7 +150,7 @@ class ParquetFiles:
         try:
             noted = load_footers(read_bytes(self._table), origin=redact(self._table))
         except FormatError as error:
-            log.warning("%s", error)
+            logger.warning("%s", error)
             return {}
         except DatasetNotFoundError:  # deleted since it was listed
             return {}
@@ -179,7 +179,7 @@ class ParquetFiles:
 
     def _read_many(self, found: Sequence[ObjectInfo]) -> list[ParquetFooter]:
         if len(found) > MANY_FILES:
-            log.warning(
+            logger.warning(
                 "%s: reading the footers of %d files, which takes a while; `energon prepare` "
                 "records them",
                 redact(self.address),

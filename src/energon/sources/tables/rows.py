@@ -25,7 +25,7 @@ from energon.sources.tables.columns import RowTable, class_name, class_names, is
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 MAX_HELD_BYTES = 256 << 20
 """Row groups kept in memory by samples that were read but not made yet."""
@@ -362,7 +362,7 @@ def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
 def _warn_of_missing_bytes(sample: CrudeSample, name: str, path: str) -> None:
     shard = sample["__shard__"]
     warn_once(
-        log,
+        logger,
         f"{shard} {name}",
         "%s: column %r has the path of a file, such as %r in sample %r, but not its bytes; the "
         "part is None. Write the table again with the files embedded, as `datasets` does in "

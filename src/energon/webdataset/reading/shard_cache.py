@@ -41,6 +41,8 @@ from energon.webdataset.reading.shard_overrides import (
     record_path,
 )
 
+logger = logging.getLogger("energon")
+
 
 def nothing() -> None:
     """Do nothing."""
@@ -64,8 +66,6 @@ class ShardStream:
     local_path: str | None = None
     completed: Callable[[], None] = nothing
 
-
-logger = logging.getLogger("energon")
 
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
 

@@ -36,6 +36,8 @@ from energon.webdataset.stages.base import (
     unpack,
 )
 
+logger = logging.getLogger("energon")
+
 
 class DamagedArchiveError(FormatError, tarfile.ReadError):
     """An archive is damaged."""
@@ -56,8 +58,6 @@ def as_read_error(error: Exception) -> Exception:
     found.__cause__ = error.__cause__
     return found.with_traceback(error.__traceback__)
 
-
-logger = logging.getLogger("energon")
 
 KEPT_BYTES = 128 << 20
 
