@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.blends.blend_stages import apportion
+from energon.plan.blends.mix import apportion
 from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
 

@@ -18,8 +18,7 @@ from typing import Any
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
-from energon.stages.hooks.apply import ApplyIterator, reapply, replay
-from energon.stages.hooks.clock import HookClock, leaf_of
+from energon.stages.hooks.apply import ApplyIterator, LeafRunners, reapply, replay
 from energon.stages.hooks.hook import SKIPPED, Compiled, Hook, HookRunner
 from energon.stages.lane import HookLoop, Lane
 
@@ -72,35 +71,6 @@ _NOTHING: DatasetIterator[Any] = DatasetIterator()
 """The source of iterators that only run hooks on given items."""
 
 
-class _Runners(dict[int, tuple[HookRunner, ...]]):
-    """The hook runners of each leaf in a lane, created with its first item."""
-
-    def __init__(self, hooks: tuple[tuple[Hook, ...], ...], lane: Lane) -> None:
-        super().__init__()
-        self._hooks = hooks
-        self._lane = lane
-        # Leaves that share a hook share its failures. Keyed by identity: the equality of user
-        # functions is unpredictable.
-        self._known: dict[int, HookRunner] = {}
-        self._timed: dict[tuple[int, int], tuple[HookRunner, ...]] = {}
-
-    def timed(self, leaf: int, key: RestoreKey | None, clock: HookClock) -> tuple[HookRunner, ...]:
-        """Return the runners of a leaf, whose calls are timed, for the sample with this key."""
-        number = leaf_of(key)
-        found = self._timed.get((leaf, number))
-        if found is None:
-            found = tuple(runner.timed(clock, number) for runner in self[leaf])
-            self._timed[leaf, number] = found
-        return found
-
-    def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
-        for hook in self._hooks[leaf]:
-            if id(hook) not in self._known:
-                self._known[id(hook)] = HookRunner(hook, self._lane)
-        runners = self[leaf] = tuple(self._known[id(hook)] for hook in self._hooks[leaf])
-        return runners
-
-
 def _of_columns(hooks: tuple[tuple[Hook, ...], ...]) -> Callable[[Any], Any] | None:
     """Return the output of the hooks for columns; None if they take single items, or differ."""
     first, *others = [_columns_of_leaf(each) for each in hooks]
@@ -116,7 +86,7 @@ def _columns_of_leaf(hooks: tuple[Hook, ...]) -> Callable[[Any], Any] | None:
 class _MapIterator(ApplyIterator):
     def __init__(self, stage: MapDataset, lane: Lane, inner: DatasetIterator[Any]) -> None:
         super().__init__(inner, lane)
-        self.runners = _Runners(stage.hooks, lane)
+        self.runners = LeafRunners(stage.hooks, lane)
         self.is_by_leaf = len(stage.hooks) > 1
         self.of_columns = _of_columns(stage.hooks)
         self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)

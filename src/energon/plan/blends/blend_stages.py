@@ -1,17 +1,11 @@
-"""The stages of the lanes of a blend: where shares change, and the draws until then.
-
-A pattern realises weights almost exactly in every interval. The weights become whole numbers t_d
-with sum T, and a pattern of T entries in which the j-th entry of number d lies near (j + u)/t_d
-of the way. It is read over and over.
-"""
+"""The stages of the lanes of a blend: where shares change, and the draws until then."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from math import ceil, fsum, log2
+from functools import cached_property
 from threading import RLock
 from typing import NamedTuple
 
@@ -20,128 +14,10 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.blends.curve import Clock
-from energon.plan.blends.mix import Mix
+from energon.plan.blends.mix import Mix, Mixtures, Pattern
 from energon.plan.leaves.leaf_order import LeafOrder
 from energon.plan.line import Line
-from energon.plan.randomness import combine, derive_seed, permute
-
-MIN_PATTERN, MAX_PATTERN = 4096, 65536
-
-
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """A repeated pattern of numbers, such as those of sources."""
-
-    number: NDArray[np.int32]
-    """What comes, for each entry."""
-    rank: Ints
-    """How many entries of the same number come before, for each entry."""
-    counts: Ints
-    """How many entries each number has."""
-
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return len(self.number)
-
-    def place_of(self, number: int, turn: int) -> int:
-        """Return the entry of the repeated pattern with the `turn`-th occurrence of `number`."""
-        rounds, rank = divmod(turn, int(self.counts[number]))
-        return rounds * self.size + int(self._places[self._starts[number] + rank])
-
-    @cached_property
-    def _places(self) -> Ints:
-        return np.argsort(self.number, kind="stable")
-
-    @cached_property
-    def _starts(self) -> Ints:
-        return np.cumsum(self.counts) - self.counts
-
-    def count_until(self, entries: int) -> Ints:
-        """Return how often each number occurs in the first `entries` of the repeated pattern."""
-        rounds, at = divmod(entries, self.size)
-        counts: Ints = np.bincount(self.number[:at], minlength=len(self.counts))
-        counts += rounds * self.counts
-        return counts
-
-
-@lru_cache(maxsize=1024)
-def make_pattern(weights: tuple[float, ...], seed: int) -> Pattern:
-    """Return a pattern that realises `weights`."""
-    counts = apportion(weights, _pattern_size(weights))
-    number = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    start = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(number)) - start
-    key = np.array([derive_seed(seed, "pattern")], np.uint64)
-    noise = combine(key, number.astype(np.int64), rank)
-    jitter = (noise >> np.uint64(11)).astype(np.float64) / (1 << 53)
-    order = np.argsort((rank + jitter) / counts[number], kind="stable")
-    return Pattern(number[order], rank[order], counts)
-
-
-def apportion(weights: Sequence[float], total: int) -> Ints:
-    """Return whole numbers with sum `total` in proportion to `weights` (largest remainder).
-
-    A weight above 0 gets at least 1.
-    """
-    shares = np.asarray(weights, np.float64)
-    shares = shares / shares.max()
-    exact = shares / shares.sum() * total
-    counts: Ints = np.floor(exact).astype(np.int64)
-    missing = total - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
-    starved = (counts == 0) & (shares > 0)
-    counts[starved] = 1
-    counts[np.argmax(counts)] -= int(starved.sum())
-    return counts
-
-
-def _pattern_size(weights: Sequence[float]) -> int:
-    """Return T, a power of 2 large enough for the smallest share to be within a hundredth."""
-    smallest = min(weight for weight in weights if weight) / fsum(weights)
-    precise = 64 * max(len(weights), min(MAX_PATTERN, 1 / smallest))
-    return min(MAX_PATTERN, max(MIN_PATTERN, 1 << ceil(log2(precise))))
-
-
-Mixture = tuple[Pattern, NDArray[np.int32]]
-"""A pattern, and the source that each of its numbers stands for."""
-
-
-class Mixtures:
-    """Patterns by rows, each made once, because thousands of lanes of a run may need the same.
-
-    Args:
-        name: Returns the name of a source.
-        clock: Tells the rows of positions.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, name: Callable[[int], str], clock: Clock, seed: int) -> None:
-        self._name = name
-        self._clock = clock
-        self._seed = seed
-        self._known: dict[tuple[object, ...], Mixture | None] = {}
-
-    def of(self, mix: Mix, row: int, stop: int | None, used: Sequence[int]) -> Mixture | None:
-        """Return the pattern over rows without a change; None if nothing is left to draw.
-
-        Args:
-            mix: Shares; kept by the caller for as long as this lives.
-            row: First row.
-            stop: Row after the last; None for no end.
-            used: Sources that are used up.
-        """
-        key = (id(mix), row, stop, tuple(used))
-        if key not in self._known:
-            shares = mix.shares(row, stop, self._clock, used)
-            self._known[key] = None if shares is None else self._make(mix, shares)
-        return self._known[key]
-
-    def _make(self, mix: Mix, shares: Sequence[float]) -> Mixture:
-        # By name, so that the order of entries in a document does not matter.
-        named = sorted(zip(map(self._name, mix.sources), mix.sources, shares, strict=True))
-        pattern = make_pattern(tuple(share for *_, share in named), self._seed)
-        return pattern, np.array([source for _, source, _ in named], np.int32)
+from energon.plan.randomness import derive_seed, permute
 
 
 class MixStage(NamedTuple):

@@ -16,6 +16,7 @@ from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
 from energon.samples.crude import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
+from energon.stages.hooks.clock import HookClock, leaf_of
 from energon.stages.hooks.failures import Tolerance, reraise_exception
 from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane, RowAddress
@@ -220,6 +221,35 @@ def replay(outputs: Iterator[Any], count: int) -> Iterator[Any]:
 def runners_of(hooks: Sequence[Hook], lane: Lane) -> tuple[HookRunner, ...]:
     """Return the runners of `hooks` in a lane."""
     return tuple(HookRunner(hook, lane) for hook in hooks)
+
+
+class LeafRunners(dict[int, tuple[HookRunner, ...]]):
+    """The hook runners of each leaf in a lane, created with its first item."""
+
+    def __init__(self, hooks: tuple[tuple[Hook, ...], ...], lane: Lane) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self._lane = lane
+        # Leaves that share a hook share its failures. Keyed by identity: the equality of user
+        # functions is unpredictable.
+        self._known: dict[int, HookRunner] = {}
+        self._timed: dict[tuple[int, int], tuple[HookRunner, ...]] = {}
+
+    def timed(self, leaf: int, key: RestoreKey | None, clock: HookClock) -> tuple[HookRunner, ...]:
+        """Return the runners of a leaf, whose calls are timed, for the sample with this key."""
+        number = leaf_of(key)
+        found = self._timed.get((leaf, number))
+        if found is None:
+            found = tuple(runner.timed(clock, number) for runner in self[leaf])
+            self._timed[leaf, number] = found
+        return found
+
+    def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
+        for hook in self._hooks[leaf]:
+            if id(hook) not in self._known:
+                self._known[id(hook)] = HookRunner(hook, self._lane)
+        runners = self[leaf] = tuple(self._known[id(hook)] for hook in self._hooks[leaf])
+        return runners
 
 
 def reapply(
