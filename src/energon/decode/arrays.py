@@ -254,7 +254,7 @@ def decode_tenbin_infos(data: bytes) -> list[tuple[NDArray[Any], str]]:
     """Return the arrays in `data`, each with the information in its header.
 
     Raises:
-        DecodeError: If the data are damaged or cut off.
+        DecodeError: If the data are damaged or truncated.
     """
     chunks = split_chunks(data)
     if len(chunks) % 2:
@@ -286,7 +286,7 @@ def split_chunks(data: bytes) -> list[memoryview]:
     """Return the chunks in `data`, as views of it.
 
     Raises:
-        DecodeError: If the data are damaged or cut off.
+        DecodeError: If the data are damaged or truncated.
     """
     found, at = [], 0
     while at < len(data):

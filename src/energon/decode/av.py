@@ -157,7 +157,7 @@ class AVDecoder:
         """Decode everything and discard it, to find out whether the file is intact.
 
         Raises:
-            DecodeError: If it is damaged, cut off or has neither video nor audio.
+            DecodeError: If it is damaged or truncated, or has neither video nor audio.
         """
         check_riff(self.stream)
         reached = [0.0]

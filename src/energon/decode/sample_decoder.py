@@ -123,7 +123,7 @@ class SampleDecoder:
         return fixed
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as plain data, in which each that changes values shows."""
+        """Return all settings that affect decoded values, as plain data."""
         own = {name: _name_of(decode) for name, decode in self.decoders.items()}
         return {
             "type": type(self).__qualname__,

@@ -80,7 +80,7 @@ class JoinIndex:
 
         Raises:
             FileNotFoundError: If there is none.
-            FormatError: If it is not a join index, or cut off.
+            FormatError: If it is not a join index, or truncated.
         """
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < _HEADER.size:

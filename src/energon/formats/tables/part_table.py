@@ -226,17 +226,17 @@ class PartTable:
     def index_of(self, key: str) -> int | None:
         """Return the index of the sample with this key, or None."""
         encoded = key.encode("utf-8", "surrogateescape")
-        place = self.first_from(encoded)
-        if place == self.num_samples or self.key_at(place) != encoded:
+        rank = self.first_from(encoded)
+        if rank == self.num_samples or self.key_at(rank) != encoded:
             return None
-        return self.index_at(place)
+        return self.index_at(rank)
 
     def starting_with(self, prefix: bytes) -> Iterator[int]:
         """Yield the samples whose keys begin with `prefix`, in the order of their keys."""
-        for place in range(self.first_from(prefix), self.num_samples):
-            if not self.key_at(place).startswith(prefix):
+        for rank in range(self.first_from(prefix), self.num_samples):
+            if not self.key_at(rank).startswith(prefix):
                 return
-            yield self.index_at(place)
+            yield self.index_at(rank)
 
     def first_from(self, key: bytes, low: int = 0) -> int:
         """Return the rank, at least `low`, of the first key that does not sort before `key`."""
@@ -249,14 +249,14 @@ class PartTable:
                 high = middle
         return low
 
-    def index_at(self, place: int) -> int:
+    def index_at(self, rank: int) -> int:
         """Return the index of the sample whose key has this rank in ascending order."""
         order = self.columns.get("key_order")
-        return place if order is None else int(order[place])
+        return rank if order is None else int(order[rank])
 
-    def key_at(self, place: int) -> bytes:
+    def key_at(self, rank: int) -> bytes:
         """Return the key with this rank in ascending order."""
-        return self.encoded_key(self.index_at(place))
+        return self.encoded_key(self.index_at(rank))
 
     def _first_parts(self, indices: NDArray[np.int64]) -> Column:
         if self.schema is None:

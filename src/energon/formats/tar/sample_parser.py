@@ -6,9 +6,9 @@ parsed all at once; elsewhere one regular expression matches each, and their che
 together. Everything else (PAX, GNU, links, folders, the end marker) is given to `TarParser` block
 by block.
 
-The key of a member is its path up to the first dot of the base name, the rest, in lower case,
-is the field. Consecutive members with equal keys are a sample. Members that are not regular
-files, that have no dot, or that lie below a folder like `__this__`, belong to no sample.
+The key of a member is its path up to the first dot of the base name; the rest, in lower case, is
+the field. Consecutive members with equal keys are a sample. Members that are not regular files,
+that have no dot, or that are below a folder like `__this__`, belong to no sample.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class TarWindow:
         self._buffer = memoryview(bytearray(0))
 
     def block(self, position: int) -> bytes:
-        """Return the block at a position, cut off or empty if the archive ends there."""
+        """Return the block at a position, shorter or empty if the archive ends there."""
         at = position - self.start
         if at < 0 or position + BLOCK > self.stop:
             self._fill(position)

@@ -93,7 +93,7 @@ class TarScan:
     def key_order(self) -> tuple[Ints | None, bool]:
         """Return the numbers of samples in the order of their keys, and whether keys are unique.
 
-        The order is None if they are in it.
+        The order is None if the samples are in it already.
         """
         edges = self.key_start.tolist()
         keys = [self.key_bytes[start:stop] for start, stop in pairwise(edges)]

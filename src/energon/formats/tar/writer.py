@@ -1,9 +1,9 @@
 """Write tar archives in the ustar format: the same names and contents give the same bytes.
 
 Unless a program asks for others, owner, mode and date are always the same, so that a shard is a
-function of its samples. Names
-of more than 100 bytes go into the prefix field where they can be cut at a slash; only what
-does not fit, and sizes from 8 GiB on, get an extended header (PAX, POSIX.1-2001).
+function of its samples. Names of more than 100 bytes go into the prefix field where they can be cut
+at a slash; only what does not fit, and sizes from 8 GiB on, get an extended header (PAX,
+POSIX.1-2001).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _USER, _GROUP = slice(265, 297), slice(297, 329)
 def encode_header(name: str, size: int) -> bytes:
     """Return the header, or headers, of a regular file, a multiple of 512 bytes.
 
-    Names are UTF-8; bytes of a name that are none may be given as surrogates.
+    Names are UTF-8; bytes that are not may be given as surrogates.
     """
     encoded = name.encode("utf-8", "surrogateescape")
     if len(encoded) <= 100 and size <= MAX_USTAR_SIZE:
