@@ -7,6 +7,7 @@ parsing a tar header. It is mapped into memory; `part_table_bytes` has its layou
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -240,14 +241,7 @@ class PartTable:
 
     def first_from(self, key: bytes, low: int = 0) -> int:
         """Return the rank, at least `low`, of the first key that does not sort before `key`."""
-        high = self.num_samples
-        while low < high:
-            middle = (low + high) // 2
-            if self.key_at(middle) < key:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(self.num_samples), key, low, key=self.key_at)
 
     def index_at(self, rank: int) -> int:
         """Return the index of the sample whose key has this rank in ascending order."""
