@@ -90,7 +90,7 @@ def with_lanes(
 ) -> State:
     """Return a merged state with another order, and with the positions of all of its lanes."""
     about, lanes = state["fingerprint"], len(positions)
-    mix = {name: about[name] for name in ("mix",) if name in about}
+    mix = {"mix": about["mix"]} if "mix" in about else {}
     kept = {name: value for name, value in about.items() if name not in before.to_json()}
     return {
         **{name: value for name, value in state.items() if name != COVERS},

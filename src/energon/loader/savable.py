@@ -326,7 +326,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         return {**state, "positions": {str(lane): p.to_json() for lane, p in saved.items()}}
 
     def _note_idle_workers(self, lanes: int) -> None:
-        """Log if a restored run has less lanes than workers."""
+        """Log if a restored run has fewer lanes than workers."""
         workers = self.worker_config.num_workers
         if lanes < workers:
             log.warning(

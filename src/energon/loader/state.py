@@ -49,7 +49,7 @@ class LanePosition:
         epoch_batches: Number of those that belong to the current virtual epoch.
         state: State of the pipeline after them, or its pickle (few states are ever used);
             None at the beginning.
-        since: Number of batches delivered since `state`, which it counts as `since`, too.
+        since: Number of batches delivered after `state`, to be added to the `since` in it.
         skip_rows: Rows to skip because they killed workers.
         ended: Whether the pass over the data is over in this lane.
         counts: Statistics of the lane.
@@ -67,11 +67,10 @@ class LanePosition:
 
     def saved_state(self) -> State | None:
         """Return the state as plain data."""
-        state: State | None
-        state = pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
-        if state is None or not self.since:
-            return state
-        return {**state, "since": state["since"] + self.since}
+        saved = pickle.loads(self.state) if isinstance(self.state, bytes) else self.state
+        if saved is None or not self.since:
+            return saved
+        return {**saved, "since": saved["since"] + self.since}
 
     def to_json(self) -> dict[str, Any]:
         """Return what is saved of this lane; statistics are not."""
@@ -137,7 +136,7 @@ def build_state(
 
 
 def merge_states(state: State | Sequence[State] | None) -> State:
-    """Merge states into one with the lanes of all `states`, global states or rank states.
+    """Return one state with all lanes of a global state, of a rank state, or of several states.
 
     Raises:
         StateError: If they are not states, do not belong together, or overlap.
@@ -147,9 +146,9 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     else:
         states = list(state) if isinstance(state, list | tuple) else []
     if not states:
-        found = shown(state)
         raise StateError(
-            f"found {found}, expected a state; pass a global state or the states of all ranks"
+            f"found {shown(state)}, expected a state; pass a global state or the states of all "
+            "ranks"
         )
     states = [unflatten(each) for each in states]
     try:
@@ -196,8 +195,8 @@ def check_steps(
             "steps".
 
     Returns:
-        Which states were ahead, in words, if that is permitted; each lane continues from its
-        position.
+        Which states were ahead, in words, if that is permitted: each lane then continues from its
+        position. None if none was.
 
     Raises:
         StateError: If some lanes were ahead of others.
@@ -233,9 +232,10 @@ def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
         size = lanes // max(1, len(own))
         is_rank = sorted(own) == list(range(first, lanes, size))
         steps.append((f"rank {first}" if is_rank else f"state {number}", sum(own.values())))
-    ahead = max(count for _, count in steps)
+    most = max(count for _, count in steps)
+    ahead = [who for who, count in steps if count == most]
     return ", ".join(f"{who} after {counted(count, 'batch')}" for who, count in steps) + (
-        f"; {_list([who for who, count in steps if count == ahead])} ahead"
+        f"; {' and '.join(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead"
     )
 
 
@@ -250,12 +250,11 @@ def _steps_of_lanes(positions: Mapping[int, LanePosition]) -> str:
     )
 
 
-def _list(names: Sequence[str]) -> str:
-    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
 def covered_by(state: State) -> tuple[int, int, bool] | None:
-    """Return the rank whose lanes a state has, of how many, and whether the others follow."""
+    """Return the rank whose lanes a state has, the world size, and whether the others follow.
+
+    None if it has the lanes of several ranks.
+    """
     match state.get(COVERS):
         case {"rank": int(rank), "world_size": int(size), "alone": bool(alone)} if (
             0 <= rank < size

@@ -45,7 +45,7 @@ class IterableLanes(Generic[T_co]):
         raise NotImplementedError
 
     def num_batches(self, lane: int, lanes: int) -> int | None:
-        """Return the same: to a loader, an item is a batch."""
+        """Return the maximum number of batches of a lane, which are the items it yields."""
         return self.num_items(lane, lanes)
 
     def __iter__(self) -> Iterator[T_co]:

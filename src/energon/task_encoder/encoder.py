@@ -66,7 +66,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         decoder: Decodes the parts of samples; None leaves them as bytes.
         __default_failure_tolerance__: How many consecutive failures of a hook end the run, unless
             the hook sets its own; 0 for never.
-        __default_failure_rate__: The share of samples a hook may fail on, checked in each lane
+        __default_failure_rate__: The share of samples a hook may fail on, checked in each worker
             after 1,000 samples; None for any.
 
     Example:
