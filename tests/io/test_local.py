@@ -41,6 +41,18 @@ def test_a_size_that_cannot_be_takes_no_memory(tmp_path):
             OpenFile(str(tmp_path / "x")).pread(offset, size)
 
 
+@pytest.mark.parametrize("size", [4, local.TRUSTED_BYTES + 1])
+def test_many_ranges_are_read_like_each_or_none(tmp_path, size):
+    path = tmp_path / "x"
+    path.write_bytes(os.urandom(3 * size))
+    file, offsets = OpenFile(str(path)), [size, 0, 1]
+    assert file.pread_many([], []) == []
+    found = file.pread_many(offsets, [size] * 3)
+    assert found == [file.pread(offset, size) for offset in offsets]
+    with pytest.raises(TruncatedError, match=f"expected {size} bytes from byte {3 * size - 1}"):
+        file.pread_many([0, 3 * size - 1], [size, size])
+
+
 def test_a_range_is_read_into_memory_of_the_caller(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(bytes(range(100)))
     read = os.preadv

@@ -29,6 +29,10 @@ class CountedFile(OpenFile):
         self.sizes.append(size)
         return super().pread(offset, size)
 
+    def pread_many(self, offsets, sizes):
+        self.sizes += sizes
+        return super().pread_many(offsets, sizes)
+
 
 def open_pattern(folder):
     path = folder / "pattern"

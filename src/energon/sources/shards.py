@@ -318,21 +318,21 @@ def lazy_spans(files: Files, low: Ints, high: Ints) -> tuple[Iterator[bytes], In
     size = np.maximum.reduceat(high, edges) - begin
     counts = np.diff(np.searchsorted(edges, firsts)).tolist()
     own = [(file, count) for (file, _), count in zip(files, counts, strict=True)]
-    spans = _ranges(own, begin.tolist(), size.tolist())
+    spans = _ranges(own, begin.tolist(), size.tolist(), lazily=not files[0][0].is_remote)
     if len(edges) == len(low):
         return spans, low
     counts = np.diff(edges, append=len(low))
     return chain.from_iterable(map(repeat, spans, counts.tolist())), np.repeat(begin, counts)
 
 
-def _ranges(files: Files, offsets: list[int], sizes: list[int]) -> Iterator[bytes]:
-    """Return ranges of files."""
+def _ranges(files: Files, starts: list[int], sizes: list[int], lazily: bool) -> Iterator[bytes]:
+    """Return ranges of files, read at once or as they are taken."""
     found: list[Iterable[bytes]] = []
     stop = 0
     for file, count in files:
         start, stop = stop, stop + count
-        own = offsets[start:stop], sizes[start:stop]
-        found.append(file.pread_many(*own) if file.is_remote else map(file.pread, *own))
+        own = starts[start:stop], sizes[start:stop]
+        found.append(map(file.pread, *own) if lazily else file.pread_many(*own))
     return chain.from_iterable(found)
 
 
@@ -344,10 +344,7 @@ def span_edges(
     max_span: int = MAX_SPAN_BYTES,
     firsts: Sequence[int] = (),
 ) -> Ints:
-    """Return which of the samples at `low` to `high`, ascending, start a new call.
-
-    Those at `firsts` do in any case: another file begins with them.
-    """
+    """Return which samples at `low` to `high`, ascending, start a call; those at `firsts` do."""
     cut = (low[1:] - high[:-1] > max_gap) | (low[1:] // max_span != low[:-1] // max_span)
     cut[[first - 1 for first in firsts]] = True
     return np.concatenate(([0], np.flatnonzero(cut) + 1))
@@ -368,7 +365,8 @@ def read_columns(files: Files, starts: Ints, sizes: Ints) -> list[Sequence[bytes
     length = np.maximum.reduceat(stops, firsts) - low
     # Sample by sample, in the order in which they are in the file.
     own = [(file, count * len(runs)) for file, count in files]
-    found = list(_ranges(own, low.T.ravel().tolist(), length.T.ravel().tolist()))
+    ranges = low.T.ravel().tolist(), length.T.ravel().tolist()
+    found = list(_ranges(own, *ranges, lazily=False))
     columns: list[Sequence[bytes]] = []
     for number, (first, stop) in enumerate(runs):
         read = found[number :: len(runs)]
