@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +19,16 @@ import numpy as np
 from energon.cli.command_group import echo, echo_json, echo_lines, write_output
 from energon.cli.options import ADDRESS, allow_option, option, options_object
 from energon.errors import ConfigError, SampleError
+from energon.inspect.shown_sample import (
+    plain_sample,
+    sample_fields,
+    sample_lines,
+    value_in_words,
+)
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.notebook import as_pixels, contact_sheet, recording_in_words, sources_in_words
+from energon.samples.notebook import as_pixels, contact_sheet, sources_in_words
 from energon.samples.terminal_images import Drawing, draws_images, half_blocks, image_protocol
 
 if TYPE_CHECKING:
@@ -167,7 +171,7 @@ def _print(samples: Sequence[Any], title: str, options: PreviewOptions) -> None:
     if options.save is not None:
         _save(options.save, title, samples)
     if options.as_json:
-        echo_json([_plain_sample(sample) for sample in samples])
+        echo_json([plain_sample(sample) for sample in samples])
     elif options.html is None and options.save is None:
         _draw(samples, options.images)
 
@@ -231,8 +235,8 @@ def _go_through(samples: Iterable[Any]) -> bool:
     """Show samples until the user stops; return whether all were shown."""
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
-        for name, value in _all_fields(sample).items():
-            lines.append(f" - {name} ({type(value)}): {_short(value)}")
+        for name, value in sample_fields(sample).items():
+            lines.append(f" - {name} ({type(value)}): {value_in_words(value)}")
         echo_lines(lines)
         try:
             if not click.confirm("Continue?", default=True):
@@ -290,8 +294,8 @@ class _Chosen:
 
 
 def _show(sample: Any, draw: Drawing | None) -> None:
-    fields = _all_fields(sample)
-    echo_lines(_lines(sample))
+    fields = sample_fields(sample)
+    echo_lines(sample_lines(sample))
     for value in fields.values() if draw is not None else ():
         pixels = as_pixels(value)
         if pixels is not None and draw is not None:
@@ -307,7 +311,7 @@ def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(samples):
-        for name, value in _all_fields(sample).items():
+        for name, value in sample_fields(sample).items():
             # Names of parts may be anything; what files are called is letters.
             plain = f"{number:04d}_{re.sub('[^A-Za-z0-9]+', '_', name)[:60]}"
             pixels = as_pixels(value)
@@ -325,10 +329,10 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
         f"{counted(len(samples), 'sample')} of {title}",
         [
             (
-                str(_all_fields(sample)["__key__"]),
+                str(sample_fields(sample)["__key__"]),
                 {
                     name: value if as_pixels(value) is not None else _text(value)
-                    for name, value in _shown_fields(sample)
+                    for name, value in _page_fields(sample)
                 },
             )
             for sample in samples
@@ -337,68 +341,13 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
     any_path(file).write_bytes(page.encode("utf-8", "replace"))
 
 
-def _shown_fields(sample: Any) -> Iterator[tuple[str, Any]]:
+def _page_fields(sample: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a sample that a page shows."""
-    fields = _all_fields(sample)
+    fields = sample_fields(sample)
     yield from ((name, value) for name, value in fields.items() if not name.startswith("__"))
     if fields.get("__sources__"):
         yield "sources", "\n".join(sources_in_words(fields["__sources__"]))
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _short(value)
-
-
-def _all_fields(sample: Any) -> dict[str, Any]:
-    if isinstance(sample, dict):
-        return sample
-    return {each.name: getattr(sample, each.name) for each in dataclasses.fields(sample)}
-
-
-def _lines(sample: Any) -> Iterator[str]:
-    fields = _all_fields(sample)
-    yield f"{type(sample).__name__} {fields['__key__']!r}"
-    if fields.get("__subflavors__"):
-        yield f"  subflavors: {_short(fields['__subflavors__'])}"
-    if fields.get("__sources__"):
-        yield f"  sources: {', '.join(sources_in_words(fields['__sources__']))}"
-    for name, value in fields.items():
-        if not name.startswith("__"):
-            yield f"  {name}: {_short(value)}"
-
-
-def _plain_sample(sample: Any) -> dict[str, Any]:
-    fields = _all_fields(sample)
-    values = {name: _plain(value) for name, value in fields.items() if not name.startswith("__")}
-    return {"type": type(sample).__name__, "key": fields["__key__"], "fields": values}
-
-
-def _plain(value: Any) -> Any:
-    """Return text, numbers and what is made of them as it is, and of all else what it is."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if isfinite(value) else str(value)  # JSON has no NaN
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    about: dict[str, Any] = {"type": type(value).__name__}
-    if hasattr(value, "shape"):
-        return {**about, "shape": list(value.shape), "dtype": str(value.dtype)}
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {**about, "bytes": len(value)}
-    return {**about, "text": _short(value)}
-
-
-def _short(value: Any) -> str:
-    recording = recording_in_words(value)
-    if recording is not None:
-        return recording
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"{type(value).__name__} {tuple(shape)} {value.dtype}"
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes, {value[:16]!r}…" if len(value) > 16 else repr(value)
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return value if isinstance(value, str) else value_in_words(value)
