@@ -33,7 +33,7 @@ from energon.messages import counted, shell_word
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
     from energon.prepare.dataset import Indexing
-    from energon.prepare.engines import EngineName
+    from energon.prepare.engines import Engine, EngineName
 
 
 def parse_field_map(text: str | None) -> dict[str, str] | None:
@@ -101,13 +101,14 @@ def option(*flags: str, **settings: Any) -> Any:
 
 
 def options_object(
-    kind: type[Any], *, name: str = "options"
+    kind: type[Any], *, name: str = "options", only: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds options to a command, which receives them as one object.
 
     Args:
         kind: A dataclass; its fields are made by `option`, in the order of the help.
         name: The parameter of the command.
+        only: When the options apply, for their help: "With --to tokens".
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +120,11 @@ def options_object(
         decorated: Callable[..., Any] = run
         for each in reversed(fields(kind)):
             flags = each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",)
-            decorated = click.option(*flags, each.name, **each.metadata["settings"])(decorated)
+            settings = dict(each.metadata["settings"])
+            if only:
+                first, rest = settings["help"][0].lower(), settings["help"][1:]
+                settings["help"] = f"{only}: {first}{rest}"
+            decorated = click.option(*flags, each.name, **settings)(decorated)
         return decorated
 
     return add
@@ -194,38 +199,45 @@ ADDRESS = AddressType()
 
 
 @dataclass(frozen=True)
-class ReadingOptions:
-    """Where shards are read, see the help of the options."""
+class EngineOptions:
+    """Where to run, see the help of the options."""
 
     num_workers: int = option(
         *("--workers", "--num-workers"),
         type=click.IntRange(1),
         default=16,
-        help="Number of processes that read shards.",
+        help="Number of processes.",
     )
     engine: EngineName = option(
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
-        help=(
-            "Where shards are read: processes of this machine, or a cluster with access to the "
-            "files."
-        ),
+        help="Run in processes of this machine, or on a cluster with access to the files.",
     )
     address: str | None = option(
         metavar="ADDRESS", help="Scheduler or head of the cluster; without it, one is started."
     )
+
+    def make(self) -> Engine:
+        """Return the engine."""
+        from energon.prepare.engines import Engine
+
+        return Engine(self.engine, self.address, self.num_workers)
+
+
+@dataclass(frozen=True)
+class ReadingOptions(EngineOptions):
+    """Where shards are read, see the help of the options."""
+
     progress: bool = option("--progress/--no-progress", default=True, help="Show a progress bar.")
 
     @contextmanager
     def open(self, doing: str = "indexing shards") -> Iterator[Indexing]:
         """Yield the values as settings, with a progress bar if anyone can see it."""
         from energon.prepare.dataset import Indexing
-        from energon.prepare.engines import Engine
 
-        engine = Engine(self.engine, self.address, self.num_workers)
         with logging_to_terminal(), progress_bar(self.progress, doing) as advance:
-            yield Indexing(engine, progress=advance)
+            yield Indexing(self.make(), progress=advance)
 
 
 @dataclass(frozen=True)

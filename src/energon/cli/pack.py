@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import click
 from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
+    EngineOptions,
     is_given,
     logging_to_terminal,
     option,
@@ -31,12 +32,11 @@ from energon.messages import counted, shell_word
 if TYPE_CHECKING:
     from energon.prepare.importers.row import PackSource, RowRules
     from energon.prepare.writers.pack import PackOptions
+    from energon.prepare.writers.tokens import TokenizeOptions
 
 MAX_SHOWN_FAILURES = 10
 _ORDER = re.compile(r"shuffle(?:[:(](?P<seed>\d+)\)?)?")
 
-_OF_TOKENS = ("tokenizer", "end_token", "vocabulary_size", "num_workers", "engine", "address")
-_WITH_TOKENS = {*_OF_TOKENS, "to", "text_column", "overwrite", "progress", "as_json"}
 _OF_ROWS = {"file_columns", "parts", "leave_out", "key_column", "root", "skip_missing"}
 _WITHOUT = {"folder": {*_OF_ROWS, "prefix_keys"}, "shards": _OF_ROWS}
 """Options that do not apply to a kind of source."""
@@ -121,6 +121,9 @@ class PackChoices:
     no_sqlite: bool = option(
         is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
     )
+    wait: bool = option(is_flag=True, help="Wait for another process that is packing to TARGET.")
+    progress: bool = option("--progress/--no-progress", default=True, help="Show a progress bar.")
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
     to: str = option(
         type=click.Choice(["shards", "tokens"]),
         default="shards",
@@ -128,43 +131,6 @@ class PackChoices:
         help="What to write: shards, or token files (.bin, .idx) of the texts of .jsonl and "
         ".parquet files.",
     )
-    tokenizer: str | None = option(
-        metavar="MODULE:FUNCTION",
-        help="With --to tokens: the function that converts a text to tokens.",
-    )
-    text_column: str = option(
-        metavar="COLUMN",
-        default="text",
-        show_default=True,
-        help="With --to tokens: the column with the texts.",
-    )
-    end_token: int | None = option(
-        type=int, metavar="TOKEN", help="With --to tokens: the token that ends each document."
-    )
-    vocabulary_size: int | None = option(
-        type=click.IntRange(1),
-        metavar="NUMBER",
-        help="With --to tokens: number of different tokens; below 65,500, each takes two bytes.",
-    )
-    num_workers: int = option(
-        "--workers",
-        "--num-workers",
-        type=click.IntRange(1),
-        default=16,
-        help="With --to tokens: processes that tokenize.",
-    )
-    engine: Any = option(
-        type=click.Choice(["local", "dask", "ray"]),
-        default="local",
-        show_default=True,
-        help="With --to tokens: processes of this machine, or a cluster with access to the files.",
-    )
-    address: str | None = option(
-        metavar="ADDRESS", help="Scheduler or head of the cluster; without it, one is started."
-    )
-    wait: bool = option(is_flag=True, help="Wait for another process that is packing to TARGET.")
-    progress: bool = option("--progress/--no-progress", default=True, help="Show a progress bar.")
-    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 
     def rules(self) -> RowRules:
         """Return how rows become samples."""
@@ -197,13 +163,55 @@ class PackChoices:
         )
 
 
+@dataclass(frozen=True)
+class TokenizingOptions:
+    """The options that apply to token files only, see the help of the command."""
+
+    tokenizer: str | None = option(
+        metavar="MODULE:FUNCTION", help="The function that converts a text to tokens."
+    )
+    text_column: str = option(
+        metavar="COLUMN", default="text", show_default=True, help="The column with the texts."
+    )
+    end_token: int | None = option(
+        type=int, metavar="TOKEN", help="The token that ends each document."
+    )
+    vocabulary_size: int | None = option(
+        type=click.IntRange(1),
+        metavar="NUMBER",
+        help="Number of different tokens; below 65,500, each takes two bytes.",
+    )
+
+    def tokenizing(self) -> TokenizeOptions:
+        """Return how texts become tokens."""
+        from energon.prepare.writers.tokens import TokenizeOptions
+
+        if self.tokenizer is None:
+            raise ConfigError("--to tokens needs a --tokenizer, like my_tokens:encode")
+        return TokenizeOptions(
+            self.tokenizer, self.text_column, self.end_token, self.vocabulary_size
+        )
+
+
+_OF_TOKENS = {each.name for kind in (TokenizingOptions, EngineOptions) for each in fields(kind)}
+_WITH_TOKENS = {*_OF_TOKENS, "to", "overwrite", "progress", "as_json"}
+
+
 @click.command("pack")
 @click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.argument("target", type=ADDRESS)
 @options_object(PackChoices)
+@options_object(TokenizingOptions, name="tokens", only="With --to tokens")
+@options_object(EngineOptions, name="engine", only="With --to tokens")
 @click.pass_context
 def command(
-    context: click.Context, sources: tuple[str, ...], target: AnyPath, options: PackChoices
+    context: click.Context,
+    /,
+    sources: tuple[str, ...],
+    target: AnyPath,
+    options: PackChoices,
+    tokens: TokenizingOptions,
+    engine: EngineOptions,
 ) -> None:
     """Turn SOURCE into a prepared dataset in the folder TARGET. Both may be URLs.
 
@@ -237,12 +245,18 @@ def command(
         )
     if options.to == "tokens":
         refuse_options(context, "--to tokens writes no shards", _WITH_TOKENS)
-        _pack_tokens(sources, target, options)
+        _pack_tokens(sources, target, options, tokens, engine)
         return
-    given = {name for name in (*_OF_TOKENS, "text_column") if is_given(context, name)}
+    given = sorted(name for name in _OF_TOKENS if is_given(context, name))
     if given:
         names = {each.name: each.opts[0] for each in context.command.params}
-        raise ConfigError(f"{names[min(given)]} is for --to tokens")
+        raise ConfigError(f"{names[given[0]]} is for --to tokens")
+    _pack_shards(context, sources, target, options)
+
+
+def _pack_shards(
+    context: click.Context, sources: Sequence[str], target: AnyPath, options: PackChoices
+) -> None:
     from energon.prepare.dataset import Indexing
     from energon.prepare.writers.pack import pack_dataset
     from energon.prepare.writers.pack_remote import pack_remote
@@ -270,32 +284,35 @@ def command(
     show_size(info, target, as_json=False)
 
 
-def _pack_tokens(sources: Sequence[str], target: AnyPath, options: PackChoices) -> None:
-    from energon.prepare.engines import Engine
-    from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
+def _pack_tokens(
+    sources: Sequence[str],
+    target: AnyPath,
+    options: PackChoices,
+    tokens: TokenizingOptions,
+    engine: EngineOptions,
+) -> None:
+    from energon.prepare.writers.tokens import pack_tokens
 
     if not isinstance(target, Path):
         raise ConfigError(
             f"{target}: token files are written on this machine; upload them afterwards"
         )
-    if options.tokenizer is None:
-        raise ConfigError("--to tokens needs a --tokenizer, like my_tokens:encode")
-    how = TokenizeOptions(
-        options.tokenizer, options.text_column, options.end_token, options.vocabulary_size
-    )
-    engine = Engine(options.engine, options.address, options.num_workers)
+    how = tokens.tokenizing()
     bar = progress_bar(options.progress, "tokenizing", "documents")
     with logging_to_terminal(logging.WARNING), bar as advance:
         written = pack_tokens(
-            sources, target, how, engine=engine, overwrite=options.overwrite, progress=advance
+            sources,
+            target,
+            how,
+            engine=engine.make(),
+            overwrite=options.overwrite,
+            progress=advance,
         )
     if options.as_json:
         echo_json({"path": str(target), **written._asdict()})
     elif not is_quiet():
-        echo(
-            f"{counted(written.num_documents, 'document')}, {counted(written.num_tokens, 'token')}",
-            err=True,
-        )
+        documents = counted(written.num_documents, "document")
+        echo(f"{documents}, {counted(written.num_tokens, 'token')}", err=True)
 
 
 def _open(
