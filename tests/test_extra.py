@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import energon.webdataset as wds
+from energon.decode.arrays import decode_pth
 from energon.errors import MissingExtraError, needs_extra
+from energon.prepare.writers.encode import encode_part
 
 
 def test_says_what_to_install_for_what():
@@ -25,6 +29,29 @@ def test_says_what_to_install_for_what():
 def test_other_errors_pass():
     with pytest.raises(ValueError, match="hot"), needs_extra("tea", "tea needs water"):
         raise ValueError("hot")
+
+
+def encode_pth():
+    encode_part("pth", {"a": 1})
+
+
+def load_pth():
+    decode_pth(b"", trusted=True)
+
+
+def decode_video():
+    wds.torch_video("mp4", b"video")
+
+
+def decode_audio():
+    wds.torch_audio("wav", b"audio")
+
+
+@pytest.mark.parametrize("use", [encode_pth, load_pth, decode_video, decode_audio])
+def test_what_needs_torch_says_so_where_it_is_not_installed(use, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"torch; pip install 'energon-loader\[torch\]'$"):
+        use()
 
 
 def test_the_demo_installs_fewer_than_25_packages():

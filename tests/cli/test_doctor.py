@@ -195,7 +195,7 @@ def test_little_shared_memory(monkeypatch):
 
 def test_jpeg_images_without_a_fast_decoder(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert any("install energon-loader[fast-jpeg]" in each for each in found_here())
+    assert any("pip install 'energon-loader[fast-jpeg]'" in each for each in found_here())
     monkeypatch.undo()
     assert not any("fast-jpeg" in each for each in found_here())
 

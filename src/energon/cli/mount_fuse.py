@@ -14,13 +14,12 @@ from io import BufferedReader
 from threading import Lock
 from typing import Any, TypeVar
 
-from energon.errors import EnergonError, MissingExtraError
+from energon.errors import EnergonError, MissingExtraError, needs_extra
 from energon.sources.browse.tree import MAX_BYTES, BrowsedFile, BrowsedFolder, TreeEntry, find_path
 
 try:
-    import mfusepy
-except ImportError as error:
-    raise MissingExtraError("mounting needs mfusepy; install energon-loader[mount]") from error
+    with needs_extra("mount", "mounting needs mfusepy"):
+        import mfusepy
 except OSError as error:
     raise MissingExtraError(
         f"mounting needs libfuse ({error}); install the system package fuse3 or libfuse2"

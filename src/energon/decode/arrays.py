@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import DecodeError
+from energon.errors import DecodeError, needs_extra
 from energon.limits import DECODED_BYTES, PART_DEPTH, UNPACKED_BYTES, check_limit, too_deep
 
 _KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -77,11 +77,12 @@ def decode_pth(data: bytes, *, trusted: bool) -> Any:
         trusted: Whether it may contain more than tensors, and run code.
 
     Raises:
+        MissingExtraError: If torch is not installed.
         pickle.UnpicklingError: If it contains more than tensors and is not trusted.
         DecodeError: If it needs more memory than the limits allow.
     """
-    import torch
-
+    with needs_extra("torch", "pth parts need torch"):
+        import torch
     _check_pth(data, trusted)
     value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
     if not trusted:

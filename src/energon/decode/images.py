@@ -153,8 +153,8 @@ def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
         import torch
     except ImportError as error:
         raise MissingExtraError(
-            "images as tensors need torch; install energon-loader[torch], or choose arrays with "
-            'SampleDecoder(image_decode="rgb8")'
+            "images as tensors need torch; pip install 'energon-loader[torch]', or choose arrays "
+            'with SampleDecoder(image_decode="rgb8")'
         ) from error
     return torch.from_numpy(pixels)
 

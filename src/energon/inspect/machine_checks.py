@@ -57,7 +57,7 @@ def surroundings(
     if not _has_turbojpeg():
         yield Symptom(
             "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
-            "which takes twice as long: install energon-loader[fast-jpeg]"
+            "which takes twice as long: pip install 'energon-loader[fast-jpeg]'"
         )
     if any(os.path.exists(os.path.join(folder, SIGN)) for folder in sys.path):
         yield Symptom(

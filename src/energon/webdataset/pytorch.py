@@ -17,7 +17,7 @@ class _Missing:
     def __init__(self, *args: Any, **kw: Any) -> None:
         from energon.errors import MissingExtraError
 
-        raise MissingExtraError("this needs torch; install energon-loader[torch]")
+        raise MissingExtraError("this needs torch; pip install 'energon-loader[torch]'")
 
 
 def __getattr__(name: str) -> Any:

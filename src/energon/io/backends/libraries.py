@@ -113,7 +113,9 @@ def fsspec_backend(parts: Address) -> FsspecBackend:
             f"neither energon nor fsspec knows {parts.scheme}://; check the spelling"
         ) from error
     except ImportError as error:
-        raise MissingExtraError(f"{parts.scheme}://: {error}") from error
+        raise MissingExtraError(
+            f"fsspec needs another package for {parts.scheme}://: {error}"
+        ) from error
     except Exception as error:
         # Some connect at once, and their messages may contain a password.
         raise StorageError(

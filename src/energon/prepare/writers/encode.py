@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 
 from energon.decode.arrays import encode_tenbin
-from energon.errors import ConfigError, needs_extra
+from energon.errors import ConfigError, MissingExtraError, needs_extra
 from energon.messages import type_in_words
 
 Content = bytes | Path
@@ -61,6 +61,8 @@ def encode_part(part: str, value: Any) -> Content:
         )
     try:
         return encode(value)
+    except MissingExtraError:
+        raise  # nothing is wrong with the value
     except (TypeError, ValueError, KeyError, OSError, AttributeError) as error:
         raise ConfigError(
             f"part {part!r}: {type_in_words(value)} cannot be written as {extension}: {error}"
@@ -134,8 +136,8 @@ def _cbor(value: Any) -> bytes:
 
 
 def _torch(value: Any) -> bytes:
-    import torch
-
+    with needs_extra("torch", "pth parts need torch"):
+        import torch
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

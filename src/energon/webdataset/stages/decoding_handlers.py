@@ -19,7 +19,7 @@ import numpy as np
 from energon.decode import images
 from energon.decode.images import ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError, DecodeError
+from energon.errors import ConfigError, DecodeError, needs_extra
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -248,7 +248,8 @@ class _VideoHandler(_MediaHandler):
     extensions = VIDEO_EXTENSIONS
 
     def decode(self, data: bytes) -> Any:
-        import torch
+        with needs_extra("torch", "videos as tensors need torch"):
+            import torch
 
         from energon.decode.av_video import VideoReader
 
@@ -275,7 +276,8 @@ class _AudioHandler(_MediaHandler):
     extensions = AUDIO_EXTENSIONS
 
     def decode(self, data: bytes) -> Any:
-        import torch
+        with needs_extra("torch", "audio as tensors needs torch"):
+            import torch
 
         from energon.decode.av_audio import AudioReader
 
