@@ -172,7 +172,7 @@ def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path
     copy.write_bytes(whole[:-1])
     with pytest.raises(ShardChangedError, match=rf"has {len(whole) - 1} bytes, had {len(whole)}"):
         read()
-    assert "index-stale" in run("verify", path, "--quick").output
+    assert "index-damaged" in run("verify", path, "--quick").output
     copy.write_bytes(whole[:1000] + bytes(len(whole) - 1000))
     with pytest.raises(FormatError, match="cannot be unpacked"):
         read()
