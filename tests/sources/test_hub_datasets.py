@@ -134,6 +134,19 @@ def test_copies_that_the_hub_keeps_are_read(repository):
     assert numbers(ParquetSource(f"{copies}/default/train")) == [*range(4)]
 
 
+def test_patterns_of_a_card_that_match_no_file_are_reported(with_configs):
+    for files in (
+        "data_files: data/x-*",
+        "data_dir: data/x-*",
+        "data_files: [{split: train, path: ['**/*', data/x-*]}]",
+    ):
+        card = f"---\nconfigs: [{{config_name: a, {files}}}]\n---\n"
+        (with_configs / "README.md").write_text(card)
+        problem = r"its card assigns 'data/x-.*' to the split 'train', but none of its . Parquet f"
+        with pytest.raises(DatasetNotFoundError, match=problem):
+            ParquetSource(with_configs)
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [

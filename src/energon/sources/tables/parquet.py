@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import ConfigError
+from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.split import (
     SPLIT_WORDS,
     find_split,
     splits_by_name,
 )
+from energon.formats.parquet import CardConfig
 from energon.io.address import redact
 from energon.io.epath import any_path
+from energon.messages import counted
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.decoded_blocks import SliceCost
@@ -116,16 +118,24 @@ def _split_files(
     splits = _splits(files, options)
     if options.split is not None:
         return [name for names in splits.values() for name in names], True
-    if "" in splits:
-        return splits[""], True
-    found = find_split(split_part, splits)
+    found = "" if "" in splits else find_split(split_part, splits)
     if found is None:
         by = "its card" if files.card() else "the names of its files"
         raise ConfigError(
             f"{redact(files.address)}: there is no split {split_part!r}, only {', '.join(splits)}, "
             f"according to {by}"
         )
-    return splits[found], False
+    config = _config(files, options)
+    patterns = {} if config is None else config.splits
+    for pattern in patterns.get(found) or patterns.get("", ()):
+        if not files.matching([pattern]):
+            raise DatasetNotFoundError(
+                f"{redact(files.address)}: its card assigns {pattern!r} to the split "
+                f"{found or split_part!r}, but none of its "
+                f"{counted(len(files.found), 'Parquet file')} matches; correct the card, "
+                "README.md, or add the files"
+            )
+    return splits[found], found == ""
 
 
 def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]]:
@@ -134,8 +144,20 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
     Raises:
         ConfigError: If the dataset has several configurations and none is chosen.
     """
+    config = _config(files, options)
+    if config is None:
+        return _splits_of([found.key for found in files.found])
+    splits = {split: files.matching(patterns) for split, patterns in config.splits.items()}
+    return _splits_of(splits[""]) if "" in splits else splits
+
+
+def _config(files: ParquetFiles, options: ParquetOptions) -> CardConfig | None:
+    """Return the chosen configuration; None if there is none to choose.
+
+    Raises:
+        ConfigError: If the dataset has several configurations and none is chosen.
+    """
     configs = {config.name: config for config in files.card()}
-    names = [found.key for found in files.found]
     chosen = options.config
     if chosen is None and configs:
         given = [config.name for config in configs.values() if config.is_default]
@@ -146,14 +168,13 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
             )
         chosen = given[0] if given else min(configs)
     if chosen is None:
-        return _splits_of(names)
+        return None
     if chosen not in configs:
         raise ConfigError(
             f"{options.origin}: read: {redact(files.address)} has no configuration {chosen!r}, "
             f"only {', '.join(configs) or 'one without a name'}"
         )
-    splits = {split: files.matching(patterns) for split, patterns in configs[chosen].splits.items()}
-    return _splits_of(splits[""]) if "" in splits else splits
+    return configs[chosen]
 
 
 def _splits_of(names: list[str]) -> dict[str, list[str]]:
