@@ -92,7 +92,7 @@ class Deal:
         return self._lane_at(stream, place), turn * self.stripe + within
 
     def row_in_turn(self, rows: Sequence[int], place: int) -> int | None:
-        """Return how many rows of some lanes of a stream were used; None if they take no turns.
+        """Return how many rows of some lanes of a stream were used; None if they do not take turns.
 
         Each lane in turn uses a stripe. So the rows of these lanes can be read as those of a
         single one, whether they are all lanes of the stream or those that one of its workers has.

@@ -277,10 +277,13 @@ class WebdatasetSource(SplitSource):
         places = places_of(self, ordinals)
         order = np.argsort(places, kind="stable")
         shards, indices = self._indices(places[order])
-        return order, shards, self._read_in_turn(shards, indices)
+        return order, shards, self._read_in_rounds(shards, indices)
 
-    def _read_in_turn(self, shards: Ints, indices: Ints) -> Iterator[tuple[Ints, ReadRows]]:
-        """Yield samples of ascending shards; what is yielded holds no more open than the pool."""
+    def _read_in_rounds(self, shards: Ints, indices: Ints) -> Iterator[tuple[Ints, ReadRows]]:
+        """Yield samples of ascending shards, in rounds of as many shards as the pool keeps open.
+
+        Samples whose buffers are not yet read keep the files of their shards open.
+        """
         counts = np.bincount(shards)
         numbers = np.flatnonzero(counts)
         runs = list(zip(numbers.tolist(), counts[numbers].tolist(), strict=True))

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil
-from operator import attrgetter
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -166,7 +165,7 @@ class BlocksOfLanes(BlocksOfLane):
         plan = first.plan
         if not self._has_begun or self._ahead is not None or not isinstance(plan, DealtPlan):
             return False
-        lanes.sort(key=_NUMBER)
+        lanes.sort(key=lambda lane: lane.lane.number)
         stops, place = [lane.stop for lane in lanes], lanes.index(first)
         row = plan.deal.row_in_turn(stops, place)
         if row is None or stops != [lane.row for lane in lanes]:
@@ -189,7 +188,7 @@ class BlocksOfLanes(BlocksOfLane):
         for batch, start in enumerate(range(-used, size, stripe), place):
             pieces[batch % len(lanes)].append((max(0, start), min(start + stripe, size)))
         if size:
-            shares = [(lanes[place], own) for place, own in pieces.items()]
+            shares = [(lanes[number], own) for number, own in pieces.items()]
             self._hand_out(self._read_lazily(rows, (), ()), size, shares, in_turn=True)
         return True
 
@@ -290,9 +289,6 @@ class BlocksOfLanes(BlocksOfLane):
             self._turn_rows = rows / batches
         lanes[0].used_of_turn = max(0, round(used - new * self._turn_rows))
         return self._turn_rows
-
-
-_NUMBER = attrgetter("lane.number")
 
 
 def _by_next_batch(first: RowsOfLane, lanes: Iterable[RowsOfLane]) -> list[RowsOfLane]:
