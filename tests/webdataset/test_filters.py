@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import energon.webdataset as wds
 from energon.errors import ConfigError, FieldAccessError, SampleError, SecurityError
 from energon.webdataset import filters
+from energon.webdataset.stages.mapping import Apply
 
 SAMPLE = {"__key__": "a", "jpg": 1, "seg.png": 2, "cls": None}
 
@@ -54,7 +55,7 @@ class Item:
         (wds.batched(4, collation_fn=None), 4),
         (wds.batched(4, collation_fn=list, partial=False), 4),
         (wds.map(lambda item: [item]), 1),
-        (filters.Apply(lambda item: [item]), 1),
+        (Apply(lambda item: [item]), 1),
     ],
 )
 def test_what_was_yielded_is_released_before_the_next_items_are_read(stage, items):
