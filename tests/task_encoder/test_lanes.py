@@ -396,7 +396,7 @@ def test_what_other_lanes_cost_is_told_before_they_are_taken(folder, caplog):
         Job(path, encoder=Skips(), world_size=5).restored(state)
     with caplog.at_level(logging.WARNING):
         job = Job(path, encoder=Skips(), world_size=5).restored(state, relane=True)
-    assert "24 lanes was given 120 lanes; of the epochs in progress, up to" in caplog.text
+    assert "the state of 24 lanes to 120 lanes; of the epochs in progress, up to" in caplog.text
     assert job.loaders[0].config()["lanes"] == 120
     # From now on it continues exactly, on whatever divides them.
     state = job.save()

@@ -292,7 +292,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
             config.rank_lanes(
                 lanes, hint=f"or pass relane=True to continue with {relaned.describe()}"
             )
-        log.warning("the state of %s was given %s", counted(lanes, "lane"), relaned.describe())
+        log.warning("converted the state of %s to %s", counted(lanes, "lane"), relaned.describe())
         return relaned.state
 
     def _relaned(self, state: State) -> Relaned:

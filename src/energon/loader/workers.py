@@ -305,7 +305,7 @@ class ThreadWorker:
             )
             if self._options.fail_on_timeout:
                 raise WorkerError(text)
-            log.warning("%s; waiting on", text)
+            log.warning("%s; still waiting", text)
             event = self._channel.get(None)
         if event is None:
             raise WorkerError("this loader is closed; build a new one")

@@ -331,7 +331,7 @@ def _holds(value: Any) -> str:
 
 def _parse(name: str, text: str) -> tuple[Access, ...]:
     if not isinstance(text, str):
-        raise ConfigError(f"field_map: {name!r} is mapped to {text!r}, expected a text")
+        raise ConfigError(f"field_map: {name!r} is mapped to {text!r}, expected a string")
     ways = []
     for way in text.split(","):
         match = _ACCESS.fullmatch(way.strip())

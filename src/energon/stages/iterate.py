@@ -134,8 +134,8 @@ def _refuse_batches_of_batches() -> None:
     stacks = data is not None and collate is data.default_collate
     if stacks and getattr(caller, "auto_collation", False):
         raise ConfigError(
-            "torch's DataLoader would make batches of what are batches already; pass it "
-            "batch_size=None, or use energon.get_loader(dataset) instead, which has workers too"
+            "torch's DataLoader would batch these batches again; pass it batch_size=None, or use "
+            "energon.get_loader(dataset) instead, which has workers too"
         )
 
 

@@ -160,7 +160,8 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
     if packing and missing:
         raise ConfigError(
             f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
-            "say there which samples make a pack and how, for example with energon.packing"
+            "define there which samples form a pack and how they are combined; energon.packing "
+            "helps with both"
         )
 
 

@@ -24,7 +24,6 @@ from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.prepare.index.join_index import KeyColumn, build_join_index
 from energon.samples.registry import resolve_class, resolve_function
-from energon.samples.sample import Sample
 from energon.sources.join import JoinedSource, hashed_keys
 from energon.sources.kinds import Source
 from energon.sources.shards import ShardPool
@@ -173,8 +172,8 @@ def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[.
         raise type(error)(f"{joiner.origin}: {error}") from error
     if not (isinstance(found, type) and hasattr(found, "from_joined")):
         raise ConfigError(
-            f"{joiner.origin}: {joiner.name} has no from_joined; derive it from "
-            f"{Sample.__module__}.Sample, or name a __function__"
+            f"{joiner.origin}: {joiner.name} has no from_joined; derive it from energon.Sample, "
+            "or name a __function__"
         )
     return found.from_joined  # type: ignore[no-any-return]
 

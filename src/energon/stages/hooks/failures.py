@@ -245,7 +245,7 @@ def log_failure(
 
 
 def is_power_of_ten(count: int) -> bool:
-    """Return whether something that happens again and again is logged this time."""
+    """Return whether a number is 1, 10, 100 and so on: when repeated events are logged."""
     return str(count).strip("0") == "1"
 
 

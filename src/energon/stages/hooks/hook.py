@@ -1,4 +1,4 @@
-"""Run a user function: seeding, skips, failure tolerance and error reports, in one place."""
+"""Run a user function: seed it, and handle what it returns, yields, skips and fails on."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class PreparesShards:
     def iter_dataset_content(
         path: str | os.PathLike[str], extract_keys: Collection[str] = ()
     ) -> Iterator[dict[str, bytes | None]]:
-        """Yield the names of the parts of each sample of a shard.
+        """Yield the parts of each sample of a shard, by name.
 
         Args:
             path: The shard.
