@@ -85,7 +85,7 @@ def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | B
     origin = redact(path)
     with as_configuration():
         raw = load(read_document(path), origin=origin)
-    return _parse(raw, origin, parent_address(path), allow, from_afar=is_remote(path))
+    return _parse(raw, origin, parent_address(path), allow, is_remote=is_remote(path))
 
 
 def parse_mapping(
@@ -157,7 +157,7 @@ def _sound(parsed: Metadataset | BrokenMetadataset) -> Metadataset:
 
 
 def _parse(
-    raw: Any, origin: str, folder: str, allow: Collection[str], *, from_afar: bool = False
+    raw: Any, origin: str, folder: str, allow: Collection[str], *, is_remote: bool = False
 ) -> Metadataset | BrokenMetadataset:
     # pydantic takes 70 ms to import, and datasets without a metadataset do not need it.
     from pydantic import ValidationError
@@ -169,7 +169,7 @@ def _parse(
             f"{origin}: {_description(raw)}; expected a metadataset, which has `splits:`"
         )
     model = _version(raw)
-    raw, unresolved = substitute(_without_extensions(raw), is_remote=from_afar, allow=allow)
+    raw, unresolved = substitute(_without_extensions(raw), is_remote=is_remote, allow=allow)
     try:
         content = model.model_validate(raw)
     except ValidationError as exc:

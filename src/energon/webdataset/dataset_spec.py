@@ -125,7 +125,7 @@ class LoadedSpec:
         folder: The base of relative addresses.
         origin: Its name in messages.
         allow: "env" lets its addresses refer to environment variables.
-        from_afar: Whether it is remote; then they never may.
+        is_remote: Whether it is remote; then they never may.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class LoadedSpec:
         origin: str,
         *,
         allow: Collection[str] = (),
-        from_afar: bool = False,
+        is_remote: bool = False,
     ) -> None:
         self.content = content
         self.folder = folder
         self.origin = origin
         self.allow = allow
-        self.from_afar = from_afar
+        self.is_remote = is_remote
 
     @cached_property
     def urls(self) -> list[list[str]]:
@@ -159,7 +159,7 @@ class LoadedSpec:
             urls.append([])
             for pattern in patterns:
                 check_variables(
-                    pattern, origin=self.origin, allow=self.allow, from_afar=self.from_afar
+                    pattern, origin=self.origin, allow=self.allow, is_remote=self.is_remote
                 )
                 found = expand_urls(self._absolute(os.path.expanduser(pattern)))
                 left -= len(found)
@@ -213,8 +213,8 @@ def load_spec(
     address = os.fspath(source)
     origin = redact(address)
     content = _validate(load(read_document(address), origin=origin), origin)
-    folder, from_afar = parent_address(address), is_remote(address)
-    return LoadedSpec(content, folder, origin, allow=allow, from_afar=from_afar)
+    folder, remote = parent_address(address), is_remote(address)
+    return LoadedSpec(content, folder, origin, allow=allow, is_remote=remote)
 
 
 def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:

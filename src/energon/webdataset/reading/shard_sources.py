@@ -211,10 +211,10 @@ def shard_source(
     if _ends_with(urls, ".json"):
         from energon.webdataset.wids.descriptor import load_descriptor
 
-        origin, from_afar = redact(os.fspath(urls)), is_remote(urls)
+        origin, remote = redact(os.fspath(urls)), is_remote(urls)
         urls = [shard.url for shard in load_descriptor(urls).shards]
         for url in urls:
-            check_variables(url, origin=origin, allow=allow, from_afar=from_afar)
+            check_variables(url, origin=origin, allow=allow, is_remote=remote)
     if _is_source(urls):
         return urls
     return ResampledShards(urls) if resampled else SimpleShardList(urls)

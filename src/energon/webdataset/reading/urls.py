@@ -62,7 +62,7 @@ def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[st
 
 
 def check_variables(
-    pattern: str, *, origin: str, allow: Collection[str] = (), from_afar: bool = False
+    pattern: str, *, origin: str, allow: Collection[str] = (), is_remote: bool = False
 ) -> None:
     """Raise SecurityError if an address in a document refers to the environment without permission.
 
@@ -70,12 +70,12 @@ def check_variables(
         pattern: The address.
         origin: The document.
         allow: "env" permits it.
-        from_afar: Whether the document is remote; then it is never permitted.
+        is_remote: Whether the document is remote; then it is never permitted.
     """
     found = _VARIABLE.search(pattern)
     if found is None:
         return
-    if from_afar:
+    if is_remote:
         raise SecurityError(
             f"{origin}: {found[0]} reads the environment, which a remote document may not; write "
             "its value, or copy the document to a local folder"
