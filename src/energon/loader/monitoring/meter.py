@@ -146,8 +146,8 @@ class StageTimes:
 
     Args:
         seconds: All of it.
-        slow_calls: How many calls of a hook took very long,
-        slow_seconds: and for how long, in total.
+        slow_calls: Number of calls of a hook that took very long.
+        slow_seconds: How long these took in total.
     """
 
     seconds: float = 0.0
@@ -165,8 +165,8 @@ def _times_by_stage(
 
     Args:
         times: What looks have found, and what was measured.
-        before: The earlier mark,
-        after: and the later one.
+        before: The earlier mark.
+        after: The later one.
         workers: Whose time it is, as of the later mark.
     """
     seen = {spent: each.seen for spent, each in times.items() if each.seen}

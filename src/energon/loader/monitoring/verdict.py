@@ -265,10 +265,10 @@ class _HookCalls(NamedTuple):
     Args:
         where: The hook, and its dataset.
         unit: What a call is for.
-        calls: How many calls there were,
-        seconds: and how long they took.
-        slow_calls: How many of them took very long,
-        slow_seconds: and for how long.
+        calls: How many calls there were.
+        seconds: How long they took in total.
+        slow_calls: How many of them took very long.
+        slow_seconds: How long these took in total.
     """
 
     where: str

@@ -312,7 +312,7 @@ class ProcessWorker:
         if entry is None:
             return ""
         return (
-            f"; to exclude it from later epochs, too, write {entry} into a file, as a line, and "
+            f"; to exclude it from later epochs as well, add the line {entry} to a file and "
             "pass that file as exclude_from"
         )
 
