@@ -89,7 +89,7 @@ def test_keys_that_the_server_refuses_are_looked_up_anew(configure, ceph_port, t
         store.write(key, b"content")
     assert "rotated" not in str(caught.value)
     write_keys(S3_SECRET)
-    store._retries._renewed_at -= RENEW_SECONDS  # a minute later
+    store.retries._renewed_at -= RENEW_SECONDS  # a minute later
     store.write(key, b"content")
     assert store.read(key) == b"content"
 

@@ -38,9 +38,7 @@ T = TypeVar("T")
 MAX_PARALLEL_REQUESTS = 32
 """Maximum number of parallel requests for data needed now."""
 SLOW_BYTES_PER_SECOND = 100_000
-"""Average speed below which a streamed object is requested again."""
-PROGRESS_BYTES = 1 << 20
-"""Progress that renews the deadline: a server may send a byte at a time."""
+"""Average speed below which an object is requested, or written, again."""
 
 
 class Store:
@@ -57,8 +55,8 @@ class Store:
         self.gives_ranges = backend.can_range
         self._pools: dict[str, WaitingThreads] = {}
         self._lock = threading.Lock()
-        self._retries = Retries(self.origin, self.settings, getattr(backend, "renew", None))
-        self.statistics = self._retries.statistics
+        self.retries = Retries(self.origin, self.settings, getattr(backend, "renew", None))
+        self.statistics = self.retries.statistics
 
     @property
     def origin(self) -> str:
@@ -68,7 +66,7 @@ class Store:
     @property
     def is_denied(self) -> bool:
         """Whether the store refuses even freshly looked-up credentials."""
-        return self._retries.is_denied
+        return self.retries.is_denied
 
     def place(self, key: str) -> str:
         """Return the address of an object, without secrets."""
@@ -176,49 +174,12 @@ class Store:
         size: int | None = None,
         waited: float = 0.0,
     ) -> Iterator[bytes]:
+        # Here, so that programs that read local files start without it.
+        from energon.io.object_stream import ObjectStream
+
         if size is None:
             size, version = self._look_up(key, version, waited)
-        if 0 <= size < start:
-            raise TruncatedError(
-                f"{self.place(key)}: ends at byte {size}, before byte {start}; the object is "
-                "truncated or changed"
-            )
-        # Only real progress gives a server more time.
-        position, mark, failures = start, start, 0
-        while position < size or size < 0:
-            self.statistics.add(requests=1)
-            allowed = self.settings.deadline_seconds - waited
-            allowed += max(0, size - position) / SLOW_BYTES_PER_SECOND
-            chunks = iter(self.backend.stream(key, position, version))
-            begun = time.monotonic()
-            try:
-                with time_limit(allowed):
-                    chunk = self._in_time(partial(next, chunks, None), key, allowed)
-                while chunk is not None:
-                    waited += time.monotonic() - begun
-                    self.statistics.add(bytes_read=len(chunk))
-                    position += len(chunk)
-                    if position - mark >= PROGRESS_BYTES:
-                        waited, mark, failures = 0.0, position, 0
-                    yield chunk
-                    begun = time.monotonic()
-                    chunk = self._in_time(partial(next, chunks, None), key, allowed)
-                self._check_end(key, position, size)
-                self._retries.answered()
-                return
-            except StorageError as error:
-                if not self.gives_ranges and position:
-                    raise
-                failures += 1
-                self._learn(error)
-                self._retries.failed(
-                    error,
-                    asked_at=begun,
-                    begun=begun - waited,
-                    attempts=failures,
-                    seconds=self.settings.deadline_seconds,
-                )
-                waited += time.monotonic() - begun
+        yield from ObjectStream(self, key, start, size, version, waited).chunks()
 
     def _look_up(self, key: str, version: str | None, waited: float) -> tuple[int, str | None]:
         """Return the size of an object, -1 if a server does not say, and the version to read."""
@@ -230,17 +191,6 @@ class Store:
                 raise
             return -1, version
         return info.size, version or (info.version if self.gives_ranges else None)
-
-    def _check_end(self, key: str, position: int, size: int) -> None:
-        if 0 <= size < position:
-            raise StorageError(
-                f"{self.place(key)}: the answer has {position} bytes, expected {size}; does a "
-                "proxy compress it?"
-            )
-        if position < size:
-            raise StorageError(
-                f"{self.place(key)}: the answer ended at byte {position} of {size}", transient=True
-            )
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects below the folder `prefix`, sorted by key.
@@ -342,24 +292,24 @@ class Store:
             asked_at = time.monotonic()
             left = seconds - (asked_at - begun)
             try:
-                with time_limit(left), self._retries.watching(self.place(key)):
+                with time_limit(left), self.retries.watching(self.place(key)):
                     if hedge_after is not None:
                         found = self._hedge(request, hedge_after)
                     else:
                         with self.statistics.request():
-                            found = self._in_time(request, key, left)
+                            found = self.in_time(request, key, left)
             except StorageError as error:
                 failures += 1
-                self._learn(error)
-                self._retries.failed(
+                self.learn_from(error)
+                self.retries.failed(
                     error, asked_at=asked_at, begun=begun, attempts=failures, seconds=seconds
                 )
             else:
-                self._retries.answered()
+                self.retries.answered()
                 return found
 
-    def _in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
-        """Make a request through a library that does not observe our time limits."""
+    def in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
+        """Make a request that ends in time, even through a library without time limits."""
         if not getattr(self.backend, "may_hang", False):
             return request()
         future = self._threads("energon-wait", 2 * MAX_PARALLEL_REQUESTS).submit(request)
@@ -367,7 +317,8 @@ class Store:
             raise StorageError(f"{self.place(key)}: no answer in time", transient=True)
         return future.result()
 
-    def _learn(self, error: StorageError) -> None:
+    def learn_from(self, error: StorageError) -> None:
+        """Record what a failure says about the store."""
         if isinstance(error, RangesNotSupportedError):
             self.gives_ranges = False
 
