@@ -256,8 +256,10 @@ class _ShuffleIterator(StageIterator):
             while len(found) < len(items):
                 draws = self._draws.block()
                 some = items[len(found) : len(found) + length_hint(draws, NOTE_ITEMS)]
-                places = [int(fraction * size) for fraction in islice(draws, len(some))]
-                for number, (place, item) in enumerate(zip(places, some, strict=True), self._taken):
+                numbered = range(self._taken, self._taken + len(some))
+                # The items end first, so no number is drawn that is not used.
+                for item, number, fraction in zip(some, numbered, draws, strict=False):
+                    place = int(fraction * size)
                     found.append(buffer[place])
                     buffer[place] = item
                     numbers[place] = number
