@@ -86,7 +86,7 @@ class WebdatasetSource(SplitSource):
         allow: Collection[str] = (),
     ) -> None:
         self.path = any_path(path)
-        self.is_remote = is_remote(self.path)
+        self.is_remote = is_remote(self.path)  # known before lanes ask for it
         self._paths: dict[int, str] = {}
         self.split_part = split_part
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
