@@ -45,9 +45,6 @@ REASONS = {
         "getattr(import_module(home), attribute)": TABLE,
         "import_module(home)": TABLE,
     },
-    "energon/cli/preview.py": {
-        "getattr(sample, each.name)": FIELDS,
-    },
     "energon/cli/view.py": {
         "getattr(import_module(module), name)": COMMAND_LINE,
         "import_module(module)": COMMAND_LINE,
@@ -119,6 +116,9 @@ REASONS = {
     },
     "energon/inspect/lint_batch.py": {
         "pickle.loads(leaf)": PROCESSES,
+    },
+    "energon/inspect/shown_sample.py": {
+        "getattr(sample, each.name)": FIELDS,
     },
     "energon/io/block_file.py": {
         "getattr(self, name)": FIELDS,

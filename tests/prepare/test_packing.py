@@ -359,8 +359,8 @@ def test_what_only_litdata_can_read_needs_it(tmp_path):
     for file in (DATA / "litdata").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     index = tmp_path / "index.json"
-    index.write_text(index.read_text().replace('"float"', '"graph"', 1))
-    with pytest.raises(MissingExtraError, match="'graph', which only LitData itself can read"):
+    index.write_text(index.read_text().replace('"float"', '"mesh"', 1))
+    with pytest.raises(MissingExtraError, match="'mesh', which only LitData itself can read"):
         opened(tmp_path, kind="litdata")
 
 
