@@ -1,8 +1,9 @@
 """Batches from lanes that are hosted in-line, in threads or in processes.
 
 A loader asks each worker for the next batch of the lane whose turn it is, so the order never
-depends on which worker is faster. Every batch carries the state of its lane after it; the last
-state delivered for each lane is the checkpoint. Only `pipeline.Pipeline` knows what is hosted.
+depends on which worker is faster. Every batch carries the state of its lane after it, unless that
+only counts one batch more; the last state delivered for each lane, with the batches counted since,
+is the checkpoint. Only `pipeline.Pipeline` knows what is hosted.
 """
 
 from energon.loader.getters import get_loader, get_savable_loader
