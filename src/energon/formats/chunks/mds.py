@@ -23,7 +23,7 @@ from energon.formats.chunks.records import (
     stated_number,
 )
 from energon.formats.json_text import parse_json
-from energon.formats.meta.info import check_inside
+from energon.messages import describe_error
 
 _SCALARS = {
     "int": "<i8",
@@ -71,13 +71,12 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
         ConfigError: If shards are of another format.
     """
     try:
-        shards = [_shard(about, origin) for about in index["shards"]]
+        return [_shard(about, origin) for about in index["shards"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError | FormatError):
             raise
-        raise FormatError(f"{origin}: not an index of MDS shards: {error!r}") from error
-    check_inside((shard.name for shard in shards), origin=origin)
-    return shards
+        problem = describe_error(error)
+        raise FormatError(f"{origin}: not an index of MDS shards: {problem}") from error
 
 
 def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:

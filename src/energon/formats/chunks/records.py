@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError, needs_extra
-from energon.formats.meta.info import MAX_SAMPLES
+from energon.formats.meta.info import MAX_SAMPLES, leads_out
 
 CHUNK_INDEX = "index.json"
 """The file of a folder that lists its chunks and describes their content."""
@@ -102,9 +102,9 @@ def file_name(value: Any) -> str:
     """Return the name of a chunk in an index.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is none, or is outside the folder.
     """
-    if not isinstance(value, str) or value in ("", ".", ".."):
+    if not isinstance(value, str) or value in ("", ".") or "\0" in value or leads_out(value):
         raise ValueError(f"expected the name of a file in the folder, got {value!r}")
     return value
 

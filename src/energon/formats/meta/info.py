@@ -109,7 +109,7 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
         if "\0" in name:
             raise FormatError(f"{origin}: {name!r} is not a file name")
         # Most names have none of these, and there may be a million of them.
-        if (name[:1] == "/" or ":" in name or ".." in name) and _leads_out(name):
+        if (name[:1] == "/" or ":" in name or ".." in name) and leads_out(name):
             if is_allowed("outside", allow):
                 return
             raise refusal(
@@ -117,7 +117,8 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
             )
 
 
-def _leads_out(name: str) -> bool:
+def leads_out(name: str) -> bool:
+    """Return whether a name is an address, or a path out of the folder that it is relative to."""
     within = posixpath.normpath(name)
     return bool(_ELSEWHERE.match(name)) or within == ".." or within.startswith("../")
 
