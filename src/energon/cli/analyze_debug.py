@@ -28,13 +28,17 @@ class AnalyzeOptions:
     skip: int = option(type=click.IntRange(0), default=0, help="Batches of each rank to skip.")
     heatmap_path: Path | None = option(
         type=click.Path(path_type=Path),
-        help="Draw which samples were seen when into this .png file: steps to the right, "
-        "samples in the order of their keys downwards.",
+        help="Plot when each sample was seen to this .png file: steps from left to right, samples "
+        "by key from top to bottom.",
     )
-    heatmap_steps: int = option(type=click.IntRange(1), default=1000, help="Columns, at most.")
-    heatmap_samples: int = option(type=click.IntRange(1), default=1000, help="Rows, at most.")
+    heatmap_steps: int = option(
+        type=click.IntRange(1), default=1000, help="Maximum number of columns."
+    )
+    heatmap_samples: int = option(
+        type=click.IntRange(1), default=1000, help="Maximum number of rows."
+    )
     heatmap_gain: float = option(
-        type=click.FloatRange(0), default=10, help="How bright a sample is, in %."
+        type=click.FloatRange(0), default=10, help="Brightness of a sample, in %."
     )
     force_loading_order: bool = option(is_flag=True, hidden=True)
     no_colors: bool = option(is_flag=True, hidden=True)
@@ -45,7 +49,7 @@ class AnalyzeOptions:
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @options_object(AnalyzeOptions)
 def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
-    """Count the samples in LOGS that LogSampleDataset wrote: how often each was seen.
+    """Count how often each sample occurs in LOGS that LogSampleDataset wrote.
 
     LOGS are files, or folders of .jsonl files.
 

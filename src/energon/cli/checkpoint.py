@@ -34,7 +34,7 @@ def command() -> None:
     """Inspect, compare and edit saved loader states, and redistribute them to other ranks.
 
     FILES are JSON or written by torch.save, with the state of one rank or of all ranks, or folders
-    of such files. A state loads on any world size that divides its number of lanes, without
+    of such files. A state loads with any world size that divides its number of lanes, without
     conversion; `redist` is for programs that expect one file per rank, and for other world sizes.
 
     \b

@@ -22,7 +22,8 @@ from energon.cli.options import allow_option
     multiple=True,
     type=click.IntRange(min=0),
     metavar="NUMBER",
-    help="Number of workers to measure; may be repeated. If not given: 1, 2, and as many as CPUs.",
+    help="Number of workers to measure; may be repeated. If not given: 1, 2, and the number of "
+    "CPUs.",
 )
 @click.option(
     "--kind",

@@ -12,8 +12,20 @@ from energon.cli.options import allow_option
 
 @click.command("info")
 @click.argument("path")
-@click.option("--split-config", default="split.yaml", show_default=True, metavar="NAME")
-@click.option("--dataset-config", default="dataset.yaml", show_default=True, metavar="NAME")
+@click.option(
+    "--split-config",
+    default="split.yaml",
+    show_default=True,
+    metavar="NAME",
+    help="File below .nv-meta that lists the splits.",
+)
+@click.option(
+    "--dataset-config",
+    default="dataset.yaml",
+    show_default=True,
+    metavar="NAME",
+    help="File below .nv-meta that describes samples.",
+)
 @click.option(
     "--parts/--no-parts", default=True, help="Count parts and their sizes, from all indexes."
 )

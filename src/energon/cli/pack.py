@@ -112,7 +112,12 @@ class PackChoices:
         show_default=True,
         help="Order of samples in the shards: as-is, shuffle or shuffle:SEED.",
     )
-    sample_type: str = option(metavar="CLASS", default="CrudeWebdataset", show_default=True)
+    sample_type: str = option(
+        metavar="CLASS",
+        default="CrudeWebdataset",
+        show_default=True,
+        help="Type of the samples, such as CaptioningSample.",
+    )
     field_map: str | None = option(
         metavar="JSON", help='The parts of each field: {"image": "jpg,png"}.'
     )
@@ -217,12 +222,12 @@ def command(
 
     SOURCE is a folder of files, where files whose names are equal up to the first dot form a
     sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
-    refer to; tar archives, also compressed ones; or a dataset of Hugging Face datasets (a folder
+    refer to; tar archives, compressed or not; or a dataset of Hugging Face datasets (a folder
     written by save_to_disk, an ImageFolder, or hf://NAME), of MosaicML Streaming or of LitData.
-    It may be a pattern, or several files.
+    SOURCE may also be a pattern, or several files.
 
     Columns of tables become fields of a part `json`. Columns with images, other bytes or arrays
-    become separate parts, and columns with paths the files that they refer to.
+    become separate parts; so do the files to which columns of paths refer.
 
     If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes disk space
     on this machine until then.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from energon.inspect.planned_run import PlannedRun, Sighting
     from energon.io.epath import AnyPath
 
+_AS_IN_TRAINING = "As in get_train_dataset."
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -33,26 +34,34 @@ class PlanOptions:
     split_part: str | None = option(
         "--split", "--split-part", metavar="NAME", help="Split to read.", show_default="train"
     )
-    batch_size: int = option(type=click.IntRange(1), default=1, show_default=True)
-    world_size: int = option(type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
+    batch_size: int = option(
+        type=click.IntRange(1), default=1, show_default=True, help="Samples per batch."
+    )
+    world_size: int = option(
+        type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."
+    )
     num_workers: int = option(
         "--workers",
         "--num-workers",
         type=click.IntRange(0),
         default=0,
-        help="Workers of each rank.",
+        help="Number of workers of each rank.",
     )
     lanes: int | None = option(
-        type=click.IntRange(1), help="As in WorkerConfig.", show_default="lcm of 24 and the workers"
+        type=click.IntRange(1),
+        help="Number of lanes, see WorkerConfig.",
+        show_default="lcm of 24 and the workers",
     )
-    seed: int = option(type=int, default=0, show_default=True, help="WorkerConfig(seed_offset=…).")
+    seed: int = option(type=int, default=0, show_default=True, help="seed_offset of WorkerConfig.")
     batches: int | None = option(
         type=click.IntRange(1), help="Number of batches of all ranks.", show_default="one pass"
     )
-    max_samples_per_sequence: int | None = option(type=click.IntRange(1))
-    parallel_shard_iters: int | None = option(type=click.IntRange(1))
-    shuffle_buffer_size: int | None = option(type=click.IntRange(0))
-    blend_unit: Literal["sample", "batch"] | None = option(type=click.Choice(["sample", "batch"]))
+    max_samples_per_sequence: int | None = option(type=click.IntRange(1), help=_AS_IN_TRAINING)
+    parallel_shard_iters: int | None = option(type=click.IntRange(1), help=_AS_IN_TRAINING)
+    shuffle_buffer_size: int | None = option(type=click.IntRange(0), help=_AS_IN_TRAINING)
+    blend_unit: Literal["sample", "batch"] | None = option(
+        type=click.Choice(["sample", "batch"]), help=_AS_IN_TRAINING
+    )
     key: str | None = option(
         "--where", metavar="KEY", help="Show when the sample with this key is read."
     )
@@ -86,7 +95,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
 
     Opens indexes, but reads no samples: the order is computed. Options are the arguments of
     get_train_dataset and WorkerConfig; a state of the run, passed with --state, contains all of
-    them, and PATH unless the data have moved. Samples that hooks skip are not known, and with
+    them, and PATH, unless the data has moved. Samples that hooks skip are not known, and with
     packing, batches hold more samples than shown here.
 
     \b

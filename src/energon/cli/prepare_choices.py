@@ -63,7 +63,12 @@ class PrepareOptions:
         is_flag=True,
         help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
     )
-    dataset_yaml_name: str = option(default="dataset.yaml", show_default=True, metavar="NAME")
+    dataset_yaml_name: str = option(
+        default="dataset.yaml",
+        show_default=True,
+        metavar="NAME",
+        help="Name of the file below .nv-meta that describes the samples.",
+    )
     skip_dataset_yaml: bool = option(is_flag=True, help="Do not write dataset.yaml.")
     write: bool = option("-y", "--yes", is_flag=True, help="Write without confirmation.")
     exclude: tuple[str, ...] = option(

@@ -103,8 +103,8 @@ class PreviewOptions:
 def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -> None:
     """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
-    Samples of crude datasets are shown part by part, decoded. Images are drawn on terminals; those
-    of more than 8 bits are stretched from their darkest to their brightest pixel.
+    Samples of crude datasets are shown part by part, decoded. Images are drawn on terminals; for
+    those of more than 8 bits, the darkest pixel becomes black and the brightest white.
 
     \b
     Example:

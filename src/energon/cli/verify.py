@@ -28,7 +28,7 @@ MAX_PROBLEMS = 50
 
 @click.command("verify")
 @click.argument("path", type=ADDRESS)
-@click.option("--quick", is_flag=True, help="Compare sizes and dates only; read no shard.")
+@click.option("--quick", is_flag=True, help="Compare only sizes and dates, without reading shards.")
 @click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(

@@ -152,7 +152,7 @@ def proc_command(
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
-    Run the command again after an interruption to continue: existing shards are complete.
+    After an interruption, run the command again to continue: existing shards are complete.
 
     \b
     Example:

@@ -171,7 +171,7 @@ def split_command(
 ) -> None:
     """Split shards into shards of at most a number of samples and of bytes.
 
-    Samples are never cut. A sample larger than the limit is alone in a shard.
+    Samples are never divided; one that is larger than the limit gets a shard of its own.
 
     \b
     Example:
