@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon import DefaultTaskEncoder, SkipSample, get_savable_loader, get_train_dataset
+from energon import (
+    DefaultTaskEncoder,
+    SkipSample,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon.stages.hooks import random_state
 from tests.datasets import make_crude
 from tests.task_encoder.runs import config, resumable, train
 
@@ -166,3 +173,26 @@ def test_hooks_draw_the_same_numbers_from_each_generator_in_workers(
     draws = [draw for batch in expected for _, draw in batch if draw is not None]
     for name in generators:
         assert len({draw[name] for draw in draws}) == len(draws) > 5
+
+
+class Unnamed(DefaultTaskEncoder):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
+        return sample  # code without names, which cannot draw
+
+
+class Named(DefaultTaskEncoder):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
+        return dict(sample)
+
+
+@pytest.mark.parametrize("encoder", [Unnamed(), Named()])
+def test_calls_are_not_seeded_once_none_has_drawn(folder, encoder, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(random_state, "_seed", seeds.append)
+    batches = iter(get_savable_loader(train(folder / "a", encoder, batch_size=2)))
+    next(batches)
+    seeds.clear()
+    assert len(list(islice(batches, 5))) == 5
+    assert seeds == []

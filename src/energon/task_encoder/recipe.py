@@ -198,7 +198,10 @@ class Recipe:
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
         """Return a pipeline for loaders whose last stage is `stage`."""
         config, settings = self.worker_config, self.settings
-        if self.encoder.cookers or any(may_draw(hook.function) for hook in self._overridden):
+        # Calls that are seeded each are so only once something draws, which this stage detects.
+        if self.encoder.cookers or any(
+            hook.restore_seeds or may_draw(hook.function) for hook in self._overridden
+        ):
             stage = SeedDataset(stage)
         # Validation is logged from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)
