@@ -76,17 +76,7 @@ def diagnose(
     cold = _read_alone(here, here.plan, seconds)
     disk = None if disk is None else (_disk_bytes() or 0) - disk
     reading = cold, _read_alone(here, here.plan, seconds)
-    measured: list[Measured] = []
-    stages: dict[str, dict[str, float]] = {}
-    for number in numbers:
-        for kind in kinds if number else kinds[:1]:
-            found, shares = _measure(make(_config(number)), kind, seconds)
-            measured.append(found)
-            stages = stages if number else shares
-    best = max(measured, key=lambda each: each.samples_per_second)
-    if best.workers:
-        dataset = make(_config(best.workers))
-        measured.append(_measure(dataset, best.kind, seconds, prefetch=LONG_PREFETCH)[0])
+    measured, stages = _measure_workers(make, numbers, kinds, seconds)
     diagnosis = Diagnosis(
         cpus,
         reading,
@@ -106,6 +96,31 @@ def diagnose(
         diagnosis = replace(diagnosis, confirmation=_confirm(make, diagnosis, seconds))
     diagnosis.symptoms.extend(surroundings(here, cgroup=cgroup))
     return diagnosis
+
+
+def _measure_workers(
+    make: MakeDataset,
+    numbers: Sequence[int],
+    kinds: Sequence[Literal["process", "thread"]],
+    seconds: float,
+) -> tuple[list[Measured], dict[str, dict[str, float]]]:
+    """Measure numbers and kinds of workers, and the best of them with more batches ahead.
+
+    Returns:
+        The rates, and what each stage takes without workers.
+    """
+    measured: list[Measured] = []
+    stages: dict[str, dict[str, float]] = {}
+    for number in numbers:
+        for kind in kinds if number else kinds[:1]:
+            found, shares = _measure(make(_config(number)), kind, seconds)
+            measured.append(found)
+            stages = stages if number else shares
+    best = max(measured, key=lambda each: each.samples_per_second)
+    if best.workers:
+        dataset = make(_config(best.workers))
+        measured.append(_measure(dataset, best.kind, seconds, prefetch=LONG_PREFETCH)[0])
+    return measured, stages
 
 
 def _confirm(make: MakeDataset, diagnosis: Diagnosis, seconds: float) -> Confirmation:
