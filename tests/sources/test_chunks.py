@@ -201,6 +201,14 @@ def test_items_that_cannot_be_read_safely_are_refused(change, problem, monkeypat
         LitDataFormat({"chunks": [], "config": config | change}, "index.json")
 
 
+@pytest.mark.parametrize("formats", [["int", "str"], []])
+def test_formats_that_do_not_match_the_items_are_reported(formats):
+    config = {"compression": None, "data_format": formats, "data_spec": '[1, {"type": null}]'}
+    problem = f"items have 1 value, but {len(formats)} formats are listed"
+    with pytest.raises(FormatError, match=problem):
+        LitDataFormat({"chunks": [], "config": config | {"item_loader": "Own"}}, "index.json")
+
+
 def test_images_are_decoded_and_fields_mapped(folder):
     read = {"sample_type": "CaptioningSample", "field_map": {"image": "image", "caption": "text"}}
     blend = {"splits": {"train": {"path": str(folder), "read": read}}}

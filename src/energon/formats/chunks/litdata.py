@@ -26,7 +26,7 @@ from energon.formats.chunks.records import (
 )
 from energon.formats.chunks.table_rows import TableRow, has_table, table_rows
 from energon.formats.json_text import parse_json
-from energon.messages import describe_error
+from energon.messages import counted, describe_error
 
 _MAGIC = b"LDFZ01\0\0"
 _HEAD = struct.Struct("<8sHHIII")
@@ -81,6 +81,11 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
         compression, level = config["compression"], config.get("compression_level")
         formats = tuple(map(str, config["data_format"]))
         spec = parse_json(config["data_spec"], origin="data_spec")[1]
+        if (leaves := _num_leaves(spec)) != len(formats):
+            raise ValueError(
+                f"items have {counted(leaves, 'value')}, but "
+                f"{counted(len(formats), 'format is', 'formats are')} listed"
+            )
         found = LitDataIndex(
             chunks=tuple(
                 (
@@ -99,8 +104,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
             # Versions that record types also count what is around items.
             sizes_are_exact="types" in config and (not compression or level in _INSIDE),
         )
-        found.item(list(formats))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         problem = describe_error(error)
@@ -281,6 +285,10 @@ def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
         names = parse_json(spec["context"], origin="context")
         return partial(_dict, names, children)
     return partial(_list, children)
+
+
+def _num_leaves(spec: Any) -> int:
+    return 1 if spec["type"] is None else sum(map(_num_leaves, spec["children_spec"]))
 
 
 def _dict(names: list[str], children: list[Any], leaves: Iterator[Any]) -> dict[str, Any]:
