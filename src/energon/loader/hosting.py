@@ -302,7 +302,7 @@ class RankStream:
 
     Attributes:
         delivered: Whether any batch was delivered.
-        epoch_is_over: Whether the last one was the last of a virtual epoch.
+        epoch_is_over: Whether the last batch was the last of a virtual epoch.
     """
 
     def __init__(

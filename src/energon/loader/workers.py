@@ -30,7 +30,7 @@ from energon.messages import Lines, counted, warn_once
 def make_workers(
     pipeline: Pipeline, options: LoaderOptions, *, lanes: int, trace: TrainerTrace | None
 ) -> list[LaneWorker]:
-    """Return the workers of a rank: as many as its configuration says, or as it has lanes.
+    """Return the workers of a rank: as many as its configuration says, but at most one per lane.
 
     Args:
         pipeline: The pipeline that the lanes run.
