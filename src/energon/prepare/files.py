@@ -193,9 +193,11 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
-        hint = "; free some space and run it again; completed work is kept"
-        hint = hint if error.errno in NO_SPACE else ""
+        hint = _ON_FULL_DISK if error.errno in NO_SPACE else ""
         raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
+
+
+_ON_FULL_DISK = "; free some space and run it again; completed work is kept"
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:
