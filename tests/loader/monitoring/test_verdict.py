@@ -339,7 +339,7 @@ def test_what_a_verdict_recommends_ends_most_of_the_wait(root, encoder, advice):
 class StallingBatches(Encoder):
     def batch(self, samples):
         if any(int(sample["__key__"][1:]) == 30 for sample in samples):
-            time.sleep(0.15)
+            time.sleep(0.5)
         return super().batch(samples)
 
 
