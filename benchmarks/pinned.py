@@ -105,7 +105,7 @@ def write(folder: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    __file__, tables, conditions="the GPU was an NVIDIA H100, and the data were in the page cache"
+    __file__, tables, conditions="the GPU was an NVIDIA H200, and the data were in the page cache"
 )
 
 if __name__ == "__main__":
