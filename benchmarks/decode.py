@@ -8,19 +8,19 @@ is the function that makes the array of the bytes: `SampleDecoder`; simplejpeg a
 floats and torch's interpolate, as programs do that resize after a loader. Then the same through a
 loader, in-line, in threads and in processes. Every case has a fresh process. Processor time counts
 user and system time of all threads and processes, and hardly depends on what else the machine
-does. Five rounds take about eleven minutes.
+does. The images are photographs (`photos.py`), and some with a lot of noise. Five rounds take about
+thirteen minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice, product
@@ -28,10 +28,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from measure import process_tree
-from results import Benchmark, Case, Results, in_fresh_process, ratio, rounds_of, shown, versions_of
+from photos import jpegs, noise
+from results import (
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    middle,
+    ratio,
+    rounds_of,
+    shown,
+    versions_of,
+)
 
 SIDE, BATCH = 224, 64
 SIZES = ((500, 375), (1024, 768))
@@ -45,6 +55,14 @@ HOWS = {
     "codes": "the limit: Huffman codes only",
 }
 ROWS = [row for row in product(TASKS, HOWS) if row != ("crop", "codes")]
+PHOTOS = "photographs, quality 85"
+IMAGES = {
+    PHOTOS: partial(jpegs, quality=85),
+    "photographs, quality 95": partial(jpegs, quality=95),
+    "noise, quality 85": noise,
+}
+COMPARED = ("energon", "enlarged", "cv2", "codes")
+"""With other images, too."""
 WORKERS = {"in-line": (0, "thread"), "2 threads": (2, "thread"), "2 processes": (2, "process")}
 HOOKS = {
     "decoder": "the decoder alone",
@@ -52,20 +70,6 @@ HOOKS = {
 }
 Decode = Callable[[bytes, int], Any]
 Result = dict[str, float]
-
-
-def jpegs(width: int, height: int, count: int = 16) -> list[bytes]:
-    """Return JPEGs with smooth areas and noise, about 0.3 bytes a pixel."""
-    random = np.random.default_rng(7)
-    found = []
-    for _ in range(count):
-        coarse = Image.fromarray(random.integers(0, 255, (12, 16, 3), dtype=np.uint8))
-        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32)
-        pixels = np.clip(smooth + random.normal(0, 13, (height, width, 3)), 0, 255)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels.astype(np.uint8)).save(buffer, "JPEG", quality=85)
-        found.append(buffer.getvalue())
-    return found
 
 
 def with_energon(task: str, **settings: Any) -> Decode:
@@ -169,22 +173,42 @@ def measure(batches: Iterator[Any], seconds: float, warm: int = 2) -> Result:
     }
 
 
-def bare(how: str, task: str, size: tuple[int, int], threads: int) -> Iterator[Any]:
+def bare(how: str, task: str, datas: Sequence[bytes], threads: int) -> Iterator[Any]:
     """Yield batches that a pool of threads decodes."""
-    decode, images = DECODES[how](task), cycle(enumerate(jpegs(*size)))
+    decode, images = DECODES[how](task), cycle(enumerate(datas))
     with ThreadPoolExecutor(threads) as pool:
         while True:
             numbers, datas = zip(*islice(images, BATCH), strict=True)
             yield np.stack(list(pool.map(decode, datas, numbers)))
 
 
-def make_dataset(folder: Path) -> None:
+def write_images(folder: Path, wheels: Path) -> None:
+    """Write the JPEGs of each kind and size."""
+    wheels.mkdir(parents=True, exist_ok=True)
+    for (name, make), (width, height) in product(IMAGES.items(), SIZES):
+        into = of_kind(folder, name, width)
+        into.mkdir()
+        for number, data in enumerate(make(wheels, width, height)):
+            (into / f"{number:02}.jpg").write_bytes(data)
+
+
+def of_kind(folder: Path, images: str, width: int) -> Path:
+    """Return where the JPEGs of a kind and size are."""
+    return folder / f"{images}, {width}"
+
+
+def read_images(folder: Path, images: str, width: int) -> list[bytes]:
+    """Return the JPEGs of a kind and size."""
+    return [path.read_bytes() for path in sorted(of_kind(folder, images, width).iterdir())]
+
+
+def make_dataset(folder: Path, datas: Sequence[bytes]) -> None:
     """Write 1,600 images into two shards."""
     from energon import ShardWriter
     from energon.prepare.dataset import prepare_dataset
 
     with ShardWriter(str(folder / "images-%03d.tar"), maxcount=800) as writer:
-        for number, data in enumerate(islice(cycle(jpegs(*SIZES[0])), 1600)):
+        for number, data in enumerate(islice(cycle(datas), 1600)):
             writer.write({"__key__": f"{number:05}", "jpg": data})
     prepare_dataset(
         folder, split_parts=["train:.*"], sample_type="ImageSample", field_map={"image": "jpg"}
@@ -224,49 +248,64 @@ def loaded(folder: Path, hooks: str, workers: str) -> Iterator[Any]:
 
 def one(arguments: argparse.Namespace) -> None:
     """Measure one case in this process, and print a line of JSON."""
-    kind, first, second = arguments.one
-    if kind == "loader":
-        batches = loaded(arguments.data, first, second)
+    how, *rest = arguments.one
+    if how == "loader":
+        hooks, workers = rest
+        batches = loaded(arguments.data / "dataset", hooks, workers)
         # Batches of several workers come in bursts.
         found = measure(batches, 2 * arguments.seconds, warm=4)
         batches.close()  # type: ignore[attr-defined]
     else:
-        how, task, width = kind, first, int(second)
-        size = next(size for size in SIZES if size[0] == width)
-        both = {n: measure(bare(how, task, size, n), arguments.seconds) for n in (1, 2)}
-        found = {**both[1], "speed_of_2_threads": both[2]["speed"]}
+        task, width, images = rest
+        datas = read_images(arguments.data, images, int(width))
+        found = measure(bare(how, task, datas, 1), arguments.seconds)
+        if images == PHOTOS:
+            two = measure(bare(how, task, datas, 2), arguments.seconds)
+            found["speed_of_2_threads"] = two["speed"]
+        found["bytes_per_pixel"] = bytes_per_pixel(datas, int(width))
     print(json.dumps(found))
+
+
+def bytes_per_pixel(datas: Sequence[bytes], width: int) -> float:
+    """Return how densely JPEGs are encoded."""
+    return sum(map(len, datas)) / (len(datas) * width * dict(SIZES)[width])
+
+
+def cases() -> Iterator[Case]:
+    """Yield what is measured."""
+    for (width, _), images in product(SIZES, IMAGES):
+        for task, how in ROWS:
+            if images == PHOTOS or (task == "resize" and how in COMPARED):
+                yield {"how": how, "task": task, "width": width, "images": images}
+    for hooks, workers in product(HOOKS, WORKERS):
+        yield {"how": "loader", "hooks": hooks, "workers": workers}
 
 
 def main() -> None:
     """Measure all cases, or one if it is named."""
-    parser = BENCHMARK.parser(__doc__)
+    parser = BENCHMARK.parser(__doc__, data="photographs")
     parser.add_argument("--seconds", type=float, default=1.0, help="that each is measured for")
-    parser.add_argument("--one", nargs=3, metavar=("KIND", "FIRST", "SECOND"))
+    parser.add_argument("--one", nargs="+", metavar="WORD", help="the values of a case")
     arguments = BENCHMARK.parsed(parser)
     if arguments.one:
         one(arguments)
         return
-    cases: list[Case] = [
-        {"how": how, "task": task, "width": size[0]} for size, (task, how) in product(SIZES, ROWS)
-    ]
-    cases += [
-        {"how": "loader", "hooks": how, "workers": each} for how, each in product(HOOKS, WORKERS)
-    ]
     versions = versions_of(sys.executable, energon="energon-loader", simplejpeg="simplejpeg")
     versions |= versions_of(arguments.peers, torch="torch")
     versions["cv2"] = in_fresh_process([arguments.peers, "-c", ASK_CV2])["cv2"]
-    with tempfile.TemporaryDirectory() as folder:
-        make_dataset(Path(folder))
-        options = ["--data", folder, "--seconds", str(arguments.seconds), "--one"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_images(folder, arguments.data)
+        make_dataset(folder / "dataset", read_images(folder, PHOTOS, SIZES[0][0]))
+        options = ["--data", name, "--seconds", str(arguments.seconds), "--one"]
 
         def fresh(case: Case) -> dict[str, Any]:
             is_peer = case["how"] in ("cv2", "torch")
             python = arguments.peers if is_peer else sys.executable
-            names = [str(value) for value in case.values()]
-            return in_fresh_process([python, __file__, *options, *names], peer=is_peer)
+            words = [str(value) for value in case.values()]
+            return in_fresh_process([python, __file__, *options, *words], peer=is_peer)
 
-        BENCHMARK.run(arguments, cases, fresh, versions, seconds=arguments.seconds)
+        BENCHMARK.run(arguments, cases(), fresh, versions, seconds=arguments.seconds)
 
 
 # It may come from one of several distributions.
@@ -278,6 +317,8 @@ def tables(results: Results) -> str:
     return (
         "Times are milliseconds of CPU time per image; ratios are relative to cv2.\n\n"
         f"{bare_table(results)}\n\n"
+        "The same with images that are encoded more densely, in one thread:\n\n"
+        f"{density_table(results)}\n\n"
         "## Threads and processes\n\n"
         "The images of 500 by 375 pixels again, read from a dataset by a loader with "
         '`SampleDecoder("torchrgb8", image_size=224)`:\n\n'
@@ -292,13 +333,41 @@ def bare_table(results: Results) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     for (width, height), (task, how) in product(SIZES, ROWS):
-        found = rounds_of(results, how=how, task=task, width=width)
-        reference = rounds_of(results, how="cv2", task=task, width=width)
+        found, reference = (
+            rounds_of(results, how=each, task=task, width=width, images=PHOTOS)
+            for each in (how, "cv2")
+        )
         lines.append(
             f"| {width} x {height}, {TASKS[task]} | {HOWS[how]} | "
             f"{shown(found, 'processor_ms', 2)} | "
             f"**{ratio(reference, found, 'processor_ms'):.1f} x** | {shown(found, 'speed')} | "
             f"{shown(found, 'speed_of_2_threads')} |"
+        )
+    return "\n".join(lines)
+
+
+def density_table(results: Results) -> str:
+    """Return what decoding takes by the bytes of a pixel, as Markdown."""
+    others = [how for how in COMPARED if how != "cv2"]
+    lines = [
+        f"| | bytes per pixel | {HOWS['cv2']}, ms | "
+        + " | ".join(HOWS[how] for how in others)
+        + " |",
+        "|---|" + "---:|" * (2 + len(others)),
+    ]
+    for (width, height), images in product(SIZES, IMAGES):
+        found = {
+            how: rounds_of(results, how=how, task="resize", width=width, images=images)
+            for how in COMPARED
+        }
+        ratios = [
+            f"{middle(found[how], 'processor_ms'):.2f}: "
+            f"**{ratio(found['cv2'], found[how], 'processor_ms'):.1f} x**"
+            for how in others
+        ]
+        lines.append(
+            f"| {width} x {height}, {images} | {middle(found['cv2'], 'bytes_per_pixel'):.2f} | "
+            f"{middle(found['cv2'], 'processor_ms'):.2f} | {' | '.join(ratios)} |"
         )
     return "\n".join(lines)
 
