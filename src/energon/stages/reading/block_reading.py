@@ -20,6 +20,7 @@ from energon.stages.lane import Lane
 from energon.stages.reading.blocks import (
     MAX_BLOCK_BYTES,
     MAX_PLANNED_ROWS,
+    MIN_PLANNED_ROWS,
     NO_ROWS,
     LazyRows,
     NextRows,
@@ -207,10 +208,15 @@ class BlocksOfLane:
             self._plan(lanes, [blocks * share for share in shares])
         return [lane.next_rows(share) for lane, share in zip(lanes, shares, strict=True)]
 
+    @property
+    def _rows_ahead(self) -> int:
+        """How many rows to plan at once, for some blocks."""
+        return min(MAX_PLANNED_ROWS, max(MIN_PLANNED_ROWS, 8 * self._next_block))
+
     def _plan(self, lanes: Sequence[RowsOfLane], shares: Sequence[int]) -> None:
         """Plan the next rows, at least those about to be read."""
         (lane,), (share,) = lanes, shares
-        count = max(share, min(MAX_PLANNED_ROWS, 8 * self._next_block))
+        count = max(share, self._rows_ahead)
         lane.set_planned(lane.plan.rows(lane.lane.number, lane.stop, count), requested=count)
 
     def _read_lazily(

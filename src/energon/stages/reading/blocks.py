@@ -14,6 +14,8 @@ from energon.samples.crude import record_sources
 
 MAX_PLANNED_ROWS = 4096
 """Rows planned at once; the cost per row of numpy calls is flat from about here on."""
+MIN_PLANNED_ROWS = 64
+"""Planning a few takes as long as this, also where a block is a single sample of megabytes."""
 MAX_BLOCK_BYTES = 8 << 20
 """Bytes read at once for a lane: enough for full spans, small enough for hundreds of lanes."""
 T = TypeVar("T")

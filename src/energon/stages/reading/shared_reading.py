@@ -177,7 +177,7 @@ class BlocksOfLanes(BlocksOfLane):
         if self._joint.stop != row or self._joint_lanes != numbers:
             self._joint, self._joint_lanes = PlannedRows(row), numbers
         if not self._joint.has_planned(count):
-            ahead = max(count, min(MAX_PLANNED_ROWS, 8 * self._next_block))
+            ahead = max(count, self._rows_ahead)
             self._joint.set_planned(plan.rows_in_turn(numbers, row, ahead), requested=ahead)
         rows = self._joint.next_rows(count)
         if (rows.leaf < 0).any():
@@ -244,8 +244,8 @@ class BlocksOfLanes(BlocksOfLane):
             super()._plan(lanes, shares)
             return
         # The same number of batches for each lane, so that all run out at the same time.
-        turn, ahead = max(1, ceil(self._turn_rows)), min(MAX_PLANNED_ROWS, 8 * self._next_block)
-        ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, ahead // len(lanes)))
+        turn = max(1, ceil(self._turn_rows))
+        ahead = min(MAX_PLANNED_ROWS // len(lanes), max(4 * turn, self._rows_ahead // len(lanes)))
         if 2 * sum(shares) > MAX_PLANNED_ROWS:
             ahead = 0
         else:  # enough for the next read too; otherwise half of the planning would be wasted
