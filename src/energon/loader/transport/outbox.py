@@ -22,10 +22,10 @@ BUNDLE_BYTES = 1 << 18
 BUNDLE_EVENTS = 64
 BUNDLE_SECONDS = 0.001
 OUTBOX_POLL_SECONDS = 0.0002
-FEW_EVENTS = 8
+FEW_EVENTS = 32
 """Waking the parent costs as much as several small samples. So small events wait for each other
-while it is busy, and for a few more even while it waits, as long as they arrive quickly. If they no
-longer do, a parent that waits asks for those held back."""
+while it is busy, and for a few more even while it waits, as long as they arrive quickly. A parent
+that has waited for a millisecond asks for those held back."""
 
 
 class Outbox:
