@@ -73,7 +73,8 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
     Raises:
         AssertionError: If `url` is not text.
     """
-    assert isinstance(url, str), f"{url!r}: expected an address"
+    if not isinstance(url, str):
+        raise AssertionError(f"{url!r}: expected an address")  # as webdataset does
     parts = urlsplit(url)
     if parts.scheme not in _BY_NAME:
         return quote(url, safe="_+{}*,-")[-128:]

@@ -133,7 +133,11 @@ def _keep(beside: Path, address: str) -> None:
         redact(address),
     )
     about = file_info(address)
-    assert about is not None  # it was just read
+    if about is None:
+        raise DatasetNotFoundError(
+            f"{redact(address)}: was deleted while it was indexed; restore it and run "
+            "`energon prepare` again"
+        )
     for path in (jsonl_copy_path, jsonl_index_path, jsonl_points_path):
         made = Path(path(beside))
         if made.exists():
