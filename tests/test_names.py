@@ -279,3 +279,8 @@ def test_small_modules_that_serve_one_sibling_are_part_of_it_unless_they_mean_so
         if serves_one and lines_of_code(text) < 80:
             found.add(path)
     assert found <= {*MEAN_SOMETHING}
+
+
+def test_the_logger_has_one_name():
+    for path, text in modules():
+        assert {*re.findall(r"^(\w+) = logging\.getLogger\(", text, re.M)} <= {"logger"}, path

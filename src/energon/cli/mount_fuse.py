@@ -25,7 +25,7 @@ except OSError as error:
         f"mounting needs libfuse ({error}); install the system package fuse3 or libfuse2"
     ) from error
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 KEPT_PATHS = 1 << 16
 KEPT_SECONDS = 3600
 """How long the kernel may cache answers: the contents of the mount do not change."""
@@ -41,7 +41,7 @@ def _reporting(operation: Operation) -> Operation:
         try:
             return operation(self, path, *arguments)
         except EnergonError as error:
-            log.warning("%s: %s", path, error)
+            logger.warning("%s: %s", path, error)
             raise mfusepy.FuseOSError(errno.EIO) from error
 
     return run  # type: ignore[return-value]
@@ -105,7 +105,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
             for name, is_folder, following in self._listings[fh].since(offset):
                 yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, following
         except EnergonError as error:
-            log.warning("%s: %s", path, error)
+            logger.warning("%s: %s", path, error)
             raise mfusepy.FuseOSError(errno.EIO) from error
 
     def releasedir(self, path: str, fh: int) -> int:

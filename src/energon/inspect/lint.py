@@ -93,7 +93,7 @@ def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
         yield f"{leaf.origin}: {error}"
 
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 MAX_BATCH_SAMPLES = 256
 BATCH_BYTES = 64 << 20
@@ -216,11 +216,11 @@ def _hide_warnings_of(findings: Sequence[Finding]) -> Iterator[None]:
         args = record.args
         return not (isinstance(args, tuple) and args and args[-1] in reasons)
 
-    log.addFilter(is_new)
+    logger.addFilter(is_new)
     try:
         yield
     finally:
-        log.removeFilter(is_new)
+        logger.removeFilter(is_new)
 
 
 def _folder_of(path: str | os.PathLike[str]) -> str | None:

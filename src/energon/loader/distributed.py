@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.loader.options import log
+from energon.loader.options import logger
 from energon.loader.state import check_steps, merge_states
 from energon.messages import counted
 from energon.stages.base import State
@@ -38,7 +38,7 @@ def merge_saved(states: list[State]) -> State:
     """Return the states of all ranks as one, and log if ranks were ahead of others."""
     merged = merge_states(states)
     if ahead := check_steps(states, merged, strict=False):
-        log.warning("%s; restoring this state will be refused", ahead)
+        logger.warning("%s; restoring this state will be refused", ahead)
     return merged
 
 

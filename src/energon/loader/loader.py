@@ -16,7 +16,7 @@ from energon.loader.lane_worker import LaneWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
-from energon.loader.options import LoaderOptions, log
+from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.workers import make_workers
@@ -388,7 +388,7 @@ class _Loop(Iterator[Any]):
 def _warn_of_endless_loop(length: int) -> None:
     """Log once that a loop continues, although it has had len(loader) batches."""
     warn_once(
-        log,
+        logger,
         "loop behind len(loader)",
         "a loop has taken the %d batches of len(loader), one pass over the data, and "
         "continues: training data never end. To end loops there, pass "

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 StartMethod = Literal["forkserver", "spawn", "fork"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import StateError
 from energon.loader.distributed import gather_states, merge_saved, scatter_states
 from energon.loader.loader import BasicDataLoader
-from energon.loader.options import log
+from energon.loader.options import logger
 from energon.loader.pipeline import Continues, CountsRows
 from energon.loader.state import (
     LanePosition,
@@ -163,7 +163,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         whose = covered_by(state)
         if whose is not None and whose[0] == 0 and not whose[2]:
             warn_once(
-                log,
+                logger,
                 "state of one rank",
                 "state_dict() of rank 0 has the lanes of that rank only, of %d ranks. Save those "
                 "of all: torch.distributed.checkpoint does so on its own, and "
@@ -203,7 +203,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         read_positions(state, own_lanes)
         saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
         for difference in check_fingerprint(saved, present, strict=strict):
-            log.warning("restored although the configuration differs: %s", difference)
+            logger.warning("restored although the configuration differs: %s", difference)
         positions = read_positions(self._with_mix(state), own_lanes)
         if isinstance(self.dataset, Continues):
             self.dataset = self.dataset.continuing(saved)
@@ -253,7 +253,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         try:
             changed = rebatch(self._filled(state, range(state["lanes"])), size, dataset.state_at)
         except IndivisibleError as error:
-            log.warning(
+            logger.warning(
                 "lanes continue from their rows with batches of %d instead of %d, so the samples "
                 "of a global batch do not stay together: %s",
                 size,
@@ -261,7 +261,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
                 error,
             )
             return state
-        log.warning(
+        logger.warning(
             "continued with batches of %d instead of %d, in %s instead of %d: the samples of a "
             "global batch stay together",
             size,
@@ -292,7 +292,9 @@ class SavableDataLoader(BasicDataLoader[T_co]):
             config.rank_lanes(
                 lanes, hint=f"or pass relane=True to continue with {relaned.describe()}"
             )
-        log.warning("converted the state of %s to %s", counted(lanes, "lane"), relaned.describe())
+        logger.warning(
+            "converted the state of %s to %s", counted(lanes, "lane"), relaned.describe()
+        )
         return relaned.state
 
     def _relaned(self, state: State) -> Relaned:
@@ -329,7 +331,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         """Log if a restored run has fewer lanes than workers."""
         workers = self.worker_config.num_workers
         if lanes < workers:
-            log.warning(
+            logger.warning(
                 "the state has %s for each rank, so %d of %d workers have nothing to do; change "
                 "the number of lanes once, with WorkerConfig(lanes=...) and relane=True",
                 counted(lanes, "lane"),
@@ -358,7 +360,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
                 if position.state is None:
                     return state
             found[str(lane)] = position.to_json()
-        log.warning(
+        logger.warning(
             "restored the lanes of all ranks from the state of rank %d of %d, which took a fixed "
             "number of samples for each batch; samples skipped on the other ranks would shift "
             "what these deliver. save_state_global() saves where each of them is",
@@ -379,7 +381,7 @@ def _merged(state: State | Sequence[State] | None, strict: bool | Collection[str
     """Return `state` merged, and checked to be of one step of the run."""
     merged = merge_states(state)
     if ahead := check_steps(state, merged, strict=strict):
-        log.warning("%s; each lane continues from where it was", ahead)
+        logger.warning("%s; each lane continues from where it was", ahead)
     return merged
 
 

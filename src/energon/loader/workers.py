@@ -21,7 +21,7 @@ from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
 from energon.loader.monitoring.interpreter import other_stacks
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
-from energon.loader.options import LoaderOptions, log
+from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.messages import Lines, counted, warn_once
@@ -47,7 +47,7 @@ def make_workers(
         options = replace(options, trace=None)
     if number < config.num_workers:
         warn_once(
-            log,
+            logger,
             f"idle workers {config.num_workers} {lanes}",
             "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
             "hosts. Use fewer workers, or give the run more lanes with WorkerConfig(lanes=...)",
@@ -134,7 +134,7 @@ class Watchdog:
 
     def trigger(self) -> None:
         """Log what all threads are doing, and call the function."""
-        log.warning(
+        logger.warning(
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
             self.seconds,
@@ -305,7 +305,7 @@ class ThreadWorker:
             )
             if self._options.fail_on_timeout:
                 raise WorkerError(text)
-            log.warning("%s; still waiting", text)
+            logger.warning("%s; still waiting", text)
             event = self._channel.get(None)
         if event is None:
             raise WorkerError("this loader is closed; build a new one")

@@ -45,7 +45,7 @@ from energon.prepare.verify.quarantine import quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
 Progress = Callable[[int, int], None]
 """Called with the number of finished shards, and the total."""
@@ -256,7 +256,7 @@ def index_dataset(
             unflushed=list(_unflushed(dataset, indexing, found)),
         )
     read = sum(shard.was_read for shard in found)
-    log.info("%s: %d of %d shards were new or changed", dataset, read, len(found))
+    logger.info("%s: %d of %d shards were new or changed", dataset, read, len(found))
     return info
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from energon.errors import ConfigError, EnergonError, StorageError, WorkerError, needs_extra
 from energon.messages import describe_error
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 EngineName = Literal["local", "dask", "ray"]
 ENGINES: tuple[EngineName, ...] = ("local", "dask", "ray")
 MAX_TRIES = 3
@@ -109,7 +109,7 @@ def run_batches(
                         f"the processes that read shards died {starts} times, perhaps for lack of "
                         "memory; run it again with a smaller --num-workers"
                     ) from error
-                log.warning("%s; restarting the processes", error)
+                logger.warning("%s; restarting the processes", error)
 
 
 def _run(
@@ -156,7 +156,7 @@ def _count_try(number: int, tries: list[int], error: BaseException) -> None:
         raise WorkerError(
             f"batch {number} failed {MAX_TRIES} times, the last time with {describe_error(error)}"
         ) from error
-    log.warning("batch %d failed with %s; retrying", number, describe_error(error))
+    logger.warning("batch %d failed with %s; retrying", number, describe_error(error))
 
 
 @contextmanager

@@ -239,7 +239,7 @@ def _flush_file_system(folder: Path) -> bool:
         os.close(descriptor)
 
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 LOCK_POLL_SECONDS = 0.2
 
 
@@ -286,7 +286,7 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
             lock.close()
             if not is_unsupported(error):
                 raise
-            log.warning(
+            logger.warning(
                 "%s: this file system has no locks; make sure that only one process at a time "
                 "prepares the dataset",
                 dataset,

@@ -48,7 +48,7 @@ MAX_PARALLEL_COPIES = 16
 """How many shards are read, and files are copied, at the same time."""
 MAX_AT_ONCE_BYTES = 8 << 20
 """Larger files are copied piece by piece."""
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 UNFINISHED = "media.partial."
 """Files below `.nv-meta` whose names begin like this are intermediate results for the next run."""
 INDEX_FILES = (".tar.idx", ".tar.parts")
@@ -127,7 +127,7 @@ class Mirror:
         if error.errno not in FULL or self._temporary is not None:
             raise error
         self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
-        log.warning(
+        logger.warning(
             "%s: the disk of %s is full, so intermediate files are kept in %s until this command "
             "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more space",
             redact(self.address),
@@ -207,7 +207,7 @@ class Mirror:
 
         run_in_threads(index_one, shards, count=MAX_PARALLEL_COPIES)
         place = redact(self.address)
-        log.info("%s: %d of %d shards were new or changed", place, read, len(shards))
+        logger.info("%s: %d of %d shards were new or changed", place, read, len(shards))
 
     def save_index(self, shard: ObjectInfo, name: str, table: PartTable) -> None:
         """Upload the index of a shard.
@@ -309,11 +309,11 @@ def _hide_messages(folder: Path) -> Iterator[None]:
     def is_of_others(record: logging.LogRecord) -> bool:
         return not isinstance(record.args, tuple) or folder not in record.args
 
-    log.addFilter(is_of_others)
+    logger.addFilter(is_of_others)
     try:
         yield
     finally:
-        log.removeFilter(is_of_others)
+        logger.removeFilter(is_of_others)
 
 
 def _version(found: ObjectInfo) -> str:

@@ -183,7 +183,7 @@ def _expand(pattern: str) -> list[str]:
     return [pattern]
 
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 UNITS = ("auto", "shard", "sample")
 SHUFFLE_SEED = 42
 
@@ -283,7 +283,7 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
     if request.unit == "shard" or (request.unit == "auto" and not few):
         return named_split(split_by_ratio(shards, ratio), list(exclude))
     if request.unit == "auto":
-        log.warning(
+        logger.warning(
             "%s cannot be divided between %s; the splits will share shards, each with its own "
             "samples (sample_ranges in split.yaml, which Megatron-Energon does not know)",
             counted(len(shards), "shard"),

@@ -26,7 +26,7 @@ from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_c
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,7 +345,7 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
         """
         changed = replace(self, plan=self.plan.continuing(fingerprint))
         if inexact := changed._breaks_epochs(fingerprint):
-            log.warning(
+            logger.warning(
                 "samples of the epochs in progress may be repeated or missed, because %s "
                 "differ from the saved state",
                 ", ".join(inexact),

@@ -29,7 +29,7 @@ from energon.sources.kinds import Source
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 INDEX_VERSION = 1
 
@@ -98,7 +98,7 @@ def build_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex
             # Processes of one machine build it once; whoever waited finds it there.
             with locked(_lock_path(folder, digest), deletes=True):
                 if _load(path) is None:
-                    log.info("building the join index %s", path)
+                    logger.info("building the join index %s", path)
                     build_join_index(path, columns)
             return JoinIndex.open(path)
         except OSError as error:
@@ -131,7 +131,7 @@ def _load(path: Path) -> JoinIndex | None:
     except FileNotFoundError:
         return None
     except (FormatError, OSError) as error:
-        log.warning("building a join index again: %s", error)
+        logger.warning("building a join index again: %s", error)
         return None
 
 

@@ -20,7 +20,7 @@ from energon.loader.monitoring.meter import (
     worker_figures,
 )
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
-from energon.loader.options import LoaderOptions, log
+from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline, Reports
 from energon.loader.state import LanePosition
 from energon.messages import trainers
@@ -150,7 +150,7 @@ class Monitor:
             return
         self._silence = min(LONGEST_SILENCE, 2 * self._silence + 1) if cause == self._said else 0
         self._said, self._silent = cause, 0
-        log.warning("%s", text)
+        logger.warning("%s", text)
 
     def _verdict(self, watched: Watched, now: LoaderMark) -> str:
         minute = self._minute_ago(now.time) or now
@@ -236,7 +236,7 @@ def _draws(watched: Watched) -> DrawnAt | None:
             report = dataset.report(lanes=watched.num_lanes, states=states, counts={})
         except Exception:
             # Figures by dataset must not end a run: custom pipelines have their own kinds of state.
-            log.debug("no figures by dataset", exc_info=True)
+            logger.debug("no figures by dataset", exc_info=True)
             return {}
         found: Mapping[str, Mapping[str, Any]] = report["datasets"]
         return found

@@ -25,7 +25,7 @@ from energon.io.file_lock import hold_lock
 from energon.loader.monitoring.accounts import IDLE, OTHER, REBUILD, TRANSFER, Spent
 from energon.loader.monitoring.interpreter import prompt_looks
 from energon.loader.monitoring.profiler import Profiled, profiler
-from energon.loader.options import LoaderOptions, log
+from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline, Reports
 from energon.worker import WorkerConfig
 
@@ -78,7 +78,7 @@ class _Track:
             append(self._path, "".join(_NEXT + json.dumps(event) for event in events))
         except OSError as error:
             self._is_broken = True
-            log.warning("the trace ends here, since %s cannot be written: %s", self._path, error)
+            logger.warning("the trace ends here, since %s cannot be written: %s", self._path, error)
 
     def _names(self) -> Iterator[dict[str, Any]]:
         place = {"ph": "M", "pid": os.getpid(), "tid": threading.get_native_id()}
@@ -282,5 +282,5 @@ def _dataset_names(pipeline: Pipeline) -> Sequence[str]:
         return list(report["datasets"])
     except Exception:
         # A missing name must not end a run: custom pipelines may need states.
-        log.debug("a trace without names of datasets", exc_info=True)
+        logger.debug("a trace without names of datasets", exc_info=True)
         return ()

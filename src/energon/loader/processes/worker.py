@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from energon.errors import WorkerError
 from energon.loader.lane_worker import Event, WorkerStatus
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
-from energon.loader.options import LoaderOptions, log
+from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.processes.deaths import (
     DeathRecord,
@@ -287,7 +287,7 @@ class ProcessWorker:
             self._skip(address)
         pause = deaths.pause_seconds
         soon = f" in {pause:.1f} s" if pause else ""
-        log.warning("%s; starting another one%s%s", text, soon, Lines(where))
+        logger.warning("%s; starting another one%s%s", text, soon, Lines(where))
         time.sleep(pause)
 
     def _skip(self, address: SampleAddress) -> None:
@@ -295,7 +295,7 @@ class ProcessWorker:
         lane, row = address
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
-        log.error(
+        logger.error(
             "lane %d row %d killed %d workers and is skipped from now on%s%s",
             lane,
             row,

@@ -45,7 +45,7 @@ from energon.prepare.dataset import Progress, no_progress
 from energon.prepare.files import reporting
 from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 MAX_CACHED_BYTES = 1 << 30
 """Maximum size of a copy in the user's cache, which is written from memory."""
@@ -127,7 +127,7 @@ def _keep(beside: Path, address: str) -> None:
         beside: The file in the folder next to which it would have been.
         address: The file.
     """
-    log.warning(
+    logger.warning(
         "%s: cannot write next to it; its index is kept in the user's cache, where this "
         "user's programs on this machine find it",
         redact(address),
@@ -225,7 +225,7 @@ def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
             f"{error}. A copy in such frames would take about {_gigabytes(size)} next to it, where "
             f"{_gigabytes(free)} are free"
         ) from error
-    log.warning(
+    logger.warning(
         "%s: zstd frames can only be read from their beginning, and the `zstd` command writes a "
         "single one; writing a copy in short frames, %s, of about %s. To do without, write the "
         "file itself in short frames: `zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`",

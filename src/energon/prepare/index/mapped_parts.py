@@ -16,7 +16,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.prepare.index.name_index import open_table
 from energon.samples.field_map import FieldMap
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 SHOWN_KEYS = 3
 
@@ -52,7 +52,7 @@ def warn_of_missing_parts(
     for field, keys in shown.items():
         if keys:
             parts = dict.fromkeys(access.part for access in field_map.accesses[field])
-            log.warning(
+            logger.warning(
                 "%s: no part %s for the field %r in %d of %d samples, which will be skipped as "
                 "failed: %s%s",
                 dataset,

@@ -33,7 +33,7 @@ from energon.io.atomic import publish
 from energon.prepare.files import file_state, flush_files, reporting, stage_files
 from energon.prepare.index.index import IndexedShard
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 def sqlite_path(dataset: Path) -> Path:
@@ -131,7 +131,7 @@ def _copy_media(source: Path, target: Path) -> None:
         with writing_file(target):
             copy_media(source, target)
     except (FormatError, sqlite3.DatabaseError) as error:
-        log.warning(
+        logger.warning(
             "%s: media metadata that it may have had is lost: %s; `energon prepare-media` "
             "creates it again",
             source,

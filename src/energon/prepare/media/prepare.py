@@ -160,7 +160,7 @@ def _look_again(
             shard.add(result)
 
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 WORK_NAME = "media.partial.sqlite"
 

@@ -125,7 +125,7 @@ def _duplicate(key: bytes, first: str, second: str) -> DuplicateSampleKeyError:
     )
 
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 def fix_duplicates(dataset: Path, shards: Sequence[IndexedShard]) -> list[str]:
@@ -163,9 +163,9 @@ def _rewrite(dataset: Path, name: str, prefix: str) -> None:
                 sample[part] = files.pread(str(path), offset, size)
             writer.write(sample)
         lost = _count_members(path) - table.num_parts
-    log.info("%s: rewritten with other keys", path)
+    logger.info("%s: rewritten with other keys", path)
     if lost:
-        log.warning("%s: %d members that belong to no sample are skipped", path, lost)
+        logger.warning("%s: %d members that belong to no sample are skipped", path, lost)
 
 
 def _samples(table: PartTable) -> Iterator[tuple[str, list[int]]]:

@@ -23,7 +23,7 @@ from energon.messages import warn_once
 from energon.prepare.files import reporting
 from energon.stages.hooks.quarantine import quarantine_name
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 QuarantineEntry = tuple[str, str | None, str]
 """Shard, sample key (None for the whole shard), and reason."""
@@ -51,9 +51,9 @@ def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPat
     names = os.listdir(path) if isinstance(path, Path) else []
     # A dataset without failures has no file, but a folder of something else is a mistake.
     if names and not any(each.endswith(Path(name).suffix) for each in names):
-        warn_once(log, f"exclude_from: {path}", said, path, name)
+        warn_once(logger, f"exclude_from: {path}", said, path, name)
     else:
-        log.info(said, path, name)
+        logger.info(said, path, name)
     return []
 
 

@@ -24,7 +24,7 @@ from energon.prepare.writers.draw import PEEKED_SAMPLES, SplitRouter, open_draw
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter, encode_sample
 from energon.samples.field_map import FieldMap
 
-log = logging.getLogger("energon")
+logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> N
     if count < PEEKED_SAMPLES:
         field_map.check_parts(found, origin=origin)
     else:
-        log.warning(
+        logger.warning(
             "field_map: none of the first %d samples has a part for %s; if no sample has one, the "
             "dataset will be refused after all shards are written, and the same command with "
             "another field_map then keeps them",
@@ -257,7 +257,7 @@ def _write(
         deal.write(source, parts, place.folder, progress)
     for name, writer in writers.items():
         if not writer.num_samples:
-            log.warning("split %r has no samples: too few for a ratio this small", name)
+            logger.warning("split %r has no samples: too few for a ratio this small", name)
     return True
 
 
