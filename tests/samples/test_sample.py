@@ -59,6 +59,19 @@ def test_samples_keep_what_they_are_derived_from():
     assert TextSample.extend(text).text == "x"
 
 
+@pytest.mark.parametrize("kind", [CrudeSample, dict])
+def test_samples_are_derived_from_dicts(kind):
+    crude = kind({**META, "__shard__": "a.tar", "text": "x"})
+    for derived in (
+        TextSample.derive_from(crude, text="x"),
+        TextSample.extend(crude),
+        TextSample.from_joined(crude),
+    ):
+        assert derived == TextSample(**META, text="x")
+    few = kind(__key__="k")
+    assert TextSample.derive_from(few, text="x") == TextSample(__key__="k", text="x")
+
+
 def test_joined_samples_take_later_fields_and_the_first_name():
     first, second = TextSample(**META, text="x"), captioning(5)
 

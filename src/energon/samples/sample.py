@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
 from energon.samples.collate import generic_batch, map_tensors
-from energon.samples.crude import SourceInfo
+from energon.samples.crude import SourceInfo, basic_sample_keys, get_source_info
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,8 @@ class PinMemoryMixin:
 class Sample(PinMemoryMixin):
     """Base class of the samples that datasets yield. Subclasses add fields with `edataclass`.
 
+    Samples can be made from other samples of any type, and from dicts, such as crude samples.
+
     Example:
         >>> from energon import CaptioningSample, TextSample
         >>> sample = CaptioningSample(__key__="a", image=None, caption="a cat")
@@ -107,7 +109,7 @@ class Sample(PinMemoryMixin):
         for sample in present:
             found.update(_own_fields(sample))
         meta = _meta(present[0]) if present else {}
-        sources = [source for sample in present for source in sample.__sources__ or ()]
+        sources = [source for sample in present for source in get_source_info(sample) or ()]
         return cls(**{**found, **meta, "__sources__": tuple(sources), **values})
 
     @classmethod
@@ -173,6 +175,8 @@ _META = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 
 
 def _meta(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return basic_sample_keys(value)
     return {name: getattr(value, name) for name in _META}
 
 
@@ -181,4 +185,6 @@ def _field_names(value: Any) -> list[str]:
 
 
 def _own_fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {name: value[name] for name in value if not name.startswith("__")}
     return {name: getattr(value, name) for name in _field_names(value) if name not in _META}
