@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,35 @@ def small_disk(folder: Path, size_kib: int) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder)]
     if os.getuid() or subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("a small disk can only be mounted by root")
+        pytest.skip("only root may mount a small disk; this works as in `unshare -rm make test`")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def small_files(folder: Path, size_kib: int) -> Iterator[Path]:
+    """Forbid this process larger files: writing one fails as on a full disk, for any user."""
+    folder.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_kib * 1024, hard))
+    try:
+        yield folder
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+LITTLE_ROOM = [
+    pytest.param(small_disk, "No space left on device", id="disk"),
+    pytest.param(small_files, "File too large", id="limit"),
+]
+"""What leaves little room for a file, and what the system then says."""
+REMEDIES = {
+    "No space left on device": "free some space",
+    "File too large": "raise `ulimit -f`, or use another disk,",
+}
+"""What we say in addition."""
 
 
 def fill(folder: Path, free_kib: int) -> None:

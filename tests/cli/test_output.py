@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from energon.cli.main import main
 from tests.datasets import write_shard
-from tests.small_disks import small_disk
+from tests.small_disks import LITTLE_ROOM, REMEDIES
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_help_without_room_is_an_error(command):
     assert printed_to(os.open("/dev/full", os.O_WRONLY), *command, "--help") == NO_ROOM
 
 
-def test_a_full_disk_is_named_with_what_to_do(listing, tmp_path):
+@pytest.mark.parametrize(("little_room", "problem"), LITTLE_ROOM)
+def test_a_full_disk_is_named_with_what_to_do(listing, tmp_path, little_room, problem):
     shard = listing[-1]
-    with small_disk(tmp_path / "disk", 4) as disk:
+    with little_room(tmp_path / "disk", 4) as disk:
         done = CliRunner().invoke(main, ["tar", "cat", shard, "-o", str(disk / "all.tar")])
     assert (done.exit_code, done.output) == (
         2,
-        f"Error: {disk}/all.tar: No space left on device; free some space and run the command "
-        "again\n",
+        f"Error: {disk}/all.tar: {problem}; {REMEDIES[problem]} and run the command again\n",
     )

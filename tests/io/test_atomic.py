@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from energon.io.atomic import atomic_path, write_atomic
-from tests.small_disks import small_disk
+from tests.small_disks import LITTLE_ROOM
 
 
 def test_the_new_content_replaces_the_old_as_a_whole(tmp_path):
@@ -77,9 +77,10 @@ def test_a_link_or_a_folder_in_the_way_is_not_written_to(tmp_path):
     assert (tmp_path / "secret").read_text() == "untouched"
 
 
-def test_an_error_of_a_full_disk_names_the_file(tmp_path):
+@pytest.mark.parametrize(("little_room", "problem"), LITTLE_ROOM)
+def test_an_error_of_a_full_disk_names_the_file(tmp_path, little_room, problem):
     with (
-        small_disk(tmp_path / "disk", 64) as disk,
-        pytest.raises(OSError, match="No space left on device: '.*/disk/x'$"),
+        little_room(tmp_path / "disk", 64) as disk,
+        pytest.raises(OSError, match=f"{problem}: '.*/disk/x'$"),
     ):
         write_atomic(disk / "x", bytes(100_000))

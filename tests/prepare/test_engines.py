@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -86,6 +87,25 @@ def test_what_fails_again_and_again_ends_it(engine, tmp_path):
     batches = [(n, str(tmp_path), OSError, 99) for n in range(6)]
     with pytest.raises(WorkerError, match=f"failed {MAX_TRIES} times.*OSError: on purpose"):
         list(run_batches(engine, fail, batches))
+
+
+def fill_disk(number, folder, wrapper):
+    """Fail for lack of space, the way the engines report it that wrap errors of workers."""
+    (Path(folder) / f"{number}-{len(os.listdir(folder))}").touch()
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/y.bin")
+    if wrapper is None:
+        raise error
+    raise wrapper("lost") from error
+
+
+@pytest.mark.parametrize(
+    ("engine", "wrapper"), [(alone(), None), (alone(), RuntimeError), (two(), None)]
+)
+def test_a_full_disk_ends_it_at_once(engine, wrapper, tmp_path, caplog):
+    with pytest.raises(OSError, match=r"No space left on device: '/x/y\.bin'$"):
+        list(run_batches(engine, fill_disk, [(3, str(tmp_path), wrapper)]))
+    assert os.listdir(tmp_path) == ["3-0"]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("engine", [alone(), two()])

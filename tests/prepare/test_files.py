@@ -19,24 +19,6 @@ from tests.small_disks import fill, small_disk
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
-@pytest.fixture
-def mount(tmp_path):
-    """Mount an own file system of some kilobytes, where that is allowed."""
-    mounted = []
-
-    def mount_there(folder, size, *options):
-        folder.mkdir(exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "x", folder]
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("mounting is not allowed here")
-        mounted.append(folder)
-        return folder
-
-    yield mount_there
-    for folder in mounted:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_files_are_there_as_a_whole_or_not_at_all(tmp_path, count):
     paths = [tmp_path / f"{n}.x" for n in range(count)]
@@ -87,25 +69,20 @@ def test_what_killed_runs_have_left_is_cleared_away(tmp_path):
     assert all((tmp_path / name).exists() for name in kept)
 
 
-def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(mount, tmp_path):
-    root = mount(tmp_path / "ds", "1m")
-    write_shard(root / "0.tar", [(f"{n}", {"txt": b"x"}) for n in range(100)])
-    prepare_dataset(root, **ALL)
-    before = (root / ".nv-meta/.info.json").read_text()
-    write_shard(root / "1.tar", [(f"k{n}", {"txt": b""}) for n in range(900)])
-    with open(root / "filler", "wb", buffering=0) as filler:
-        while True:
-            try:
-                filler.write(bytes(4096))
-            except OSError:
-                break
-    with pytest.raises(StorageError, match="No space left on device; free some space"):
+def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(tmp_path):
+    with small_disk(tmp_path / "ds", 1024) as root:
+        write_shard(root / "0.tar", [(f"{n}", {"txt": b"x"}) for n in range(100)])
         prepare_dataset(root, **ALL)
-    assert (root / ".nv-meta/.info.json").read_text() == before
-    assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []
-    assert verify_dataset(root, engine=Engine(num_workers=1)).ok
-    (root / "filler").unlink()
-    assert prepare_dataset(root, **ALL).num_samples == 1000
+        before = (root / ".nv-meta/.info.json").read_text()
+        write_shard(root / "1.tar", [(f"k{n}", {"txt": b""}) for n in range(900)])
+        fill(root, 0)
+        with pytest.raises(StorageError, match="No space left on device; free some space"):
+            prepare_dataset(root, **ALL)
+        assert (root / ".nv-meta/.info.json").read_text() == before
+        assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []
+        assert verify_dataset(root, engine=Engine(num_workers=1)).ok
+        (root / "filler").unlink()
+        assert prepare_dataset(root, **ALL).num_samples == 1000
 
 
 def test_a_disk_without_room_for_the_sql_index_is_an_error(tmp_path):
@@ -120,33 +97,33 @@ def test_a_disk_without_room_for_the_sql_index_is_an_error(tmp_path):
         assert prepare_dataset(disk, **ALL).num_samples == 1
 
 
-def test_a_full_disk_leaves_nothing_of_a_shard(mount, tmp_path):
-    root = mount(tmp_path / "ds", "256k")
+def test_a_full_disk_leaves_nothing_of_a_shard(tmp_path):
+    with small_disk(tmp_path / "ds", 256) as root:
 
-    def write():
-        with ShardWriter(root / "%d.tar", maxcount=50) as writer:
-            for n in range(1000):
-                writer.write({"__key__": f"{n}", "txt": b"x" * 1000})
+        def write():
+            with ShardWriter(root / "%d.tar", maxcount=50) as writer:
+                for n in range(1000):
+                    writer.write({"__key__": f"{n}", "txt": b"x" * 1000})
 
-    with pytest.raises(OSError, match=r"No space left.*\.tar'$"):
-        write()
-    left = sorted(name for name in os.listdir(root) if name.endswith(".tar"))
-    assert left
-    assert not any(name.startswith(".") for name in os.listdir(root))
-    with ShardWriter(root / "%d.tar", resume=True) as writer:
-        assert writer.num_samples == 50 * len(left)
+        with pytest.raises(OSError, match=r"No space left.*\.tar'$"):
+            write()
+        left = sorted(name for name in os.listdir(root) if name.endswith(".tar"))
+        assert left
+        assert not any(name.startswith(".") for name in os.listdir(root))
+        with ShardWriter(root / "%d.tar", resume=True) as writer:
+            assert writer.num_samples == 50 * len(left)
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(mount, tmp_path):
-    root = mount(tmp_path / "ds", "1m")
-    write_shard(root / "0.tar", [("a", {"txt": b"x"})])
-    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
-    with pytest.raises(StorageAccessError, match="must be writable.*a folder with links"):
-        prepare_dataset(root, **ALL)
-    folder = tmp_path / "links"
-    folder.mkdir()
-    (folder / "0.tar").symlink_to(root / "0.tar")
-    assert prepare_dataset(folder, **ALL).num_samples == 1
+def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(tmp_path):
+    with small_disk(tmp_path / "ds", 1024) as root:
+        write_shard(root / "0.tar", [("a", {"txt": b"x"})])
+        subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+        with pytest.raises(StorageAccessError, match="must be writable.*a folder with links"):
+            prepare_dataset(root, **ALL)
+        folder = tmp_path / "links"
+        folder.mkdir()
+        (folder / "0.tar").symlink_to(root / "0.tar")
+        assert prepare_dataset(folder, **ALL).num_samples == 1
 
 
 def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):

@@ -23,6 +23,7 @@ from energon.prepare.writers import tokens as writer
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
+from tests.small_disks import LITTLE_ROOM, REMEDIES
 from tests.token_files import write_tokens
 
 WORDS = "tests.prepare.test_pack_tokens:words"
@@ -193,6 +194,23 @@ def test_a_killed_command_goes_on_where_it_was(lines, tmp_path):
         sys.path.remove(str(tmp_path))
     assert seen == kept
     assert documents(tmp_path / "x") == DOCUMENTS * 20
+
+
+@pytest.mark.parametrize(("little_room", "problem"), LITTLE_ROOM)
+def test_a_full_disk_is_named_with_what_to_do(
+    lines, tmp_path, monkeypatch, caplog, little_room, problem
+):
+    monkeypatch.setattr(writer, "RANGE_BYTES", 1 << 20)
+    lines.write_text(lines.read_text() * 8)  # 50 KB of tokens
+    packing = ("pack", lines, "--to", "tokens", "--tokenizer", WORDS, "--num-workers", 1)
+    with little_room(tmp_path / "disk", 8) as disk:
+        result = run(*packing, disk / "x")
+        assert (result.exit_code, result.output) == (
+            2,
+            f"Error: {disk}/x.tokens-partial/000000.bin: {problem}; {REMEDIES[problem]} and run "
+            "the command again\n",
+        )
+    assert not caplog.records
 
 
 def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):

@@ -19,7 +19,7 @@ from PIL import Image
 import energon.webdataset as wds
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.webdataset.wids import descriptor
-from tests.small_disks import small_disk
+from tests.small_disks import LITTLE_ROOM
 
 
 def members(path):
@@ -275,9 +275,10 @@ def test_functions_that_encode_one_value():
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
-def test_an_error_of_a_full_disk_names_the_archive(tmp_path, name):
-    with small_disk(tmp_path / "disk", 64) as disk:
+@pytest.mark.parametrize(("little_room", "problem"), LITTLE_ROOM)
+def test_an_error_of_a_full_disk_names_the_archive(tmp_path, name, little_room, problem):
+    with little_room(tmp_path / "disk", 64) as disk:
         noise = np.random.default_rng(0).bytes(2_000_000)
-        with pytest.raises(OSError, match=f"No space left on device: '.*{name}'$"):
+        with pytest.raises(OSError, match=f"{problem}: '.*{name}'$"):
             write(disk / name, {"__key__": "a", "bin": noise})
         assert os.listdir(disk) == []

@@ -174,10 +174,11 @@ def failed_command(error: EnergonError | OSError) -> click.ClickException:
         # Only click itself, when it prints a help, passes such errors on, see `write_output`.
         if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
             return failed_output(error)
-        from energon.io.atomic import NO_SPACE  # here, so that commands start without it
+        from energon.io.atomic import remedy_if_full  # here, so that commands start without it
 
         where = "" if error.filename is None else f"{error.filename}: "
-        hint = "; free some space and run the command again" if error.errno in NO_SPACE else ""
+        remedy = remedy_if_full(error)
+        hint = f"; {remedy} and run the command again" if remedy else ""
         return RefusedCommandError(escape_text(f"{where}{error.strerror or error}{hint}"))
     # What the system or a store refuses says nothing about the data.
     refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))

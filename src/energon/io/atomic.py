@@ -48,10 +48,22 @@ FULL = NO_SPACE | {errno.EFBIG}
 _SUFFIX = "._partial"
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether something could not be written for lack of space."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
 def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
     """Add the path of the file to an error of a full disk: a failed write does not name it."""
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and is_full(error):
         error.filename = os.fspath(path)
+
+
+def remedy_if_full(error: OSError) -> str:
+    """Return what helps against an error of a full disk; nothing for other errors."""
+    if error.errno in NO_SPACE:
+        return "free some space"
+    return "raise `ulimit -f`, or use another disk," if is_full(error) else ""
 
 
 @contextmanager

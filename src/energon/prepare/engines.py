@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from energon.errors import ConfigError, EnergonError, StorageError, WorkerError, needs_extra
+from energon.io.atomic import is_full
 from energon.messages import describe_error
 
 logger = logging.getLogger("energon")
@@ -143,11 +144,11 @@ def _run(
 def _count_try(number: int, tries: list[int], error: BaseException) -> None:
     """Record that a batch failed, and raise the error if a retry is pointless."""
     cause = error.__cause__ if not isinstance(error, EnergonError) else None
-    if isinstance(cause, EnergonError):
+    if cause is not None and (isinstance(cause, EnergonError) or is_full(cause)):
         error = cause  # some engines wrap what was raised on the worker
     if isinstance(error, EnergonError) and not isinstance(error, StorageError):
         raise error
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) or is_full(error):
         raise error
     tries[number] += 1
     if tries[number] >= MAX_TRIES:

@@ -29,7 +29,7 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.atomic import NO_SPACE, publish
+from energon.io.atomic import publish, remedy_if_full
 from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.advice import advice, explain_missing
 
@@ -193,11 +193,9 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
-        hint = _ON_FULL_DISK if error.errno in NO_SPACE else ""
+        remedy = remedy_if_full(error)
+        hint = f"; {remedy} and run it again; completed work is kept" if remedy else ""
         raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
-
-
-_ON_FULL_DISK = "; free some space and run it again; completed work is kept"
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:

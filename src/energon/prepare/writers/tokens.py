@@ -138,21 +138,21 @@ def pack_tokens(
     }
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
-        with open(partial / "lock", "wb") as lock:
-            if not hold_lock(lock.fileno(), wait=False):
-                raise DatasetBusyError(f"{partial}: another process writes to it")
-            _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
-            done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
+    with open(partial / "lock", "wb") as lock:
+        if not hold_lock(lock.fileno(), wait=False):
+            raise DatasetBusyError(f"{partial}: another process writes to it")
+        _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
+        done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
+        progress(done)
+        todo = [n for n in range(len(ranges)) if _num_documents(partial, n) is None]
+        batches = [(tuple(ranges[n]), n, os.fspath(partial), options) for n in todo]
+        for _, documents in run_batches(engine or Engine(), tokenize_range, batches):
+            done += documents
             progress(done)
-            todo = [n for n in range(len(ranges)) if _num_documents(partial, n) is None]
-            batches = [(tuple(ranges[n]), n, os.fspath(partial), options) for n in todo]
-            for _, documents in run_batches(engine or Engine(), tokenize_range, batches):
-                done += documents
-                progress(done)
-            written = _join(prefix, partial, len(ranges), options)
-            # First: without settings, nobody continues from what is left of the parts.
-            (partial / SETTINGS).unlink()
-            shutil.rmtree(partial)
+        written = _join(prefix, partial, len(ranges), options)
+        # First: without settings, nobody continues from what is left of the parts.
+        (partial / SETTINGS).unlink()
+        shutil.rmtree(partial)
     return written
 
 
