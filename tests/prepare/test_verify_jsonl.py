@@ -8,6 +8,7 @@ from energon.errors import DatasetNotFoundError
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
+from tests.commands import run
 
 
 @pytest.fixture
@@ -82,6 +83,22 @@ def test_lines_that_are_no_json_are_found_and_cannot_be_repaired(lines):
     lines.write_text(lines.read_text().replace("[1,2,3]\n", ""))
     prepare_jsonl(lines, split_ratio={"train": 1})
     assert kinds(lines, "content") == []
+
+
+def test_options_for_shards_are_noted_to_have_no_effect(lines):
+    lines.write_text(lines.read_text() + "[1]\n")
+    found = run("repair", lines)
+    for options, named in (
+        (["--drop"], "--drop"),
+        (["--quarantine", lines.with_name("lost")], "--quarantine"),
+        (["--drop", "--quarantine", lines.with_name("lost")], "--drop and --quarantine"),
+    ):
+        done = run("repair", lines, *options)
+        note = f"note: {named} had no effect: {lines} is a JSONL file, without shards\n"
+        assert note in done.output
+        assert (done.exit_code, done.output.replace(note, "")) == (1, found.output)
+    about = json.loads(run("repair", lines, "--drop", "--json").output)
+    assert [len(about[time]["notes"]) for time in ("before", "after")] == [0, 1]
 
 
 def test_splits_are_checked(lines):

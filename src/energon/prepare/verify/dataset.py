@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from energon.errors import ConfigError
@@ -61,7 +62,8 @@ def repair_dataset(
     Args:
         path: Its folder, or a file that is a dataset; a path or an address.
         depth: How much to check, see `verify_dataset`.
-        drop: Whether to remove missing, truncated or damaged shards from the dataset.
+        drop: Whether to remove missing, truncated or damaged shards from the dataset. For a dataset
+            without shards, this and `quarantine` only add a note that they had no effect.
         quarantine: A file in which to list lost shards and samples, for `energon prepare
             --exclude-from`.
         indexing: How shards are indexed.
@@ -82,7 +84,14 @@ def repair_dataset(
         )
     upkeep = upkeep_of(address)
     if upkeep is not None:
-        return upkeep.repair(address, depth)
+        done = upkeep.repair(address, depth)
+        given = {"--drop": drop, "--quarantine": quarantine is not None}
+        ignored = " and ".join(name for name in given if given[name])
+        if ignored:
+            note = f"{ignored} had no effect: {redact(address)} is {upkeep.noun}, without shards"
+            after = replace(done.after, notes=[*done.after.notes, note])
+            done = done._replace(after=after)
+        return done
     if not is_remote(address):
         return repair_folder(
             Path(address), depth=depth, drop=drop, quarantine=quarantine, indexing=indexing
