@@ -15,7 +15,7 @@ from energon.messages import nearest
 VARIABLE = "ENERGON_ALLOW"
 CAPABILITIES = {
     "code": "import modules, call functions and run files that a document names",
-    "pickle": "unpickle parts of samples, which runs any code that they contain",
+    "pickle": "unpickle samples or their parts, which runs any code that they contain",
     "shell": "run addresses that are shell commands (pipe:…)",
     "env": "read environment variables into a document (${NAME})",
     "outside": "read shards and documents outside the folder of their dataset",

@@ -7,13 +7,16 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import shutil
 import struct
 import sys
 import types
+from itertools import accumulate, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +26,11 @@ from energon import (
     ConfigError,
     DatasetNotFoundError,
     EmptyDatasetError,
+    SecurityError,
     get_train_dataset,
 )
 from energon.errors import FormatError, TruncatedError
-from energon.formats.chunks.litdata import LitDataFormat
+from energon.formats.chunks.litdata import LitDataFormat, litdata_decoder
 from energon.formats.chunks.mds import MdsFormat
 from energon.io.address import join_address
 from energon.io.files import write_bytes
@@ -181,24 +185,92 @@ def test_invalid_nested_values_are_reported_with_their_chunk(content, problem):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"data_format": ["pickle"]}, "pickled objects .'pickle'., which could run any code"),
-        ({"data_format": ["graph"]}, "pickled objects .'graph'., which could run any code"),
         ({"data_format": ["no_header_tensor:10"]}, "'no_header_tensor:10'"),
         ({"item_loader": "TemporalArrayLoader"}, "TemporalArrayLoader; write its arrays again"),
         ({"item_loader": "ParquetLoader"}, "Parquet files, read them as FOLDER/"),
         ({"encryption": {"level": "chunk"}}, "is encrypted"),
     ],
 )
-def test_items_that_cannot_be_read_safely_are_refused(change, problem, monkeypatch):
-    """Whether or not LitData is installed, which would unpickle them."""
-    unpickled = types.ModuleType("litdata.streaming.serializers")
-    unpickled._SERIALIZERS = dict.fromkeys(("pickle", "graph"), None)
-    for name in ("litdata", "litdata.streaming"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, unpickled.__name__, unpickled)
+def test_items_that_cannot_be_read_are_refused(change, problem):
     config = {"compression": None, "data_format": ["int"], "data_spec": '[1, {"type": null}]'}
     with pytest.raises(ConfigError, match=problem):
         LitDataFormat({"chunks": [], "config": config | change}, "index.json")
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def write_pickles(folder, kind, pickles):
+    """Write a dataset of pickled objects as the libraries do."""
+    folder.mkdir()
+    records = [struct.pack("<I", len(content)) + content for content in pickles]
+    starts = list(accumulate(map(len, records), initial=4 * (len(records) + 2)))
+    chunk = struct.pack(f"<{1 + len(starts)}I", len(records), *starts) + b"".join(records)
+    (folder / "x.bin").write_bytes(chunk)
+    if kind == "mds":
+        columns = {"column_names": ["0"], "column_sizes": [None], "column_encodings": ["pkl"]}
+        file = {"basename": "x.bin", "bytes": len(chunk), "hashes": {}}
+        counted = {"samples": len(records), "raw_data": file}
+        about = {"shards": [{"format": "mds", "compression": None, **columns, **counted}]}
+    else:
+        listed = {"filename": "x.bin", "chunk_size": len(records), "chunk_bytes": len(chunk)}
+        stored = {"data_format": ["pickle"], "data_spec": '[1, {"type": null}]'}
+        about = {"chunks": [listed], "config": {"compression": None, **stored}}
+    (folder / "index.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_pickles_are_refused_unless_they_are_allowed(tmp_path, kind):
+    there, made = tmp_path / "data", tmp_path / "made"
+    write_pickles(there, kind, map(pickle.dumps, [{1, 2}, "text", Hostile(made)]))
+    refused = r'index\.json: .* pickled objects.*allow=\("pickle",\), with --allow pickle'
+    with pytest.raises(SecurityError, match=refused):
+        source_of(there)
+    by_itself = {"splits": {"train": {"path": str(there), "read": {"allow": ["pickle"]}}}}
+    with pytest.raises(ConfigError, match="'allow' is not an option"):
+        get_train_dataset(by_itself, worker_config=config(), batch_size=None)
+    listing = run("info", there)
+    assert listing.exit_code == 2
+    assert re.search(refused, listing.output)
+    assert run("info", there, "--allow", "pickle").exit_code == 0
+    assert run("lint", there).exit_code != 0
+    packing = ("pack", there, tmp_path / "packed")
+    assert run(*packing).exit_code == 2
+    assert not made.exists()
+    data = get_train_dataset(there, worker_config=config(), batch_size=None, allow=("pickle",))
+    found = {sample["__key__"]: sample["0"] for sample in islice(data, 3)}
+    assert [found[f"{number:09}"] for number in range(3)] == [{1, 2}, "text", None]
+    assert made.exists()
+    packed = run(*packing, "--allow", "pickle")
+    assert "'000000000': part 'json': a dict cannot be written as json" in packed.output
+    source = source_of(there, options=RowOptions(allow=("pickle",)))
+    assert pickle.loads(pickle.dumps(source)).read(np.arange(2))[1]["0"] == "text"
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_pickles_that_cannot_be_loaded_are_reported(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    write_pickles(tmp_path / "data", kind, [b"cno_such_module\nx\n."])
+    with pytest.raises(FormatError, match=r"x\.bin: .*cannot be unpickled: ModuleNotFoundError"):
+        every(source_of(tmp_path / "data"))
+
+
+def test_graphs_are_pickles_that_only_litdata_can_read(monkeypatch):
+    serializers = types.ModuleType("litdata.streaming.serializers")
+    serializers._SERIALIZERS = {"graph": SimpleNamespace(setup=str, deserialize=bytes.decode)}
+    for name in ("litdata", "litdata.streaming"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, serializers.__name__, serializers)
+    with pytest.raises(SecurityError, match=r"pickled objects \('graph'\), which could run any"):
+        litdata_decoder("graph", "index.json", ())
+    assert litdata_decoder("graph", "index.json", ("pickle",))(b"nodes") == "nodes"
 
 
 @pytest.mark.parametrize("formats", [["int", "str"], []])
@@ -393,16 +465,15 @@ def test_shards_of_mixed_columns_and_unknown_encodings_are_refused(tmp_path):
     edit(tmp_path / "data", lambda index: index["shards"][1]["column_names"].__setitem__(0, "x"))
     with pytest.raises(FormatError, match="2 different sets of columns"):
         MdsRecords(tmp_path / "data")
-    for encodings in ("pkl", "nosuch"):
-        shutil.copy(DATA / "mds/index.json", tmp_path / "data")
+    shutil.copy(DATA / "mds/index.json", tmp_path / "data")
 
-        def change(index, encodings=encodings):
-            for shard in index["shards"]:
-                shard["column_encodings"][0] = encodings
+    def change(index):
+        for shard in index["shards"]:
+            shard["column_encodings"][0] = "nosuch"
 
-        edit(tmp_path / "data", change)
-        with pytest.raises(ConfigError, match=f"'id' is encoded as '{encodings}', which is not kn"):
-            MdsRecords(tmp_path / "data")
+    edit(tmp_path / "data", change)
+    with pytest.raises(ConfigError, match="'id' is encoded as 'nosuch', which is not known"):
+        MdsRecords(tmp_path / "data")
 
 
 def compressed(folder, name, pack):

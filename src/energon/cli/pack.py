@@ -15,6 +15,7 @@ from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     EngineOptions,
+    allow_option,
     is_given,
     logging_to_terminal,
     option,
@@ -208,6 +209,7 @@ _WITH_TOKENS = {*_OF_TOKENS, "to", "overwrite", "progress", "as_json"}
 @options_object(PackChoices)
 @options_object(TokenizingOptions, name="tokens", only="With --to tokens")
 @options_object(EngineOptions, name="engine", only="With --to tokens")
+@allow_option
 @click.pass_context
 def command(
     context: click.Context,

@@ -82,6 +82,7 @@ class ChunkSource(ItemSource):
         DatasetNotFoundError: If there is no index.
         FormatError: If the index is invalid.
         ConfigError: If there is no such split, or records have an unknown encoding.
+        SecurityError: If records are pickled, which is not allowed.
         EmptyDatasetError: If no sample is left.
     """
 
@@ -111,7 +112,7 @@ class ChunkSource(ItemSource):
         folders = split_folders(os.fspath(address))
         self.folder = folders.get("") or _folder_of(split_part, folders, redact(address))
         index = redact(join_address(self.folder, CHUNK_INDEX))
-        self.format: ChunkFormat = self.format_type(read_index(self.folder), index)
+        self.format: ChunkFormat = self.format_type(read_index(self.folder), index, options.allow)
         self.columns = self.format.columns
         self.files = self.format.chunks
         self.ends = np.array([0, *accumulate(file.num_records for file in self.files)], np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,6 +15,7 @@ from energon.errors import ConfigError, FormatError, MissingExtraError
 from energon.formats.chunks.nested_values import nested_value
 from energon.formats.chunks.records import (
     ChunkFile,
+    check_unpickling,
     decoded,
     decompress,
     fields,
@@ -23,6 +24,7 @@ from energon.formats.chunks.records import (
     pil_image,
     records,
     stated_number,
+    unpickle,
 )
 from energon.formats.chunks.table_rows import TableRow, has_table, table_rows
 from energon.formats.json_text import parse_json
@@ -139,14 +141,17 @@ class LitDataFormat:
     Args:
         index: The content of `index.json`.
         origin: The file, for messages.
+        allow: "pickle" permits unpickling items.
 
     Raises:
         FormatError: If the index is invalid.
         ConfigError: If chunks are encrypted, or items have something that is not known.
+        SecurityError: If items are pickled, which is not allowed.
     """
 
-    def __init__(self, index: Any, origin: str) -> None:
+    def __init__(self, index: Any, origin: str, allow: Collection[str] = ()) -> None:
         self._origin = origin
+        self._allow = allow
         self.index = parse_litdata_index(index, origin=origin)
         self.chunks = [ChunkFile(*chunk) for chunk in self.index.chunks]
         self.sizes_are_exact = self.index.sizes_are_exact
@@ -155,7 +160,7 @@ class LitDataFormat:
 
     @cached_property
     def _decoders(self) -> list[Callable[[bytes], Any]]:
-        return [litdata_decoder(kind, self._origin) for kind in self.index.formats]
+        return [litdata_decoder(kind, self._origin, self._allow) for kind in self.index.formats]
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -299,23 +304,21 @@ def _list(children: list[Any], leaves: Iterator[Any]) -> list[Any]:
     return [child(leaves) for child in children]
 
 
-def litdata_decoder(kind: str, origin: object) -> Callable[[bytes], Any]:
+def litdata_decoder(kind: str, origin: object, allow: Collection[str]) -> Callable[[bytes], Any]:
     """Return a decoder for a leaf of this format. Media stay encoded.
 
     Raises:
         MissingExtraError: If only LitData can read it and is not installed.
-        ConfigError: If LitData does not know it either, or unpickles it.
+        ConfigError: If LitData does not know it either.
+        SecurityError: If it is pickled, which is not allowed.
     """
     name, _, more = kind.partition(":")
+    if name in _PICKLED:
+        check_unpickling(f"{origin}: items hold pickled objects ({kind!r})", allow)
     if name in _DECODERS:
         return _DECODERS[name]
     if name in _FLAT and more.isdecimal() and int(more) in _FLAT[name]:
         return partial(np.frombuffer, dtype=_FLAT[name][int(more)])
-    if name in _PICKLED:
-        raise ConfigError(
-            f"{origin}: items hold pickled objects ({kind!r}), which could run any code when they "
-            "are read; write the dataset again with arrays, text and numbers only"
-        )
     try:
         from litdata.streaming.serializers import _SERIALIZERS
     except ImportError as error:
@@ -387,5 +390,6 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "jpeg_array": image_list,
     "numpy": _numpy,
     "tensor": _tensor,
+    "pickle": unpickle,
     **dict.fromkeys(_MEDIA, bytes),
 }

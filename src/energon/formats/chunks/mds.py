@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from energon.errors import ConfigError, FormatError
 from energon.formats.chunks.records import (
     ChunkFile,
+    check_unpickling,
     decoded,
     decompress,
     fields,
@@ -21,6 +22,7 @@ from energon.formats.chunks.records import (
     pil_image,
     records,
     stated_number,
+    unpickle,
 )
 from energon.formats.json_text import parse_json
 from energon.messages import describe_error
@@ -134,16 +136,19 @@ class MdsFormat:
     Args:
         index: The content of `index.json`.
         origin: The file, for messages.
+        allow: "pickle" permits unpickling columns.
 
     Raises:
         FormatError: If the index is invalid.
         ConfigError: If shards are of another format, or a column has an unknown encoding.
+        SecurityError: If a column is pickled, which is not allowed.
     """
 
     sizes_are_exact = True
 
-    def __init__(self, index: Any, origin: str) -> None:
+    def __init__(self, index: Any, origin: str, allow: Collection[str] = ()) -> None:
         self._origin = origin
+        self._allow = allow
         self.shards = parse_mds_index(index, origin=origin)
         self.chunks = [ChunkFile(each.name, each.count, each.size) for each in self.shards]
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Any]] = {}
@@ -208,16 +213,23 @@ class MdsFormat:
         place = shard.names, shard.encodings
         if place not in self._known:
             columns = zip(shard.encodings, shard.names, strict=True)
-            self._known[place] = [mds_decoder(each, name, self._origin) for each, name in columns]
+            self._known[place] = [
+                mds_decoder(each, name, self._origin, self._allow) for each, name in columns
+            ]
         return self._known[place]
 
 
-def mds_decoder(encoding: str, name: str, origin: object) -> Callable[[bytes], Any]:
+def mds_decoder(
+    encoding: str, name: str, origin: object, allow: Collection[str]
+) -> Callable[[bytes], Any]:
     """Return a decoder for a column with this encoding. Images stay encoded.
 
     Raises:
         ConfigError: If the encoding is not known.
+        SecurityError: If the column is pickled, which is not allowed.
     """
+    if encoding == "pkl":
+        check_unpickling(f"{origin}: column {name!r} holds pickled objects", allow)
     if encoding in _SCALARS:
         dtype = _SCALARS[encoding]
         return lambda content: np.frombuffer(content, dtype)[0].item()
@@ -272,4 +284,5 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "list[jpeg]": _image_list,
     "list[png]": _image_list,
     "list[pil]": _pil_images,
+    "pkl": unpickle,
 }

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import pickle
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.allow import is_allowed, refusal
 from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta.info import MAX_SAMPLES, leads_out
+from energon.messages import describe_error
 
 CHUNK_INDEX = "index.json"
 """The file of a folder that lists its chunks and describes their content."""
@@ -230,6 +233,29 @@ def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: ob
     except (ValueError, IndexError, KeyError, TypeError) as error:
         problem = str(error) if isinstance(error, FormatError) else repr(error)
         raise FormatError(f"{origin}: has an invalid record: {problem}") from error
+
+
+def check_unpickling(what: str, allow: Collection[str]) -> None:
+    """Raise SecurityError unless the user allows unpickling.
+
+    Args:
+        what: What holds pickled objects.
+        allow: "pickle" permits it.
+    """
+    if not is_allowed("pickle", allow):
+        raise refusal(
+            "pickle",
+            f"{what}, which could run any code when they are read; write the dataset again with "
+            "arrays, text and numbers only",
+        )
+
+
+def unpickle(content: bytes) -> Any:
+    """Return a pickled object, which the user must have allowed."""
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        raise FormatError(f"an object cannot be unpickled: {describe_error(error)}") from error
 
 
 def pil_image(content: bytes) -> Any:

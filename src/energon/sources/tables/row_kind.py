@@ -50,6 +50,7 @@ class RowOptions:
         split: The shares of train, val and test in the rows, such as "99,1,0"; None if file names
             tell the split, or else all rows are "train".
         origin: Where the options were written.
+        allow: What the user, not the document, allows the data to do.
 
     Raises:
         ConfigError: If they are invalid.
@@ -60,6 +61,7 @@ class RowOptions:
     field_map: Mapping[str, str] | None = None
     split: str | None = None
     origin: str = ""
+    allow: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if problem := next(self._problems(), None):
@@ -68,7 +70,7 @@ class RowOptions:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of the options."""
-        return tuple(field.name for field in fields(cls) if field.name != "origin")
+        return tuple(f.name for f in fields(cls) if f.name not in ("origin", "allow"))
 
     def _problems(self) -> Iterator[str]:
         columns = self.columns
@@ -152,7 +154,7 @@ class RowKind(DatasetKind):
         return self.source(
             leaf.path,
             split_part=leaf.split_part,
-            options=self.options_type(**leaf.read, origin=leaf.origin),
+            options=self.options_type(**leaf.read, origin=leaf.origin, allow=allow),
             parts=parts,
             subsets=leaf.subsets,
             exclude=exclude,
