@@ -11,7 +11,7 @@ from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import LanePosition, check_steps, covered_by, read_positions
+from energon.loader.state import check_steps, covered_by, read_positions
 from energon.loader.state_differences import RUN
 from energon.loader.state_files import read_states
 from energon.messages import counted
@@ -157,9 +157,13 @@ def open_saved_run(
     check_steps(state, state)
     leaves = tuple(_saved_leaves(read_from, about["leaves"]))
     batch_size = about["batch_size"] or 1
-    lags = _lags(state, batch_size)
+    read = {
+        lane: _Read(position.batches, *rows_read(position.saved_state()))
+        for lane, position in read_positions(state, map(int, state["positions"])).items()
+    }
     # Lanes that have not started over have delivered all of their batches.
-    first_turn = max((lag.turns for lag in lags), default=0) if recipe.eras and not packs else 0
+    turns = [each.batches - each.rows // batch_size for each in read.values()]
+    first_turn = max(turns, default=0) if recipe.eras and not packs else 0
     run = PlannedRun(
         replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, about["leaves"])),
         leaves,
@@ -167,45 +171,31 @@ def open_saved_run(
         batch_size,
         WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=recipe.seed),
         first_turn,
-        _changes_by_stream(state, recipe.deal(lanes)),
+        _changes_by_stream(read, recipe.deal(lanes)),
     )
-    shifted = 0 if packs else sum(max(0, lag.rows + first_turn * batch_size) for lag in lags)
-    done = sum(position["batches"] for position in state["positions"].values())
-    own = len(state["positions"]) * ranks // lanes
+    beyond = (each.rows - (each.batches - first_turn) * batch_size for each in read.values())
+    shifted = 0 if packs else sum(max(0, rows) for rows in beyond)
+    done = sum(each.batches for each in read.values())
+    own = len(read) * ranks // lanes
     return SavedRun(read_from, state, run, done // max(1, own), shifted)
 
 
-class _Lag(NamedTuple):
-    """How a lane's batches and rows differ from each other."""
+class _Read(NamedTuple):
+    """What a lane has read."""
 
-    turns: int
-    """How many batches it has delivered beyond those that its rows fill."""
+    batches: int
     rows: int
-    """How many rows it has taken beyond those of full batches."""
+    changes: tuple[int, ...]
+    """The rows at which the mix was changed."""
 
 
-def _lags(state: State, batch_size: int) -> list[_Lag]:
-    lags = []
-    for position in _positions(state).values():
-        rows, _ = rows_read(position.saved_state())
-        lags.append(
-            _Lag(position.batches - rows // batch_size, rows - position.batches * batch_size)
-        )
-    return lags
-
-
-def _changes_by_stream(state: State, deal: Deal) -> dict[int, tuple[int, ...]]:
+def _changes_by_stream(read: Mapping[int, _Read], deal: Deal) -> dict[int, tuple[int, ...]]:
     """Return the rows at which the mix of each stream was changed, as the last of its lanes saw."""
     changes: dict[int, tuple[int, ...]] = {}
-    for lane, position in _positions(state).items():
-        _, changed = rows_read(position.saved_state())
+    for lane, each in read.items():
         stream = deal.stream_of(lane)
-        changes[stream] = max(changed, changes.get(stream, ()), key=len)
+        changes[stream] = max(each.changes, changes.get(stream, ()), key=len)
     return changes
-
-
-def _positions(state: State) -> dict[int, LanePosition]:
-    return read_positions(state, map(int, state["positions"]))
 
 
 def _with_blocks(
