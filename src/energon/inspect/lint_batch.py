@@ -207,12 +207,12 @@ class _Check:
                 failed = True
                 reason = str(error) if isinstance(error, EnergonError) else repr(error)
                 yield self._finding(reason, part=part, **place)
-        loading = self.opened.loading
+        path, loading = self.opened.loading.dataset_path, self.opened.loading.samples
         if failed or loading.sample_type is None or loading.field_map is None:
             return
         try:
             sample = type(sample)(decoded)
-            LoadSample(loading.dataset_path, loading.sample_type, loading.field_map, None)(sample)
+            LoadSample(path, loading.sample_type, loading.field_map, None)(sample)
         except Exception as error:
             yield self._finding(
                 str(error) if isinstance(error, EnergonError) else describe_error(error),

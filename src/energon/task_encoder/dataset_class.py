@@ -15,30 +15,11 @@ from typing import Any, Self
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.kinds import Source, kind_named
 from energon.sources.shards import ShardPool
-from energon.task_encoder.load import Inherited, LeafDecoder, LoadFunction
-from energon.task_encoder.user_dataset import CodeFields
+from energon.task_encoder.load import SampleLoading
 from energon.worker import WorkerConfig
-
-
-@dataclass(frozen=True)
-class SampleLoading:
-    """How the samples of a dataset are made from the bytes of their parts.
-
-    Args:
-        sample_type: Their type; None for crude samples, which are left to cookers.
-        field_map: Maps parts to the fields of `sample_type`.
-        decoder: Decodes the parts.
-        load: Makes typed samples, in place of the other three.
-    """
-
-    sample_type: type | None = None
-    field_map: FieldMap | CodeFields | None = None
-    decoder: LeafDecoder = Inherited.DECODER
-    load: LoadFunction | None = None
 
 
 class DatasetClass:

@@ -96,8 +96,9 @@ def _joining(join: JoinLoading) -> Callable[..., Any]:
 
 
 def _loader(loading: LeafLoading, decoder: LoadFunction | None) -> LoadFunction:
-    if loading.load is not None:
-        return loading.load
-    if loading.sample_type is not None and loading.field_map is not None:
-        return LoadSample(loading.dataset_path, loading.sample_type, loading.field_map, decoder)
+    samples = loading.samples
+    if samples.load is not None:
+        return samples.load
+    if samples.sample_type is not None and samples.field_map is not None:
+        return LoadSample(loading.dataset_path, samples.sample_type, samples.field_map, decoder)
     return LoadCrude(loading.dataset_path, decoder)

@@ -26,9 +26,8 @@ from energon.task_encoder.dataset_class import (
     DatasetCall,
     DatasetClass,
     DatasetOpening,
-    SampleLoading,
 )
-from energon.task_encoder.load import JoinLoading, LeafLoading, leaf_decoder
+from energon.task_encoder.load import JoinLoading, LeafLoading, SampleLoading, leaf_decoder
 from energon.task_encoder.user_dataset import CodeFields, find_code
 
 
@@ -191,12 +190,9 @@ def _single(
         name=name,
         dataset_path=leaf.path,
         subflavors={**dataset.config.subflavors, **leaf.subflavors, **subflavors},
-        sample_type=dataset.loading.sample_type,
-        field_map=dataset.loading.field_map,
+        samples=dataset.loading,
         aux=dataset.aux,
         primary=dataset.primary,
-        decoder=dataset.loading.decoder,
-        load=dataset.loading.load,
         allow=allow,
     )
 

@@ -79,7 +79,7 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
 
 def decoder_for(loading: LeafLoading, encoder: Any) -> LoadFunction | None:
     """Return the decoder for the samples of a dataset."""
-    own = loading.decoder
+    own = loading.samples.decoder
     decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
     return seeded_if_random(permitted(decoder, loading.allow))
 
@@ -109,33 +109,44 @@ class SeededDecoder:
 
 
 @dataclass(frozen=True)
+class SampleLoading:
+    """How the samples of a dataset are made from the bytes of their parts.
+
+    Args:
+        sample_type: Their type; None for crude samples, which are left to cookers.
+        field_map: Maps parts to the fields of `sample_type`.
+        decoder: Decodes the parts.
+        load: Makes typed samples, in place of the other three.
+    """
+
+    sample_type: type | None = None
+    field_map: FieldMap | CodeFields | None = None
+    decoder: LeafDecoder = Inherited.DECODER
+    load: LoadFunction | None = None
+
+
+@dataclass(frozen=True)
 class LeafLoading:
-    """How the samples of a leaf are made from the bytes of their parts, and cooked.
+    """How the samples of a leaf are made and cooked.
 
     Args:
         name: Its name in messages.
         dataset_path: The folder of the dataset.
         subflavors: The subflavors of the dataset and of all documents that refer to it.
-        sample_type: The type of its samples; None for crude datasets.
-        field_map: Maps parts to the fields of `sample_type`.
+        samples: How they are made from the bytes of their parts.
         aux: Auxiliary data by name, for cookers.
         primary: Opens the files of the dataset by name, for cookers that need them.
         join: The datasets that it joins; None for a single dataset.
-        decoder: Decodes the parts of its samples.
-        load: Makes its samples, instead of `sample_type`, `field_map` and `decoder`.
         allow: What the user allows its samples.
     """
 
     name: str
     dataset_path: str
     subflavors: Mapping[str, Any]
-    sample_type: type | None = None
-    field_map: FieldMap | CodeFields | None = None
+    samples: SampleLoading = SampleLoading()
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
     primary: Callable[[], FileStore[Any]] | None = None
     join: JoinLoading | None = None
-    decoder: LeafDecoder = Inherited.DECODER
-    load: LoadFunction | None = None
     allow: Collection[str] = ()
 
 
@@ -159,13 +170,13 @@ class JoinLoading:
 
 def load_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
     """Return the hooks that make and cook the samples of a leaf with a single dataset."""
-    encoder = hooks.encoder
-    if loading.load is not None:
-        return (hooks.make("load_sample", loading.load),)
+    encoder, samples = hooks.encoder, loading.samples
+    if samples.load is not None:
+        return (hooks.make("load_sample", samples.load),)
     decoder = decoder_for(loading, encoder)
-    if loading.sample_type is not None and loading.field_map is not None:
+    if samples.sample_type is not None and samples.field_map is not None:
         load = LoadSample(
-            loading.dataset_path, loading.sample_type, loading.field_map, decoder, has_sources=True
+            loading.dataset_path, samples.sample_type, samples.field_map, decoder, has_sources=True
         )
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
@@ -199,9 +210,10 @@ def cook_hook(hooks: HookMaker, cook: Callable[[Any], Any], cooker: Cooker[Any])
 
 def needs_sources(encoder: AnyTaskEncoder, loading: LeafLoading) -> bool:
     """Return whether `load_hooks` relies on samples to carry their sources."""
-    if loading.join is not None or loading.load is not None:
+    samples = loading.samples
+    if loading.join is not None or samples.load is not None:
         return False
-    is_typed = loading.sample_type is not None and loading.field_map is not None
+    is_typed = samples.sample_type is not None and samples.field_map is not None
     return is_typed or bool(encoder.cookers)
 
 

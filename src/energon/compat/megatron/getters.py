@@ -179,7 +179,7 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
     if sample_type is None:
         return
     for leaf in opened:
-        found = getattr(leaf.dataset, "__sample_type__", None) or leaf.loading.sample_type
+        found = getattr(leaf.dataset, "__sample_type__", None) or leaf.loading.samples.sample_type
         if not issubclass(found or CrudeSample, sample_type):
             raise SampleTypeError(
                 f"{leaf.name}: samples are of type {(found or CrudeSample).__name__}, which is not "

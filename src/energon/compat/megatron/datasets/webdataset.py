@@ -34,9 +34,9 @@ from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.sources.webdataset_kind import KIND
-from energon.task_encoder.dataset_class import DatasetOpening, SampleLoading
+from energon.task_encoder.dataset_class import DatasetOpening
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import LeafLoading, seeded_if_random
+from energon.task_encoder.load import LeafLoading, SampleLoading, seeded_if_random
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
@@ -136,18 +136,14 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
     @cached_property
     def opened(self) -> OpenedLeaf:  # type: ignore[override]
         """The opened dataset. Opened on first use, after all constructors have run."""
-        loading = self.sample_loading()
         return opened_leaf(
             self.source,
             LeafLoading(
                 name=self.name,
                 dataset_path=str(self.path),
                 subflavors=self.subflavors,
-                sample_type=loading.sample_type,
-                field_map=loading.field_map,
+                samples=self.sample_loading(),
                 primary=partial(WebdatasetFileStore, self.source.path),
-                decoder=loading.decoder,
-                load=loading.load,
             ),
             split_part=self.split_part,
             max_samples_per_sequence=self.max_samples_per_sequence,
