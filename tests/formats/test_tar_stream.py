@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
 from energon.formats.tar import sample_parser, stream, window_parts
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.scan import iter_members
 from energon.formats.tar.stream import StreamReader
@@ -85,6 +85,43 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
     finally:
         sample_parser.LARGE_MEMBER_BYTES = before
     assert found == expected(data)
+
+
+def as_sample(sample):
+    return sample if isinstance(sample, dict) else dict(zip(sample[0], sample[1:], strict=True))
+
+
+@given(
+    st.lists(st.integers(0, 700), min_size=8, max_size=40),
+    st.lists(st.sampled_from(["txt", "JSON", "seg.png", "__url__"]), min_size=1, unique=True),
+    st.sampled_from([700, 9000, 1 << 30]),
+    st.sampled_from(["", "d.x/"]),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_rows_are_the_samples_that_the_tar_library_finds(sizes, parts, step, folder, odd, adds):
+    """Samples are alike except for one, which has another part, or its parts in reverse."""
+    members = []
+    for number, size in enumerate(sizes):
+        others = [*parts, "odd"] if adds else parts[::-1]
+        for part in others if number == odd else parts:
+            members.append((f"{folder}{number:03}.{part}", f"{part}{number}".encode() * size))
+    data = tar_bytes(members)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_parts, "MIN_HEADERS", 4)
+        patch.setattr(window_parts, "MIN_ALIKE", 4)
+        found = read(data, step=step, gives_rows=True)
+    assert list(map(as_sample, found)) == expected(data)
+    if step == 1 << 30 and odd >= len(sizes):
+        assert sum(isinstance(sample, tuple) for sample in found) == len(sizes) - 2
+
+
+def test_rows_never_hide_that_a_field_is_there_twice():
+    for twice in (["txt", "TXT"], ["txt", "__url__"]):
+        members = [(f"{number:03}.{part}", b"") for number in range(200) for part in twice]
+        data = tar_bytes([("000.a", b""), *members[2:]])
+        with pytest.raises(DuplicateSampleKeyError, match=r"'001'.* second time at byte"):
+            read(data, gives_rows=True, about={"__url__": "x.tar"})
 
 
 @pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"about": {"__url__": "x"}}])

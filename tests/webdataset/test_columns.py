@@ -17,9 +17,11 @@ import energon.webdataset as wds
 from energon.errors import FieldAccessError
 from energon.webdataset.autodecode import Decoder, decoders
 from energon.webdataset.running.place import Place
+from energon.webdataset.stages import columns
 from energon.webdataset.stages.base import Context
 from energon.webdataset.stages.columns import JsonColumn
 from energon.webdataset.stages.fields import ToTuple
+from tests.webdataset.shards import tar_bytes
 
 GOOD = {"__key__": "a", "__url__": "x.tar", "json": b'{"a": [1]}', "txt": b"\xc3\xa9", "cls": b"7"}
 ODD = [
@@ -157,6 +159,27 @@ def test_a_buffer_takes_lists_across_its_blocks_of_random_numbers(length):
         rng.seed(3)
         batches = wds.batched(32, collation_fn=None)(wds.shuffle(20, **options)(range(length)))
         assert [item for each in batches for item in each] == singles
+
+
+def test_samples_become_no_dicts_on_the_way_to_their_columns(tmp_path, monkeypatch):
+    members = [(f"{number:04}.{part}", b"7") for number in range(2000) for part in ("txt", "cls")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    pipeline = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).shuffle(50)
+    made, as_sample = [], columns._as_sample
+    monkeypatch.setattr(columns, "_as_sample", lambda each: made.append(each) or as_sample(each))
+    batches = list(pipeline.decode().to_tuple("__key__", "cls", "txt").batched(50))
+    assert sorted(key for batch in batches for key in batch[0]) == [
+        f"{number:04}" for number in range(2000)
+    ]
+    assert all(batch[1].tolist() == [7] * 50 and batch[2] == ["7"] * 50 for batch in batches)
+    # The first and the last sample of a window may go on in another one.
+    assert len(made) <= 4 * 50
+
+
+def test_tuples_of_the_program_are_no_samples():
+    items = wds.shuffle(3)([(("txt",), b"a"), (("txt",), b"b")])
+    with pytest.raises(AttributeError):
+        list(wds.batched(2)(wds.decode()(items)))
 
 
 def test_positions_are_those_of_stages_one_by_one(tmp_path):

@@ -28,7 +28,7 @@ from energon.formats.tables.sqlite_file import (
     ThreadReaders,
     name_of,
 )
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.messages import shell_word
 
 Strategy = Literal["EXTENSION", "HEADER", "GLOB"]

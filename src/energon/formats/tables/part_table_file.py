@@ -12,7 +12,7 @@ import numpy as np
 from energon.errors import FormatError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version, map_part_table
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members, scan_tar
 from energon.messages import warn_once
 

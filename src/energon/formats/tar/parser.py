@@ -33,6 +33,7 @@ from energon.formats.tar.headers import (
     long_name,
     member_name,
     member_size,
+    nonzero_bytes,
     padded_size,
     pax_overrides,
     verify_checksum,
@@ -237,7 +238,8 @@ class Run(NamedTuple):
     """Consecutive regular files. M members."""
 
     names: Bytes
-    """(M, 100) name fields, zeros behind each name."""
+    """(M, W) names, W being the length of the longest one. After the end of a shorter one there
+    is a zero, and most likely nothing but zeros."""
     header_offset: Ints
     """(M,) where the first header of each begins, relative to the run."""
     offset: Ints
@@ -269,16 +271,18 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
         plain &= regular | ((kind == _FOLDER_BYTE) & (size == 0)) | (kind == _EXTENDED_BYTE)
     following = candidates + 1 + (size + BLOCK - 1) // BLOCK
     chain = _follow(candidates, following, plain & (following * BLOCK <= limit))
-    chain = chain[: _length_of_sound(headers, chain)]
+    nonzero = nonzero_bytes(headers)
+    chain = chain[: _length_of_true(have_checksums(_rows(headers, chain), nonzero))]
     if has_others:
         chain = chain[: _length_of_known_extensions(blocks, candidates, kind, size, chain)]
     if len(chain) and kind[chain[-1]] == _EXTENDED_BYTE:
         chain = chain[:-1]  # the file that it belongs to is not in this run
-    return _members(headers, candidates, following, regular, kind, size, chain)
+    width = int(np.flatnonzero(nonzero[:100])[-1:].sum()) + 1
+    return _members(headers[:, :width], candidates, following, regular, kind, size, chain)
 
 
 def _members(
-    headers: Bytes,
+    names: Bytes,
     candidates: Ints,
     following: Ints,
     regular: NDArray[np.bool_],
@@ -295,7 +299,7 @@ def _members(
         extended = (places > 0) & (kind[before] == _EXTENDED_BYTE)
         header_block = np.where(extended, candidates[before], header_block)
     return Run(
-        names=_rows(headers, files)[:, :100],
+        names=np.ascontiguousarray(_rows(names, files)),
         header_offset=header_block * BLOCK,
         offset=(file_block + 1) * BLOCK,
         size=size[files],
@@ -334,11 +338,6 @@ def _follow(candidates: Ints, following: Ints, usable: NDArray[np.bool_]) -> Int
         if at == len(candidates) or candidates[at] != following[stop]:
             break
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-
-
-def _length_of_sound(headers: Bytes, chain: Ints) -> int:
-    """Return how many headers of the chain precede the first with a wrong checksum."""
-    return _length_of_true(have_checksums(_rows(headers, chain)))
 
 
 def _rows(headers: Bytes, chosen: Ints) -> Bytes:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.formats.tar.headers import BLOCK, split_name, split_name_fields
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name, split_name_fields
 from energon.formats.tar.parser import Member, Run
 
 

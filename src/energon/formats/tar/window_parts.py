@@ -6,32 +6,37 @@ window that has many.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.formats.tar.headers import BLOCK, split_name_fields
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name_fields
 from energon.formats.tar.parser import parse_run
 
 MIN_HEADERS = 128
 """Fewer are taken one by one."""
+MIN_ALIKE = 16
+"""So are samples, if fewer are alike."""
 _MAGIC_OFFSET, _MAGIC_BYTE = 257, b"u"[0]
 
 
 class WindowParts(NamedTuple):
     """The parts at the beginning of a window, and the samples that they belong to. P parts."""
 
-    begins: list[bool]
+    begins: NDArray[np.bool_]
     """(P,) whether another sample begins."""
+    first_parts: Ints
+    """(S,) the parts with which samples begin."""
     keys: list[str]
-    """The keys of the samples that begin."""
-    headers: list[int]
-    """Where they do."""
+    """(S,) the keys of these samples."""
+    headers: Ints
+    """(S,) where the headers begin."""
     suffixes: list[bytes]
     """The different names of parts."""
-    suffix: list[int]
+    suffix: Ints
     """(P,) index into `suffixes`."""
     start: list[int]
     """(P,) where the content begins."""
@@ -39,6 +44,29 @@ class WindowParts(NamedTuple):
     """(P,) where it ends."""
     end: int
     """Where what follows them begins."""
+
+    def contents(self, window: bytes, chosen: slice, size: int) -> list[list[bytes]]:
+        """Return the contents of the chosen parts, a list for each of the parts of a sample."""
+        starts, stops = self.start[chosen], self.stop[chosen]
+        return [
+            [window[a:b] for a, b in zip(starts[at::size], stops[at::size], strict=True)]
+            for at in range(size)
+        ]
+
+    def alike(self) -> Ints | None:
+        """Return the names of the parts that each sample has, but for the first and the last.
+
+        Returns:
+            Indices into `suffixes`; None if samples differ, or there are few.
+        """
+        if len(self.keys) < MIN_ALIKE:
+            return None
+        first, second, last = self.first_parts[[1, 2, -1]].tolist()
+        size = second - first
+        if (np.diff(self.first_parts[1:]) != size).any():
+            return None
+        names = self.suffix[first:last].reshape(-1, size)
+        return names[0] if (names == names[0]).all() else None
 
 
 def find_parts(window: bytes) -> WindowParts | None:
@@ -61,27 +89,17 @@ def find_parts(window: bytes) -> WindowParts | None:
     if not split.valid.all():
         header, start, stop = header[split.valid], start[split.valid], stop[split.valid]
         split = split.take(split.valid)
-    begins = np.append(True, ~split.same_key_as_before()) if len(start) else np.empty(0, np.bool_)
+    begins = np.append(True, ~split.same_key_as_before())[: len(start)]
+    first_parts = np.flatnonzero(begins)
     suffixes, suffix = split.parts()
     return WindowParts(
-        begins.tolist(),
-        _keys(*split.keys(begins)),
-        header[begins].tolist(),
+        begins,
+        first_parts,
+        split.key_texts(first_parts),
+        header[first_parts],
         suffixes,
-        suffix.tolist(),
+        suffix,
         start.tolist(),
         stop.tolist(),
         run.stop,
     )
-
-
-def _keys(joined: bytes, lengths: Ints) -> list[str]:
-    """Return the keys that are joined in some bytes."""
-    if joined.isascii():
-        text, width = joined.decode(), len(joined) // max(1, len(lengths))
-        if width and (lengths == width).all():
-            return [text[start : start + width] for start in range(0, len(text), width)]
-    edges = pairwise([0, *np.cumsum(lengths).tolist()])
-    if joined.isascii():
-        return [text[start:stop] for start, stop in edges]
-    return [joined[start:stop].decode("utf-8", "surrogateescape") for start, stop in edges]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energon.formats.meta.split import splits_by_name
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.stream import StreamReader
 from energon.io.epath import AnyPath

@@ -18,7 +18,7 @@ from energon.decode.sample_decoder import is_decoded, is_media
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import splits_by_name
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
 from energon.messages import counted, shell_word

@@ -14,7 +14,8 @@ import numpy as np
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.headers import BLOCK, split_name
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.formats.tar.scan_builder import ScanBuilder
 from energon.formats.tar.writer import ArchiveWriter, encode_header

@@ -17,7 +17,8 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.tables.media_table import MediaTable
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
-from energon.formats.tar.headers import BLOCK, split_name
+from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.address import is_remote
 from energon.io.backends.local import FilePool

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from energon.errors import EmptyDatasetError, NoSuchFileError
 from energon.formats.media import guess_extension
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.io.address import redact
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import SourceInfo

@@ -11,7 +11,7 @@ import numpy as np
 
 from energon.errors import NoSuchFileError
 from energon.formats.media import MediaMetadata
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range
 from energon.io.threads import WaitingThreads

@@ -26,7 +26,7 @@ from energon.formats.folder_listing import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.formats.meta.split import splits_by_name
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
 from energon.messages import warn_once

@@ -14,7 +14,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import ConfigError, ShardChangedError
 from energon.formats.meta.split import find_split, ratio_range, splits_by_name
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.epath import any_path

@@ -17,7 +17,7 @@ from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, FormatError, StateError, TruncatedError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.loader.memory import keep_heap
@@ -30,6 +30,7 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
+    ask_for_rows,
     load_state,
     state_of,
     take_function,
@@ -193,6 +194,9 @@ class _NonEmptyIterator(StageIterator):
         # The generator has no part in what follows the first item.
         return take_function(self._source)(count) if self._seen else super().take(count)
 
+    def give_rows(self) -> bool:
+        return ask_for_rows(self._source)
+
     def state_dict(self) -> State:
         return {"source": state_of(self._source), "seen": self._seen}
 
@@ -219,6 +223,7 @@ class _TarSamplesIterator(StageIterator):
         self._block_length = 0
         self._rest: Iterator[StreamSample] = iter(())
         self._takes_all = True
+        self._gives_rows = False
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -247,6 +252,10 @@ class _TarSamplesIterator(StageIterator):
         # From a block that is not shared, the generator would yield just these.
         found = list(islice(self._rest, count)) if self._takes_all else []
         return found + super().take(count - len(found)) if len(found) < count else found
+
+    def give_rows(self) -> bool:
+        self._gives_rows = True
+        return True
 
     def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
         opened = ahead.open(shard, position=self._position)
@@ -305,6 +314,7 @@ class _TarSamplesIterator(StageIterator):
             position=self._position,
             tolerates=stage.handler,
             sizes=stage.sizes,
+            gives_rows=self._gives_rows,
         )
         return StreamReader(opened.stream, parser, head=opened.head)
 

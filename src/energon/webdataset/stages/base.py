@@ -90,6 +90,14 @@ class StageIterator(Iterator[Any]):
         """Return the next `count` items, fewer only at the end."""
         return list(islice(self._items, count))
 
+    def give_rows(self) -> bool:
+        """Yield rows (`SampleRow`) instead of samples where that is less work.
+
+        Only called before the first item is taken, by what takes all items. Returns whether that
+        is understood: any tuple is a row then.
+        """
+        return False
+
     def state_dict(self) -> State:
         """Return the state in which the next item is the one `__next__` would return.
 
@@ -200,6 +208,11 @@ def take_function(iterator: Iterator[Any]) -> Callable[[int], list[Any]]:
         return iterator.take
     items = iter(iterator)
     return lambda count: list(islice(items, count))
+
+
+def ask_for_rows(iterator: Iterator[Any]) -> bool:
+    """Ask any iterator for rows, see `StageIterator.give_rows`."""
+    return isinstance(iterator, StageIterator) and iterator.give_rows()
 
 
 def close(iterator: Any) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 
 from energon.decode.documents import decode_json, quick_json_parser
 from energon.decode.sample_decoder import DECODERS
+from energon.formats.tar.sample_parser import SampleRow, StreamSample
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH
-from energon.webdataset.stages.base import take_function
+from energon.webdataset.stages.base import ask_for_rows, take_function
 from energon.webdataset.utils import identity
 
 
@@ -119,6 +120,7 @@ class ColumnReader:
         functions: Sequence[OnColumns],
         one_by_one: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> None:
+        self._has_rows = ask_for_rows(source)
         self._take = take_function(source)
         self._functions = functions
         self._held: deque[Any] = deque()
@@ -132,7 +134,7 @@ class ColumnReader:
         table = self._changed(samples)
         if table is not None:
             return table
-        self._held.extend(samples)
+        self._held.extend(self._as_samples(samples))
         del samples
         found = list(islice(self._singles, count))
         if len(found) < count:
@@ -141,15 +143,7 @@ class ColumnReader:
         return found
 
     def _changed(self, samples: list[Any]) -> SampleColumns | None:
-        if set(map(type, samples)) != {dict}:
-            return None
-        names = tuple(samples[0])
-        # No dict has a name twice, so the names of all can be cut in no other place.
-        if not names or list(chain.from_iterable(samples)) != [*names] * len(samples):
-            return None
-        table: SampleColumns | None = SampleColumns(
-            names, list(zip(*map(dict.values, samples), strict=True))
-        )
+        table = self._table(samples)
         try:
             for function in self._functions:
                 if table is None:
@@ -163,7 +157,31 @@ class ColumnReader:
     def _held_first(self) -> Iterator[Any]:
         while True:
             if not self._held:
-                self._held.extend(self._take(1))
+                self._held.extend(self._as_samples(self._take(1)))
             if not self._held:
                 return
             yield self._held.popleft()
+
+    def _table(self, samples: list[Any]) -> SampleColumns | None:
+        """Return the columns of samples with the same fields in the same order, or None."""
+        kinds = set(map(type, samples))
+        if self._has_rows and tuple in kinds:
+            if len(kinds) == 1:
+                names, *columns = zip(*samples, strict=False)
+                if names.count(names[0]) == len(names):
+                    return SampleColumns(names[0], columns)
+            samples = self._as_samples(samples)
+        elif kinds != {dict}:
+            return None
+        names = tuple(samples[0])
+        # No dict has a name twice, so the names of all can be cut in no other place.
+        if not names or list(chain.from_iterable(samples)) != [*names] * len(samples):
+            return None
+        return SampleColumns(names, list(zip(*map(dict.values, samples), strict=True)))
+
+    def _as_samples(self, samples: list[Any]) -> list[Any]:
+        return list(map(_as_sample, samples)) if self._has_rows else samples
+
+
+def _as_sample(sample: StreamSample | SampleRow) -> StreamSample:
+    return sample if isinstance(sample, dict) else dict(zip(sample[0], sample[1:], strict=True))

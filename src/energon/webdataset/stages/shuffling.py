@@ -22,6 +22,7 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
+    ask_for_rows,
     unpack,
 )
 
@@ -265,6 +266,9 @@ class _ShuffleIterator(StageIterator):
                     numbers[place] = number
                 self._taken += len(some)
         return found + super().take(count - len(found)) if len(found) < count else found
+
+    def give_rows(self) -> bool:
+        return ask_for_rows(self._source)
 
     def _read_ahead(self, count: int) -> None:
         """Read as many items, if there are; those before a failure of the source are kept."""

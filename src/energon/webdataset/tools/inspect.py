@@ -13,7 +13,7 @@ from typing import Any
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.scan import encode_tar_index
 from energon.formats.tar.stream import StreamReader

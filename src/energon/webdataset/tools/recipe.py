@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, FormatError
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
 

@@ -17,7 +17,7 @@ from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.split import load_split
 from energon.formats.meta.yaml import load
 from energon.formats.tables.part_table_file import open_part_table
-from energon.formats.tar.headers import split_name
+from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path
 from energon.metadataset.recognition import dataset_kind
