@@ -87,9 +87,9 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon.errors",
         "EnergonError ConfigError UnknownArgumentError EmptyDatasetError MissingExtraError "
         "FormatError TruncatedError ShardChangedError DuplicateSampleKeyError DatasetNotFoundError "
-        "StorageError StorageAccessError StorageTimeoutError RangesNotSupportedError "
-        "ObjectChangedError DatasetBusyError SecurityError StateError SampleError DecodeError "
-        "FieldAccessError NoSuchFileError FatalSampleError WorkerError",
+        "StorageError StorageAccessError StorageTimeoutError StorageFullError "
+        "RangesNotSupportedError ObjectChangedError DatasetBusyError SecurityError StateError "
+        "SampleError DecodeError FieldAccessError NoSuchFileError FatalSampleError WorkerError",
     ),
 }
 

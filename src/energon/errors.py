@@ -13,6 +13,7 @@ EnergonError
 ├── StorageError (OSError)              a store could not be read or written
 │   ├── StorageAccessError (PermissionError)  … because it refuses these credentials
 │   ├── StorageTimeoutError (TimeoutError)    … within the time it was given
+│   ├── StorageFullError                … because a disk is full
 │   ├── RangesNotSupportedError         … because it serves whole objects only
 │   └── ObjectChangedError              … because the object was replaced in the meantime
 ├── DatasetBusyError (BlockingIOError)  another process is writing the dataset
@@ -106,6 +107,10 @@ class StorageAccessError(StorageError, PermissionError):
 
 class StorageTimeoutError(StorageError, TimeoutError):
     """A store did not answer in time, despite all retries."""
+
+
+class StorageFullError(StorageError):
+    """A disk is full, or a file may not become that large."""
 
 
 class RangesNotSupportedError(StorageError):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
-from energon.errors import ConfigError, FormatError, StorageError, WorkerError
+from energon.errors import ConfigError, FormatError, StorageError, StorageFullError, WorkerError
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import MAX_TRIES, Engine, run_batches
 from energon.prepare.writers import tokens
@@ -109,9 +109,10 @@ def test_a_full_disk_ends_it_at_once(engine, wrapper, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("engine", [alone(), two()])
-def test_a_damaged_shard_ends_it_at_once(engine, tmp_path):
-    batches = [(n, str(tmp_path), FormatError, 99) for n in range(6)]
-    with pytest.raises(FormatError, match="on purpose"):
+@pytest.mark.parametrize("error", [FormatError, StorageFullError])
+def test_a_damaged_shard_or_a_full_disk_of_a_worker_ends_it_at_once(engine, error, tmp_path):
+    batches = [(n, str(tmp_path), error, 99) for n in range(6)]
+    with pytest.raises(error, match="on purpose"):
         list(run_batches(engine, fail, batches))
     assert len(list(tmp_path.glob("3-*"))) == 1
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError
+from energon.errors import DatasetNotFoundError, StorageAccessError, StorageError, StorageFullError
 from energon.formats.tar.writer import END, encode_header
 from energon.prepare import files
 from energon.prepare.dataset import Indexing, prepare_dataset
@@ -76,7 +76,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(tmp_path):
         before = (root / ".nv-meta/.info.json").read_text()
         write_shard(root / "1.tar", [(f"k{n}", {"txt": b""}) for n in range(900)])
         fill(root, 0)
-        with pytest.raises(StorageError, match="No space left on device; free some space"):
+        with pytest.raises(StorageFullError, match="No space left on device; free some space"):
             prepare_dataset(root, **ALL)
         assert (root / ".nv-meta/.info.json").read_text() == before
         assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from energon.cache.catalog import CONTENTS, CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
-from energon.io.atomic import FULL, publish
+from energon.io.atomic import is_full, publish
 from energon.io.file_lock import FileLock
 
 FOLDER_PREFIX = "energon-cache-"
@@ -64,7 +64,7 @@ class SharedFolder:
             self.path = root / f"{FOLDER_PREFIX}{os.getuid()}-{name}"
             self._lock: FileLock | None = self._join()
         except OSError as error:
-            if error.errno in FULL:
+            if is_full(error):
                 raise
             raise ConfigError(
                 f"{root}: cannot be used for a cache: {error}; name a folder on a local disk with "

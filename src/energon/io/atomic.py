@@ -41,16 +41,16 @@ class ClosesOrAborts(ABC):
             self.abort()
 
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk that is full, or a user who may not fill more of it."""
-FULL = NO_SPACE | {errno.EFBIG}
+_FULL = _NO_SPACE | {errno.EFBIG}
 """The same, and that of a file that may not become that large."""
 _SUFFIX = "._partial"
 
 
 def is_full(error: BaseException) -> bool:
     """Return whether something could not be written for lack of space."""
-    return isinstance(error, OSError) and error.errno in FULL
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
@@ -61,7 +61,7 @@ def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
 
 def remedy_if_full(error: OSError) -> str:
     """Return what helps against an error of a full disk; nothing for other errors."""
-    if error.errno in NO_SPACE:
+    if error.errno in _NO_SPACE:
         return "free some space"
     return "raise `ulimit -f`, or use another disk," if is_full(error) else ""
 

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.address import is_remote, local_path, redact
-from energon.io.atomic import FULL, write_atomic
+from energon.io.atomic import is_full, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.file_lock import locked
@@ -117,7 +117,7 @@ class DiskCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            if error.errno in FULL:
+            if is_full(error):
                 self.warn(error)
                 return
             raise ConfigError(

@@ -17,7 +17,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from energon.errors import ConfigError, EnergonError, StorageError, WorkerError, needs_extra
+from energon.errors import (
+    ConfigError,
+    EnergonError,
+    StorageError,
+    StorageFullError,
+    WorkerError,
+    needs_extra,
+)
 from energon.io.atomic import is_full
 from energon.messages import describe_error
 
@@ -148,7 +155,7 @@ def _count_try(number: int, tries: list[int], error: BaseException) -> None:
         error = cause  # some engines wrap what was raised on the worker
     if isinstance(error, EnergonError) and not isinstance(error, StorageError):
         raise error
-    if isinstance(error, PermissionError) or is_full(error):
+    if isinstance(error, PermissionError | StorageFullError) or is_full(error):
         raise error
     tries[number] += 1
     if tries[number] >= MAX_TRIES:

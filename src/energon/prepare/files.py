@@ -26,6 +26,7 @@ from energon.errors import (
     EnergonError,
     StorageAccessError,
     StorageError,
+    StorageFullError,
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
@@ -178,7 +179,8 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         DatasetNotFoundError: If there is no such file.
         StorageAccessError: If it may not be read or written.
-        StorageError: If anything else fails, such as on a full disk.
+        StorageFullError: If the disk is full.
+        StorageError: If anything else fails.
     """
     try:
         yield
@@ -195,7 +197,8 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
             raise _not_allowed(path, error) from error
         remedy = remedy_if_full(error)
         hint = f"; {remedy} and run it again; completed work is kept" if remedy else ""
-        raise StorageError(f"{path}: {error.strerror or error}{hint}") from error
+        kind = StorageFullError if remedy else StorageError
+        raise kind(f"{path}: {error.strerror or error}{hint}") from error
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:

@@ -24,7 +24,7 @@ from energon.errors import (
     DatasetNotFoundError,
     EnergonError,
     FormatError,
-    StorageError,
+    StorageFullError,
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import INFO_FILES, META
@@ -32,7 +32,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
-from energon.io.atomic import FULL, atomic_path, write_atomic
+from energon.io.atomic import atomic_path, is_full, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.file_lock import locked
@@ -88,7 +88,7 @@ class Mirror:
         """Wait for other processes of this machine that work on the same dataset.
 
         Raises:
-            StorageError: If no disk has room for intermediate files.
+            StorageFullError: If no disk has room for intermediate files.
         """
         with ExitStack() as held:
             try:
@@ -99,9 +99,9 @@ class Mirror:
             try:
                 yield
             except OSError as error:
-                if error.errno not in FULL:
+                if not is_full(error):
                     raise
-                raise StorageError(
+                raise StorageFullError(
                     f"{redact(self.address)}: this machine has no room for intermediate files "
                     f"({error.strerror}: {self.folder.parent}); set ENERGON_STORAGE_CACHE_DIR to a "
                     "folder with more space, and run it again; completed work is kept"
@@ -124,7 +124,7 @@ class Mirror:
 
     def _retreat(self, error: OSError) -> None:
         """Use a temporary folder from now on, if that may help."""
-        if error.errno not in FULL or self._temporary is not None:
+        if not is_full(error) or self._temporary is not None:
             raise error
         self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
         logger.warning(
