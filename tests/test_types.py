@@ -42,6 +42,11 @@ class TypedEncoder(DefaultTaskEncoder[dict[str, Any], Line, Lines, Lines]):
         return Lines.from_samples(samples, texts=[sample.text for sample in samples])
 
 
+class SingleEncoder(DefaultTaskEncoder[dict[str, Any], Line, Line, Line]):
+    def encode_sample(self, sample: dict[str, Any]) -> Line:
+        return Line(**basic_sample_keys(sample), text=sample["txt"])
+
+
 class PlainEncoder(DefaultTaskEncoder):
     def encode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
         return sample
@@ -92,6 +97,14 @@ def test_batches_have_the_type_of_the_encoder(tmp_path: Path) -> None:
         root, split_part="train", worker_config=CONFIG, batch_size=4, task_encoder=encoder
     ):
         assert_type(dataset, SavableDataset[Lines])
+
+
+def test_without_batches_the_last_type_is_that_of_samples(tmp_path: Path) -> None:
+    root = make_crude(tmp_path / "ds", [6])
+    encoder = SingleEncoder()
+    single = get_train_dataset(root, worker_config=CONFIG, batch_size=None, task_encoder=encoder)
+    assert_type(single, SavableDataset[Line])
+    assert isinstance(next(iter(single)), Line)
 
 
 def test_encoders_need_not_name_types(tmp_path: Path) -> None:
