@@ -161,19 +161,43 @@ def test_a_buffer_takes_lists_across_its_blocks_of_random_numbers(length):
         assert [item for each in batches for item in each] == singles
 
 
+@given(
+    st.lists(st.sampled_from([*samples(99, 9, 10), {}, 5, ("a", 1), [2.5, 3]])), st.integers(1, 4)
+)
+def test_batches_without_stages_before_them_are_those_of_the_collation(items, size):
+    def outcome(make):
+        try:
+            return repr(list(make()))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    starts = range(0, len(items), size)
+    wanted = outcome(
+        lambda: [wds.default_collation_fn(items[start : start + size]) for start in starts]
+    )
+    assert outcome(lambda: wds.batched(size)(items)) == wanted
+    assert outcome(lambda: wds.batched(size)(iter(items))) == wanted
+
+
 def test_samples_become_no_dicts_on_the_way_to_their_columns(tmp_path, monkeypatch):
     members = [(f"{number:04}.{part}", b"7") for number in range(2000) for part in ("txt", "cls")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(members))
     pipeline = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).shuffle(50)
     made, as_sample = [], columns._as_sample
     monkeypatch.setattr(columns, "_as_sample", lambda each: made.append(each) or as_sample(each))
+    raw = list(pipeline.batched(50))
+    assert sorted(key for batch in raw for key in batch["__key__"]) == [
+        f"{number:04}" for number in range(2000)
+    ]
+    assert set(map(tuple, raw)) == {("__key__", "__url__", "__local_path__", "txt", "cls")}
+    assert len(made) <= 4 * 50
     batches = list(pipeline.decode().to_tuple("__key__", "cls", "txt").batched(50))
     assert sorted(key for batch in batches for key in batch[0]) == [
         f"{number:04}" for number in range(2000)
     ]
     assert all(batch[1].tolist() == [7] * 50 and batch[2] == ["7"] * 50 for batch in batches)
     # The first and the last sample of a window may go on in another one.
-    assert len(made) <= 4 * 50
+    assert len(made) <= 8 * 50
 
 
 def test_tuples_of_the_program_are_no_samples():

@@ -86,7 +86,9 @@ class Batched(Stage):
         check_positive("batchsize", self.batchsize)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _BatchedIterator(self, source, read_columns(source, context), context.sends)
+        takes_columns = self.collation_fn is default_collation_fn
+        columns = read_columns(source, context, takes_columns=takes_columns)
+        return _BatchedIterator(self, source, columns, context.sends)
 
     def batches(self, lists: Iterator[Any], sends: bool = False) -> Iterator[Any]:
         """Return the batches of lists of items, some of which may be tables.

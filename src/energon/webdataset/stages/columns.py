@@ -134,6 +134,8 @@ class ColumnReader:
         table = self._changed(samples)
         if table is not None:
             return table
+        if not self._functions:
+            return self._as_samples(samples)
         self._held.extend(self._as_samples(samples))
         del samples
         found = list(islice(self._singles, count))

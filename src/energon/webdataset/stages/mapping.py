@@ -98,15 +98,23 @@ class Applied(_Mapped):
         self.stage = stage
 
 
-def read_columns(items: Iterator[Any], context: Context) -> ColumnReader | None:
-    """Return a reader of the same items that changes many at once, or None if no stage can."""
+def read_columns(
+    items: Iterator[Any], context: Context, *, takes_columns: bool
+) -> ColumnReader | None:
+    """Return a reader of the same items that changes many at once, or None if no stage can.
+
+    Args:
+        items: Ends with the stages that may change many at once.
+        context: That of these stages.
+        takes_columns: Whether it saves time to read columns even if no stage changes them.
+    """
     stages: list[Apply] = []
     functions: list[OnColumns] = []
     while isinstance(items, Applied) and (function := items.stage.on_columns) is not None:
         stages.insert(0, items.stage)
         functions.insert(0, function)
         items = items._source
-    if not stages:
+    if not stages and not takes_columns:
         return None
 
     def one_by_one(source: Iterator[Any]) -> Iterator[Any]:
