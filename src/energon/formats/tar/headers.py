@@ -68,36 +68,31 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
     Raises:
         FormatError: If it does not.
     """
-    stated, total = _stated_sum(header[148:156]), _sum(header)
-    # Some old programs added up signed bytes.
-    if stated != total and (
-        stated is None
-        or stated != (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
-    ):
+    if not _has_checksum(header):
         raise FormatError(
             f"{origin}: no tar header at byte {pos} (its checksum does not match); the file is "
             "damaged or not a plain tar archive"
         )
 
 
-def verify_checksums(window: bytes, headers: list[int], origin: str, pos: int) -> None:
-    """Check headers that begin at multiples of 512 in a window, itself at byte `pos`.
+def first_damaged(window: bytes, headers: list[int]) -> int | None:
+    """Return the first of some headers whose checksum does not match; None if all match.
 
-    Raises:
-        FormatError: If the checksum of one does not match.
+    Args:
+        window: Bytes of an archive.
+        headers: Where the headers begin in the window, at multiples of 512.
     """
     if len(headers) < MIN_TOGETHER:
         for at in headers:
             if _stated_sum(window[at + 148 : at + 156]) != _sum(window[at : at + BLOCK]):
-                verify_checksum(window[at : at + BLOCK], origin, pos + at)
-        return
+                if not _has_checksum(window[at : at + BLOCK]):
+                    return at
+        return None
     blocks = np.frombuffer(window, np.uint8, len(window) // BLOCK * BLOCK).reshape(-1, BLOCK)
     places = np.array(headers)
     found = blocks[places // BLOCK]
-    sound = have_checksums(found, nonzero_bytes(found))
-    if not sound.all():
-        for at in places[~sound].tolist():
-            verify_checksum(window[at : at + BLOCK], origin, pos + at)
+    others = places[~have_checksums(found, nonzero_bytes(found))].tolist()
+    return next((at for at in others if not _has_checksum(window[at : at + BLOCK])), None)
 
 
 def nonzero_bytes(headers: Bytes) -> NDArray[np.bool_]:
@@ -137,6 +132,15 @@ def have_checksums(headers: Bytes, nonzero: NDArray[np.bool_]) -> NDArray[np.boo
     # After the digits, there are zeros and spaces.
     sound &= (field[6] | field[7]) & ~np.uint8(0x20) == 0
     return sound
+
+
+def _has_checksum(header: bytes) -> bool:
+    stated, total = _stated_sum(header[148:156]), _sum(header)
+    # Some old programs added up signed bytes.
+    return stated is not None and (
+        stated == total
+        or stated == (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
+    )
 
 
 def _sum(header: bytes) -> int:

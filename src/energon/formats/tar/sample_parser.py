@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from itertools import repeat
 from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
-from energon.formats.tar.headers import BLOCK, padded_size, verify_checksums
+from energon.formats.tar.headers import BLOCK, first_damaged, padded_size, verify_checksum
 from energon.formats.tar.names import split_name
 from energon.formats.tar.parser import Member, TarParser
 from energon.formats.tar.window_parts import WindowParts, find_parts
@@ -119,20 +120,27 @@ class SampleParser:
             FormatError: If there is something else where a header should be.
         """
         headers: list[int] = []
-        base, complete = self.position, len(self.samples)
+        base, complete, before = self.position, len(self.samples), self._copy()
         failure: FormatError | None = None
         try:
             self._take_members(window, self._take_run(window), headers)
         except FormatError as error:
             failure = error
-        try:
-            verify_checksums(window, headers, self.origin, base)
-        except FormatError:
-            # A damaged header: that is what is wrong, and samples after it may be anything.
-            del self.samples[complete:]
-            raise
+        damaged = first_damaged(window, headers)
+        if damaged is not None:
+            # That is what is wrong, and samples after it may be anything.
+            before.feed(window[:damaged])
+            del self.samples[complete + len(before.samples) :]
+            verify_checksum(window[damaged : damaged + BLOCK], self.origin, base + damaged)
         if failure is not None:
             raise failure
+
+    def _copy(self) -> SampleParser:
+        """Return a parser that continues the same way, but yields nothing of this one."""
+        copied = copy(self)
+        copied.samples, copied._sample = [], self._sample.copy()
+        copied._parser, copied._tolerates = copy(self._parser), bool
+        return copied
 
     def _take_run(self, window: bytes) -> int:
         """Consume the plain members at the start of `window` at once; return where they end."""
