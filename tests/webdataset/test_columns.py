@@ -200,10 +200,26 @@ def test_samples_become_no_dicts_on_the_way_to_their_columns(tmp_path, monkeypat
     assert len(made) <= 8 * 50
 
 
+@pytest.mark.parametrize("stages", [[], [wds.shuffle(20)]])
+def test_samples_that_a_batch_leaves_to_the_program_are_dicts(tmp_path, stages):
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_bytes((f"{number:03}.txt", b"a") for number in range(300)))
+    source = wds.tarfile_to_samples()([{"url": str(path)}])
+    for stage in stages:
+        source = stage(source)
+    batch = next(wds.batched(3)(wds.decode()(source)))
+    left = list(source)
+    assert set(map(type, left)) == {dict}
+    assert sorted([*batch["__key__"], *(sample["__key__"] for sample in left)]) == [
+        f"{number:03}" for number in range(300)
+    ]
+
+
 def test_tuples_of_the_program_are_no_samples():
-    items = wds.shuffle(3)([(("txt",), b"a"), (("txt",), b"b")])
+    items = [(("txt",), b"a"), (("txt",), b"b")]
+    pipeline = wds.DataPipeline(items, wds.shuffle(3), wds.decode(), wds.batched(2))
     with pytest.raises(AttributeError):
-        list(wds.batched(2)(wds.decode()(items)))
+        list(pipeline)
 
 
 def test_positions_are_those_of_stages_one_by_one(tmp_path):

@@ -48,6 +48,11 @@ class Context:
     sends: bool = False
     """Whether what the stage yields is pickled next, and nothing else sees it."""
 
+    @property
+    def is_in_pipeline(self) -> bool:
+        """Whether a pipeline has opened the stage, so nothing else takes from its source."""
+        return bool(self.address)
+
     def seed_of(self, *purpose: int | str, shared: bool = False) -> int:
         """Return a seed for this stage and epoch.
 

@@ -112,6 +112,7 @@ class ColumnReader:
         source: Yields samples.
         functions: Applied one after the other.
         one_by_one: Opens stages that do the same to samples one by one.
+        owns_source: Whether nothing else takes from the source, which may then give rows.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class ColumnReader:
         source: Iterator[Any],
         functions: Sequence[OnColumns],
         one_by_one: Callable[[Iterator[Any]], Iterator[Any]],
+        *,
+        owns_source: bool,
     ) -> None:
-        self._has_rows = ask_for_rows(source)
+        self._has_rows = owns_source and ask_for_rows(source)
         self._take = take_function(source)
         self._functions = functions
         self._held: deque[Any] = deque()

@@ -122,7 +122,7 @@ def read_columns(
             source = stage.open(source, context)
         return source
 
-    return ColumnReader(items, functions, one_by_one)
+    return ColumnReader(items, functions, one_by_one, owns_source=context.is_in_pipeline)
 
 
 def _goes_on(error: BaseException, item: Any, handler: Handler) -> bool:
