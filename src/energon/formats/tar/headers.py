@@ -84,9 +84,9 @@ def first_damaged(window: bytes, headers: list[int]) -> int | None:
     """
     if len(headers) < MIN_TOGETHER:
         for at in headers:
-            if _stated_sum(window[at + 148 : at + 156]) != _sum(window[at : at + BLOCK]):
-                if not _has_checksum(window[at : at + BLOCK]):
-                    return at
+            header = window[at : at + BLOCK]
+            if _stated_sum(header[148:156]) != _sum(header) and not _has_checksum(header):
+                return at
         return None
     blocks = np.frombuffer(window, np.uint8, len(window) // BLOCK * BLOCK).reshape(-1, BLOCK)
     places = np.array(headers)
