@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from itertools import islice
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import energon.webdataset as wds
 
 SAMPLES = 2000
+JSON_CALLS = 4 if find_spec("msgspec") is None else 1
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +41,13 @@ def calls_per_sample(dataset, samples_of_item):
     return calls / SAMPLES
 
 
-# At most 10 % above what was counted when the limit was set.
+# At most 10 % above what was counted when the limit was set. Lower it where there are fewer.
 @pytest.mark.parametrize(
     ("counted", "items", "make"),
     [
-        (13.5, 1, lambda urls: wds.WebDataset(urls).shuffle(500)),
+        (12.5, 1, lambda urls: wds.WebDataset(urls).shuffle(500)),
         (
-            16.3,
+            6.9 + JSON_CALLS,
             16,
             lambda urls: (
                 wds.WebDataset(urls).shuffle(500).decode().to_tuple("txt", "json").batched(16)
