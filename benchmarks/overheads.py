@@ -287,9 +287,10 @@ def transport(folder: Path) -> dict[str, float]:
     found: dict[str, list[float]] = {"parent": [], "child": [], "columns": [], "pickles": []}
     for _ in range(CHUNKS):
         alone = chunk(inline)
-        before = children_seconds()
+        before = seconds_of_idle_children()
         found["parent"].append(chunk(workers))
-        found["child"].append((children_seconds() - before) / CHUNK_SAMPLES / alone)
+        spent = seconds_of_idle_children() - before
+        found["child"].append(spent / CHUNK_SAMPLES / alone)
         for name, seconds in sending(inline).items():
             found[name].append(seconds / alone)
     workers.close()  # type: ignore[attr-defined]
@@ -311,6 +312,15 @@ def sending(found: Iterator[Any]) -> dict[str, float]:
         pickler.dump(to_send)
         columns, pickles = columns + middle - start, pickles + time.process_time() - middle
     return {"columns": columns / CHUNK_SAMPLES, "pickles": pickles / CHUNK_SAMPLES}
+
+
+def seconds_of_idle_children() -> float:
+    """Return their CPU time once they wait: they have made as many batches ahead as they may."""
+    found, before = children_seconds(), -1.0
+    while found - before > 1e-3:
+        time.sleep(0.05)
+        found, before = children_seconds(), found
+    return found
 
 
 def children_seconds() -> float:
