@@ -139,7 +139,9 @@ class SampleParser:
         """Return a parser that continues the same way, but yields nothing of this one."""
         copied = copy(self)
         copied.samples, copied._sample = [], self._sample.copy()
-        copied._parser, copied._tolerates = copy(self._parser), bool
+        copied._parser = copy(self._parser)
+        # What this one tolerates is reported by it.
+        copied._tolerates = lambda _: True
         return copied
 
     def _take_run(self, window: bytes) -> int:
