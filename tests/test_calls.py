@@ -77,7 +77,7 @@ PATHS = [
     (Cooking, {}, 3.88),
     (Typing, {}, 4.82),
     (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 9.99),
-    (Grouping, {}, 15.66),
+    (Grouping, {}, 15.6),
 ]
 
 
