@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon.errors import ConfigError, DatasetBusyError, FormatError
+from energon.errors import ConfigError, DatasetBusyError, FormatError, StorageAccessError
 from energon.formats.tokens import token_index_bytes
 from energon.io.file_lock import hold_lock
 from energon.prepare.engines import Engine
@@ -23,7 +23,7 @@ from energon.prepare.writers import tokens as writer
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
-from tests.small_disks import LITTLE_ROOM, REMEDIES
+from tests.small_disks import LITTLE_ROOM, REMEDIES, small_disk
 from tests.token_files import write_tokens
 
 WORDS = "tests.prepare.test_pack_tokens:words"
@@ -211,6 +211,14 @@ def test_a_full_disk_is_named_with_what_to_do(
             "the command again\n",
         )
     assert not caplog.records
+
+
+def test_parts_that_cannot_be_written_are_an_error_with_advice(lines, tmp_path):
+    with small_disk(tmp_path / "disk", 64) as disk:
+        (disk / "x.tokens-partial").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(StorageAccessError, match=r"x\.tokens-partial"):
+            pack_tokens([str(lines)], disk / "x", TokenizeOptions(WORDS))
 
 
 def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeGuard
 
 from energon.io.file_lock import hold_lock
 
@@ -48,14 +48,14 @@ _FULL = _NO_SPACE | {errno.EFBIG}
 _SUFFIX = "._partial"
 
 
-def is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Return whether something could not be written for lack of space."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
     """Add the path of the file to an error of a full disk: a failed write does not name it."""
-    if isinstance(error, OSError) and is_full(error):
+    if is_full(error):
         error.filename = os.fspath(path)
 
 

@@ -145,8 +145,9 @@ def _split_alike(names: Bytes) -> SplitNames | None:
         None if they differ, or may be hidden.
     """
     first = names[0].tobytes()
-    dot = first.find(b".", first.rfind(b"/") + 1)
-    if dot <= first.rfind(b"/") + 1 or (names[:, 0] == _UNDERSCORE).any():
+    base = first.rfind(b"/") + 1
+    dot = first.find(b".", base)
+    if dot <= base or (names[:, 0] == _UNDERSCORE).any():
         return None
     for mark in (_DOT, _SLASH):
         places = [place for place, letter in enumerate(first) if letter == mark]

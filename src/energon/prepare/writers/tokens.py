@@ -138,6 +138,7 @@ def pack_tokens(
     }
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
+        (partial / "lock").touch()
     with open(partial / "lock", "wb") as lock:
         if not hold_lock(lock.fileno(), wait=False):
             raise DatasetBusyError(f"{partial}: another process writes to it")
