@@ -143,7 +143,7 @@ def test_a_buffer_gives_the_same_order_in_lists_as_one_by_one(count, size, initi
     mixed, items = [], wds.shuffle(size, initial=initial)(range(count))
     for number in range(count):
         if number % 3:
-            mixed += items.take(number % 5)
+            items.take(mixed, number % 5)
         else:
             with suppress(StopIteration):
                 mixed.append(next(items))
@@ -299,16 +299,29 @@ class FailsOnce:
 def test_a_shuffle_loses_nothing_when_its_source_fails_in_mid_batch(count):
     def batches(source):
         shuffled = wds.shuffle(10, initial=10)(source)
-        first = [next(shuffled)]
-        while True:
-            try:
-                batch = shuffled.take(count)
-            except OSError:
-                continue
-            if not batch:
-                return first
-            first += batch
+        taken = [next(shuffled)]
+        before = 0
+        while before < len(taken):
+            before = len(taken)
+            with suppress(OSError):
+                shuffled.take(taken, count)
+        return taken
 
     found = batches(FailsOnce(1000, at=640))
     assert found == batches(iter(range(1000)))
     assert sorted(found) == list(range(1000))
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("odd", [[99, 0, 99, 99], [99, 99], [99, 0, 9]])
+@pytest.mark.parametrize("before", [[], [wds.shuffle(2, initial=2)]])
+def test_what_fails_first_is_raised_also_if_the_source_fails_in_the_same_batch(
+    odd, handler, before
+):
+    def source():
+        yield from samples(*odd)
+        raise wds.DecodingError("the source")
+
+    stages = [*before, wds.decode(handler=handler), wds.to_tuple("json"), wds.batched(8)]
+    found = [results(stages, source(), separately=each) for each in (False, True)]
+    assert found[0] == found[1]

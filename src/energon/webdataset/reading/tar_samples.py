@@ -190,9 +190,9 @@ class _NonEmptyIterator(StageIterator):
                 "empty_check=False if there may be none"
             )
 
-    def take(self, count: int) -> list[Any]:
+    def take(self, into: list[Any], count: int) -> None:
         # The generator has no part in what follows the first item.
-        return take_function(self._source)(count) if self._seen else super().take(count)
+        (take_function(self._source) if self._seen else super().take)(into, count)
 
     def give_rows(self) -> bool:
         return ask_for_rows(self._source)
@@ -248,10 +248,13 @@ class _TarSamplesIterator(StageIterator):
         finally:
             ahead.close()
 
-    def take(self, count: int) -> list[Any]:
-        # From a block that is not shared, the generator would yield just these.
-        found = list(islice(self._rest, count)) if self._takes_all else []
-        return found + super().take(count - len(found)) if len(found) < count else found
+    def take(self, into: list[Any], count: int) -> None:
+        stop = len(into) + count
+        if self._takes_all:
+            # From a block that is not shared, the generator would yield just these.
+            into.extend(islice(self._rest, count))
+        if len(into) < stop:
+            super().take(into, stop - len(into))
 
     def give_rows(self) -> bool:
         self._gives_rows = True

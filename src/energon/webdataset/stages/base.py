@@ -91,9 +91,9 @@ class StageIterator(Iterator[Any]):
     def __next__(self) -> Any:
         return next(self._items)
 
-    def take(self, count: int) -> list[Any]:
-        """Return the next `count` items, fewer only at the end."""
-        return list(islice(self._items, count))
+    def take(self, into: list[Any], count: int) -> None:
+        """Append the next `count` items to a list, fewer only at the end or before an error."""
+        into.extend(islice(self._items, count))
 
     def give_rows(self) -> bool:
         """Yield rows (`SampleRow`) instead of samples where that is less work.
@@ -207,12 +207,12 @@ def load_state(iterator: Iterator[Any], state: State) -> None:
     iterator.load_state_dict(state)  # type: ignore[attr-defined]
 
 
-def take_function(iterator: Iterator[Any]) -> Callable[[int], list[Any]]:
-    """Return the function that returns the next items of any iterator, see `StageIterator`."""
+def take_function(iterator: Iterator[Any]) -> Callable[[list[Any], int], None]:
+    """Return the function that takes the next items of any iterator, see `StageIterator.take`."""
     if isinstance(iterator, StageIterator):
         return iterator.take
     items = iter(iterator)
-    return lambda count: list(islice(items, count))
+    return lambda into, count: into.extend(islice(items, count))
 
 
 def ask_for_rows(iterator: Iterator[Any]) -> bool:

@@ -115,12 +115,18 @@ class _BatchedIterator(StageIterator):
         self._stage = stage
         self._columns = columns
         self._sends = sends
+        self._take_into = take_function(source)
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
         stage, columns = self._stage, self._columns
-        take = take_function(self._source) if columns is None else columns.take
+        take = self._take if columns is None else columns.take
         yield from stage.batches(iter(lambda: take(stage.batchsize), []), self._sends)
+
+    def _take(self, count: int) -> list[Any]:
+        items: list[Any] = []
+        self._take_into(items, count)
+        return items
 
 
 @dataclass(frozen=True)

@@ -127,18 +127,25 @@ class ColumnReader:
         self._take = take_function(source)
         self._functions = functions
         self._held: deque[Any] = deque()
+        self._error: Exception | None = None
         self._singles = one_by_one(self._held_first())
 
     def take(self, count: int) -> SampleColumns | list[Any]:
         """Return the next `count` samples, fewer only at the end."""
-        samples = self._take(count)
-        if not samples:
-            return samples
-        table = self._changed(samples)
-        if table is not None:
-            return table
-        if not self._functions:
-            return self._as_samples(samples)
+        samples: list[Any] = []
+        try:
+            self._take(samples, count)
+        except Exception as error:
+            # A sample before it may fail, too, or end a stage.
+            self._error = error
+        else:
+            if not samples:
+                return samples
+            table = self._changed(samples)
+            if table is not None:
+                return table
+            if not self._functions:
+                return self._as_samples(samples)
         self._held.extend(self._as_samples(samples))
         del samples
         found = list(islice(self._singles, count))
@@ -162,9 +169,13 @@ class ColumnReader:
     def _held_first(self) -> Iterator[Any]:
         while True:
             if not self._held:
-                self._held.extend(self._as_samples(self._take(1)))
-            if not self._held:
-                return
+                if self._error is not None:
+                    raise self._error
+                more: list[Any] = []
+                self._take(more, 1)
+                if not more:
+                    return
+                self._held.extend(self._as_samples(more))
             yield self._held.popleft()
 
     def _table(self, samples: list[Any]) -> SampleColumns | None:

@@ -247,25 +247,16 @@ class _ShuffleIterator(StageIterator):
             count = 2
             yield _remove(buffer, numbers, self._draws.below(len(buffer)))
 
-    def take(self, count: int) -> list[Any]:
-        found: list[Any] = []
-        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+    def take(self, into: list[Any], count: int) -> None:
+        stop = len(into) + count
         # Only then the generator waits in `_exchanging`, and does so no matter who exchanges.
-        if len(buffer) == size:
-            self._read_ahead(count)
-            items, self._read = self._read[:count], self._read[count:]
-            while len(found) < len(items):
-                draws = self._draws.block()
-                some = items[len(found) : len(found) + length_hint(draws, NOTE_ITEMS)]
-                numbered = range(self._taken, self._taken + len(some))
-                # The items end first, so no number is drawn that is not used.
-                for item, number, fraction in zip(some, numbered, draws, strict=False):
-                    place = int(fraction * size)
-                    found.append(buffer[place])
-                    buffer[place] = item
-                    numbers[place] = number
-                self._taken += len(some)
-        return found + super().take(count - len(found)) if len(found) < count else found
+        if len(self._buffer) == self._stage.bufsize:
+            try:
+                self._read_ahead(count)
+            finally:
+                self._exchange(into, count)
+        if len(into) < stop:
+            super().take(into, stop - len(into))
 
     def give_rows(self) -> bool:
         return ask_for_rows(self._source)
@@ -276,9 +267,30 @@ class _ShuffleIterator(StageIterator):
         while (missing := min(count - len(read), NOTE_ITEMS)) > 0:
             self._log.note(self._taken + len(read), self._oldest)
             wanted = len(read) + missing
-            read += self._take(missing) if self._take else islice(self._source, missing)
+            if self._take:
+                self._take(read, missing)
+            else:
+                read += islice(self._source, missing)
             if len(read) < wanted:
                 return
+
+    def _exchange(self, into: list[Any], count: int) -> None:
+        """Exchange the next `count` of the items that were read."""
+        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
+        items, self._read = self._read[:count], self._read[count:]
+        done = 0
+        while done < len(items):
+            draws = self._draws.block()
+            some = items[done : done + length_hint(draws, NOTE_ITEMS)]
+            numbered = range(self._taken, self._taken + len(some))
+            # The items end first, so no number is drawn that is not used.
+            for item, number, fraction in zip(some, numbered, draws, strict=False):
+                place = int(fraction * size)
+                into.append(buffer[place])
+                buffer[place] = item
+                numbers[place] = number
+            done += len(some)
+            self._taken += len(some)
 
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield an item of the full buffer for each one that is taken."""
