@@ -200,6 +200,20 @@ def test_samples_become_no_dicts_on_the_way_to_their_columns(tmp_path, monkeypat
     assert len(made) <= 8 * 50
 
 
+def test_rows_with_different_fields_become_samples_once(tmp_path, monkeypatch):
+    for part in ("txt", "cls"):
+        members = [(f"{number:04}.{part}", b"7") for number in range(1000)]
+        (tmp_path / f"{part}.tar").write_bytes(tar_bytes(members))
+    made, as_sample = [], columns._as_sample
+    monkeypatch.setattr(columns, "_as_sample", lambda each: made.append(each) or as_sample(each))
+    shards = str(tmp_path / "{txt,cls}.tar")
+    pipeline = wds.WebDataset(shards, shardshuffle=False).shuffle(1000)
+    batches = list(pipeline.decode().batched(50, collation_fn=list))
+    assert sum(map(len, batches)) == 2000
+    rows = [each for each in made if isinstance(each, tuple)]
+    assert 0 < len(rows) == len(set(map(id, rows)))
+
+
 @pytest.mark.parametrize("stages", [[], [wds.shuffle(20)]])
 def test_samples_that_a_batch_leaves_to_the_program_are_dicts(tmp_path, stages):
     path = tmp_path / "a.tar"

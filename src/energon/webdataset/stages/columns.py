@@ -179,14 +179,17 @@ class ColumnReader:
             yield self._held.popleft()
 
     def _table(self, samples: list[Any]) -> SampleColumns | None:
-        """Return the columns of samples with the same fields in the same order, or None."""
+        """Return the columns of samples with the same fields in the same order, or None.
+
+        Rows that differ in their fields become samples in the list.
+        """
         kinds = set(map(type, samples))
         if self._has_rows and tuple in kinds:
             if len(kinds) == 1:
                 names, *columns = zip(*samples, strict=False)
                 if names.count(names[0]) == len(names):
                     return SampleColumns(names[0], columns)
-            samples = self._as_samples(samples)
+            samples[:] = self._as_samples(samples)  # once: the stages may get them, too
         elif kinds != {dict}:
             return None
         names = tuple(samples[0])
