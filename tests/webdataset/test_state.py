@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from pathlib import Path
 
 import pytest
 
 from energon.errors import StateError
-from energon.webdataset import filters
+from energon.webdataset import filters, handlers
 from energon.webdataset.compat import WebDataset
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import TarSamples
+from energon.webdataset.records import jsonl_to_samples
 from energon.webdataset.shardlists import ResampledShards, SimpleShardList
 from tests.webdataset.shards import make_shards
 
@@ -22,6 +24,34 @@ def number(sample):
 def twins(value):
     yield value
     yield -value
+
+
+class FailsAt:
+    """A function that fails at one of the numbers, as often as it gets it."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, value):
+        if value == self.number:
+            raise ValueError(value)
+        return value
+
+
+class DecodesUpTo:
+    """A decoder of texts that fails at one."""
+
+    def __init__(self, last):
+        self.last = last.encode()
+
+    def __call__(self, name, data):
+        if data == self.last:
+            raise ValueError(data)
+        return data.decode() if name == "txt" else None
+
+
+def stop_at(stage, number):
+    return stage(FailsAt(number), handler=handlers.ignore_and_stop)
 
 
 PIPELINES = {
@@ -40,6 +70,21 @@ PIPELINES = {
     "epoch": lambda urls: WebDataset(urls, shardshuffle=True).map(number).shuffle(5).with_epoch(17),
     "repeat": lambda urls: WebDataset(urls, shardshuffle=True).map(number).repeat(3),
     "resampled": lambda urls: WebDataset(urls, resampled=True).map(number).with_epoch(40),
+    "stopped map": lambda urls: (
+        WebDataset(urls).map(number).compose(stop_at(filters.map, 9)).listed(4)
+    ),
+    "stopped select": lambda urls: (
+        WebDataset(urls).map(number).compose(stop_at(filters.select, 9)).listed(2).repeat(2)
+    ),
+    "stopped shuffle": lambda urls: (
+        WebDataset(urls).map(number).compose(stop_at(filters.map, 22)).shuffle(5).listed(4)
+    ),
+    "stopped decode": lambda urls: (
+        WebDataset(urls)
+        .decode(DecodesUpTo("text 9"), handler=handlers.ignore_and_stop)
+        .to_tuple("__key__", "txt")
+        .batched(4)
+    ),
     "explicit": lambda urls: DataPipeline(
         SimpleShardList(urls), TarSamples(), filters.map(number), filters.shuffle(5)
     ),
@@ -95,6 +140,30 @@ def test_states_of_restored_pipelines_are_as_good(name, urls):
         pipeline = make(urls)
         pipeline.load_state_dict(state)
     assert found == items
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl"])
+def test_files_end_where_the_handler_has_ended_them_even_if_they_can_be_read_later(kind, tmp_path):
+    files = make_shards(tmp_path, [3, 2, 4])
+    stage = TarSamples(handler=handlers.ignore_and_stop)
+    if kind == "jsonl":
+        for number, path in enumerate(files):
+            Path(path).write_text("".join(f"[{number}, {line}]\n" for line in range(3)))
+        stage = jsonl_to_samples(handler=handlers.ignore_and_stop)
+
+    def make():
+        return DataPipeline(SimpleShardList(files), stage, filters.listed(2))
+
+    missing = Path(files[1]).rename(tmp_path / "missing")
+    pipeline = make()
+    (first, last) = pipeline
+    loop = iter(pipeline)
+    assert [next(loop), next(loop)] == [first, last]
+    state = pipeline.state_dict()
+    missing.rename(files[1])
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
 
 
 def test_pipelines_that_nobody_has_changed_are_the_same_after_pickling(urls):

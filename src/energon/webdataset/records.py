@@ -44,12 +44,16 @@ class RecordSamples(Stage):
 
 
 class _RecordIterator(StageIterator):
-    """Its position is the number of finished files, and of records taken from the next one."""
+    """Its position is the number of finished files, and of records taken from the next one.
+
+    It is also whether the handler has ended the stage: a file that failed may not fail again.
+    """
 
     def __init__(self, stage: RecordSamples, source: Iterator[Any]) -> None:
         self._stage = stage
         self._num_shards = 0
         self._taken = 0
+        self._has_stopped = False
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -64,6 +68,7 @@ class _RecordIterator(StageIterator):
                 yield from self._shard_records(shard)
             except Exception as error:
                 if not self._stage.handler(error):
+                    self._has_stopped = True
                     return
             self._num_shards += 1
             self._taken = 0
@@ -81,10 +86,18 @@ class _RecordIterator(StageIterator):
         opened.completed()
 
     def state_dict(self) -> State:
-        return {"shards": self._num_shards, "taken": self._taken}
+        return {
+            "shards": self._num_shards,
+            "taken": self._taken,
+            "stopped": self._has_stopped,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        self._num_shards, self._taken = unpack(state, "shards", "taken")
+        self._num_shards, self._taken, self._has_stopped = unpack(
+            state, "shards", "taken", "stopped"
+        )
+        if self._has_stopped:
+            self._items = iter(())
 
 
 def cbors_to_samples(

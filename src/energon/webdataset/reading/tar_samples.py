@@ -211,6 +211,7 @@ _END = object()
 class _TarSamplesIterator(StageIterator):
     """Its position is the number of finished shards, and an offset and sample number in the next.
 
+    It is also whether the handler has ended the stage: a shard that failed may not fail again.
     Shard lists therefore need no state of their own: they are iterated again, which costs next
     to nothing compared with opening a shard.
     """
@@ -222,6 +223,7 @@ class _TarSamplesIterator(StageIterator):
         self._number = 0
         self._block_length = 0
         self._rest: Iterator[StreamSample] = iter(())
+        self._has_stopped = False
         self._takes_all = True
         self._gives_rows = False
         super().__init__(source)
@@ -242,6 +244,7 @@ class _TarSamplesIterator(StageIterator):
                     if isinstance(error, FormatError):
                         error = as_read_error(error)
                     if not self._stage.handler(error):
+                        self._has_stopped = True
                         return
                 self._num_shards += 1
                 self._position = self._number = self._block_length = 0
@@ -327,9 +330,13 @@ class _TarSamplesIterator(StageIterator):
             "position": self._position,
             "number": self._number,
             "taken": self._block_length - length_hint(self._rest),
+            "stopped": self._has_stopped,
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._num_shards, self._position, self._number, self._block_length = unpack(
-            state, "shards", "position", "number", "taken"
+        self._num_shards, self._position, self._number, taken, self._has_stopped = unpack(
+            state, "shards", "position", "number", "taken", "stopped"
         )
+        self._block_length = taken
+        if self._has_stopped:
+            self._items = iter(())

@@ -111,7 +111,8 @@ class ColumnReader:
     Args:
         source: Yields samples.
         functions: Applied one after the other.
-        one_by_one: Opens stages that do the same to samples one by one.
+        one_by_one: Returns what stages that do the same make of samples one by one.
+        has_stopped: Returns whether one of these stages has ended, no matter what follows.
         owns_source: Whether nothing else takes from the source, which may then give rows.
     """
 
@@ -121,11 +122,13 @@ class ColumnReader:
         functions: Sequence[OnColumns],
         one_by_one: Callable[[Iterator[Any]], Iterator[Any]],
         *,
+        has_stopped: Callable[[], bool],
         owns_source: bool,
     ) -> None:
         self._has_rows = owns_source and ask_for_rows(source)
         self._take = take_function(source)
         self._functions = functions
+        self._has_stopped = has_stopped
         self._held: deque[Any] = deque()
         self._error: Exception | None = None
         self._singles = one_by_one(self._held_first())
@@ -133,6 +136,8 @@ class ColumnReader:
     def take(self, count: int) -> SampleColumns | list[Any]:
         """Return the next `count` samples, fewer only at the end."""
         samples: list[Any] = []
+        if self._has_stopped():
+            return samples
         try:
             self._take(samples, count)
         except Exception as error:
@@ -148,11 +153,7 @@ class ColumnReader:
                 return self._as_samples(samples)
         self._held.extend(self._as_samples(samples))
         del samples
-        found = list(islice(self._singles, count))
-        if len(found) < count:
-            # A handler may have ended a stage before the data.
-            self._take = take_function(iter(()))
-        return found
+        return list(islice(self._singles, count))
 
     def _changed(self, samples: list[Any]) -> SampleColumns | None:
         table = self._table(samples)

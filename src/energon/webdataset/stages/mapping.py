@@ -37,7 +37,7 @@ class Map(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _Mapped(_map(source, self.f, self.handler), source)
+        return _MapIterator(self, self.f, source)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Apply(Stage):
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
-        return Applied(self, _apply(source, function, self.handler), source)
+        return _ApplyIterator(self, function, source)
 
     @property
     def on_columns(self) -> OnColumns | None:
@@ -70,32 +70,101 @@ class Select(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _Mapped(_select(source, self.predicate, self.handler), source)
+        return _SelectIterator(self, self.predicate, source)
 
 
-class _Mapped(StageIterator):
-    """Holds no items back, so its position is that of its source."""
-
-    def __init__(self, items: Iterator[Any], source: Iterator[Any]) -> None:
-        super().__init__(source)
-        self._items = items
-
-    def _run(self) -> Iterator[Any]:
-        return iter(())
-
-
-class Applied(_Mapped):
-    """The results of an `Apply`.
+class _HandledIterator(StageIterator):
+    """Holds no items back: its position is that of its source, and whether its handler ended it.
 
     Args:
-        stage: The stage.
-        items: Its results.
+        stage: The stage, which has a handler.
+        function: Takes an item.
         source: What it reads.
     """
 
-    def __init__(self, stage: Apply, items: Iterator[Any], source: Iterator[Any]) -> None:
-        super().__init__(items, source)
+    def __init__(
+        self, stage: Map | Apply | Select, function: Callable[[Any], Any], source: Iterator[Any]
+    ) -> None:
         self.stage = stage
+        self.has_stopped = False
+        self._function = function
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        return self.results(self._source)
+
+    def results(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Yield what the stage makes of the items of a source."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "stopped": self.has_stopped}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self.has_stopped = unpack(state, "source", "stopped")
+        load_state(self._source, source)
+        if self.has_stopped:
+            self._items = iter(())
+
+    def _goes_on(self, error: BaseException, item: Any) -> bool:
+        """Ask the handler about an error, after adding the key of the item to it.
+
+        Handlers are not asked about what ends a program, such as an interrupt: it is raised.
+        """
+        if isinstance(item, dict) and "__key__" in item:
+            error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
+        if not isinstance(error, Exception):
+            raise error
+        self.has_stopped = not self.stage.handler(error)
+        return not self.has_stopped
+
+
+class _MapIterator(_HandledIterator):
+    def results(self, source: Iterator[Any]) -> Iterator[Any]:
+        function = self._function
+        for item in source:
+            try:
+                result = function(item)
+            except BaseException as error:
+                if self._goes_on(error, item):
+                    continue
+                return
+            if result is None:
+                continue
+            if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
+                result["__key__"] = item["__key__"]
+            yield result
+            del item, result  # the next ones reuse their memory
+
+
+class _ApplyIterator(_HandledIterator):
+    stage: Apply
+
+    def results(self, source: Iterator[Any]) -> Iterator[Any]:
+        function = self._function
+        for item in source:
+            try:
+                result = function(item)
+            except BaseException as error:
+                if self._goes_on(error, item):
+                    continue
+                return
+            yield result
+            del item, result  # the next ones reuse their memory
+
+
+class _SelectIterator(_HandledIterator):
+    def results(self, source: Iterator[Any]) -> Iterator[Any]:
+        function = self._function
+        for item in source:
+            try:
+                selected = function(item)
+            except BaseException as error:
+                if self._goes_on(error, item):
+                    continue
+                return
+            if selected:
+                yield item
 
 
 def read_columns(
@@ -108,77 +177,27 @@ def read_columns(
         context: That of these stages.
         takes_columns: Whether it saves time to read columns even if no stage changes them.
     """
-    stages: list[Apply] = []
+    applied: list[_ApplyIterator] = []
     functions: list[OnColumns] = []
-    while isinstance(items, Applied) and (function := items.stage.on_columns) is not None:
-        stages.insert(0, items.stage)
+    while isinstance(items, _ApplyIterator) and (function := items.stage.on_columns) is not None:
+        applied.insert(0, items)
         functions.insert(0, function)
         items = items._source
-    if not stages and not takes_columns:
+    if not applied and not takes_columns:
         return None
 
     def one_by_one(source: Iterator[Any]) -> Iterator[Any]:
-        for stage in stages:
-            source = stage.open(source, context)
+        for each in applied:
+            source = each.results(source)
         return source
 
-    return ColumnReader(items, functions, one_by_one, owns_source=context.is_in_pipeline)
-
-
-def _goes_on(error: BaseException, item: Any, handler: Handler) -> bool:
-    """Ask the handler about an error, after adding the key of the item to it.
-
-    Handlers are not asked about what ends a program, such as an interrupt: it is raised.
-    """
-    if isinstance(item, dict) and "__key__" in item:
-        error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
-    if not isinstance(error, Exception):
-        raise error
-    return handler(error)
-
-
-def _map(source: Iterator[Any], function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
-    for item in source:
-        try:
-            result = function(item)
-        except BaseException as error:
-            if _goes_on(error, item, handler):
-                continue
-            return
-        if result is None:
-            continue
-        if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
-            result["__key__"] = item["__key__"]
-        yield result
-        del item, result  # the next ones reuse their memory
-
-
-def _apply(
-    source: Iterator[Any], function: Callable[[Any], Any], handler: Handler
-) -> Iterator[Any]:
-    for item in source:
-        try:
-            result = function(item)
-        except BaseException as error:
-            if _goes_on(error, item, handler):
-                continue
-            return
-        yield result
-        del item, result  # the next ones reuse their memory
-
-
-def _select(
-    source: Iterator[Any], predicate: Callable[[Any], Any], handler: Handler
-) -> Iterator[Any]:
-    for item in source:
-        try:
-            selected = predicate(item)
-        except BaseException as error:
-            if _goes_on(error, item, handler):
-                continue
-            return
-        if selected:
-            yield item
+    return ColumnReader(
+        items,
+        functions,
+        one_by_one,
+        has_stopped=lambda: any(each.has_stopped for each in applied),
+        owns_source=context.is_in_pipeline,
+    )
 
 
 @dataclass(frozen=True)
