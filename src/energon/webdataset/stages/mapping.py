@@ -98,13 +98,16 @@ class _HandledIterator(StageIterator):
         raise NotImplementedError
 
     def state_dict(self) -> State:
-        return {"source": state_of(self._source), "stopped": self.has_stopped}
+        state = state_of(self._source)
+        return {"stopped": state} if self.has_stopped else state
 
     def load_state_dict(self, state: State) -> None:
-        source, self.has_stopped = unpack(state, "source", "stopped")
-        load_state(self._source, source)
+        # If this is the mark of a stage before, which holds nothing back either, no item is left.
+        self.has_stopped = isinstance(state, dict) and set(state) == {"stopped"}
         if self.has_stopped:
+            state = state["stopped"]
             self._items = iter(())
+        load_state(self._source, state)
 
     def _goes_on(self, error: BaseException, item: Any) -> bool:
         """Ask the handler about an error, after adding the key of the item to it.
