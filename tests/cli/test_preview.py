@@ -83,6 +83,8 @@ def test_counts_the_samples_of_logs(log):
 def test_logs_without_samples_are_refused(log):
     result = invoke("analyze-debug", log, "--include-modality", "val")
     assert "no line of the modes val" in result.output
+    log.write_bytes(b"\xff\0\n")
+    assert "0.jsonl:1: not JSON" in invoke("analyze-debug", log).output
     log.write_text("x\n")
     assert "0.jsonl:1: not JSON" in invoke("analyze-debug", log).output
     log.write_text(json.dumps([1]) + "\n")

@@ -80,12 +80,15 @@ def test_creates_by_a_recipe(tmp_path):
     ]
 
 
-def test_creates_of_a_folder_the_same_bytes_each_time(tmp_path):
+def test_creates_of_a_folder_the_same_bytes_each_time_without_hidden_files(tmp_path):
     folder = tmp_path / "in"
     for name in ("b.txt", "a.txt", "a.jpg", "sub/c.txt", "a-1.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     ok("create", folder, "-o", tmp_path / "1.tar")
+    for hidden in (".DS_Store", ".git/config.txt", "sub/.c.txt"):
+        (folder / hidden).parent.mkdir(exist_ok=True)
+        (folder / hidden).touch()
     (folder / "a.txt").touch()
     ok("create", folder, "-o", tmp_path / "2.tar")
     assert names(tmp_path / "1.tar") == ["a.jpg", "a.txt", "a-1.txt", "b.txt", "sub/c.txt"]

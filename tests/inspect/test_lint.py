@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
-from energon.errors import EmptyDatasetError
+from energon.errors import DatasetNotFoundError, EmptyDatasetError
 from energon.inspect.lint import lint_dataset, quarantine
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
@@ -261,6 +261,12 @@ def test_a_split_of_which_everything_is_excluded_is_a_problem_beside_others(tmp_
     assert "split 'val' has no samples" in done.output
     assert "2 samples: 1 problem" in done.output
     assert run("lint", root, "--split", "val").exit_code == 2
+
+
+def test_a_folder_that_is_not_prepared_is_named_by_its_path_too_if_given_as_an_url(tmp_path):
+    write_shard(tmp_path / "0.tar", [("s", {"txt": b"x"})])
+    with pytest.raises(DatasetNotFoundError, match=f"run `energon prepare {tmp_path}`"):
+        lint_dataset(tmp_path.as_uri())
 
 
 def test_where_there_is_nothing_to_look_at_nothing_is_said_to_be_right(tmp_path):

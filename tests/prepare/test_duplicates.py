@@ -56,7 +56,7 @@ def test_keys_that_shards_share_are_found_a_range_at_a_time(tmp_path_factory, sh
     try:
         assert sorted(set(shards_with_known_keys(found, open_table))) == sharing
         if sharing:
-            with pytest.raises(DuplicateSampleKeyError, match="in a dataset"):
+            with pytest.raises(DuplicateSampleKeyError, match="`energon prepare --fix-dup"):
                 check_unique(found, open_table)
         else:
             check_unique(found, open_table)

@@ -21,7 +21,9 @@ from energon.messages import counted
 class AnalyzeOptions:
     """The options of the command, see its help."""
 
-    include_modality: str = option(default="train", show_default=True, help="train, val or both.")
+    include_modality: str = option(
+        default="train", show_default=True, help="train, val, or train,val."
+    )
     most: int = option(
         type=click.IntRange(1), default=10, show_default=True, help="Number of keys to show."
     )
@@ -130,7 +132,7 @@ def _draw(lines: Sequence[Mapping[str, Any]], path: Path, options: AnalyzeOption
 
 
 def _read(log: Path) -> Iterator[dict[str, Any]]:
-    with log.open() as lines:
+    with log.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 content = parse_json(line, origin="JSON")

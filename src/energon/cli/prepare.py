@@ -258,7 +258,10 @@ def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -
         return
     for index in indexes:
         echo(str(index))
-    echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
+    if indexes:
+        echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
+    else:
+        echo(f"{redact(path)} has no joins, so there is nothing to prepare", err=True)
 
 
 def _prepare_as_it_is(

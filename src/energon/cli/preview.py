@@ -103,8 +103,9 @@ class PreviewOptions:
 def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -> None:
     """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
-    Samples of crude datasets are shown part by part, decoded. Images are drawn on terminals; for
-    those of more than 8 bits, the darkest pixel becomes black and the brightest white.
+    Samples of crude datasets are shown part by part, decoded. Images are arrays of pixels, whatever
+    the `decoder` of a task encoder makes of them, and are drawn on terminals; for those of more
+    than 8 bits, the darkest pixel becomes black and the brightest white.
 
     \b
     Example:

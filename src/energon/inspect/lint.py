@@ -227,6 +227,8 @@ def _folder_of(path: str | os.PathLike[str]) -> str | None:
     """Return the folder of files at a path; None for a dataset or metadataset."""
     address = os.fspath(path)
     folder = folder_of(address)
+    if folder is None and not is_remote(address):
+        address = local_path(address)
     if folder is None and not kind_entry(dataset_kind(address)).has_samples:
         folder = address
     return folder if folder is None or is_remote(folder) else os.path.abspath(folder)

@@ -117,6 +117,11 @@ def test_the_command_line_prepares_metadatasets(root):
     result = CliRunner().invoke(main, ["prepare", str(root / "m.yaml")])
     assert result.exit_code == 0, result.output
     assert "2 join indexes are up to date" in result.output
+    (root / "plain.yaml").write_text(
+        "{__module__: megatron.energon, __class__: MetadatasetV2, splits: {train: {path: a}}}"
+    )
+    result = CliRunner().invoke(main, ["prepare", str(root / "plain.yaml")])
+    assert "plain.yaml has no joins, so there is nothing to prepare" in result.output
     (root / "m.yaml").write_text(JOINED.replace(", nonmatch: skip", ""))
     result = CliRunner().invoke(main, ["prepare", str(root / "m.yaml")])
     assert result.exit_code == 2

@@ -47,7 +47,7 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
             raise DuplicateSampleKeyError(
                 f"sample key {shard.duplicate!r} occurs twice in {shard.name}, with other keys "
                 "in between; the parts of a sample must be adjacent and keys unique: rewrite the "
-                "shard, or pass --fix-duplicates"
+                "shard, as `energon prepare --fix-duplicates` does"
             )
     for overlapping in _overlapping(shards):
         for key, first, second in _shared_keys(overlapping, open_table):
@@ -121,7 +121,7 @@ def _duplicate(key: bytes, first: str, second: str) -> DuplicateSampleKeyError:
     return DuplicateSampleKeyError(
         f"sample key {key.decode('utf-8', 'surrogateescape')!r} is in {first} and again in "
         f"{second}; keys must be unique in a dataset: rename the files, e.g. with a prefix for "
-        "each shard, or pass --fix-duplicates"
+        "each shard, as `energon prepare --fix-duplicates` does"
     )
 
 

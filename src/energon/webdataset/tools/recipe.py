@@ -23,11 +23,15 @@ StreamSample = dict[str, Any]
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and source of the files of a folder, sorted so that samples are contiguous."""
+    """Yield name and source of the files of a folder, sorted so that samples are contiguous.
+
+    Hidden files are ignored, like those in shards.
+    """
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder; recipes are given with --recipe")
-    names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    names = [str(file) for file in files if not any(part.startswith(".") for part in file.parts)]
     for name in sorted(names, key=lambda name: (split_name(name) or (name, ""), name)):
         yield name, str(root / name)
 
