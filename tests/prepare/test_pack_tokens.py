@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon.errors import ConfigError, DatasetBusyError, FormatError, StorageAccessError
+from energon.errors import (
+    ConfigError,
+    DatasetBusyError,
+    FormatError,
+    StorageAccessError,
+    StorageFullError,
+)
 from energon.formats.tokens import token_index_bytes
 from energon.io.file_lock import hold_lock
 from energon.prepare.engines import Engine
@@ -207,9 +213,13 @@ def test_a_full_disk_is_named_with_what_to_do(
         result = run(*packing, disk / "x")
         assert (result.exit_code, result.output) == (
             2,
-            f"Error: {disk}/x.tokens-partial/000000.bin: {problem}; {REMEDIES[problem]} and run "
-            "the command again\n",
+            f"Error: {disk}/x.tokens-partial/000000.bin: {problem}; {REMEDIES[problem]} and run it "
+            "again; completed work is kept\n",
         )
+        with pytest.raises(StorageFullError, match=f"000000.bin: {problem}; {REMEDIES[problem]}"):
+            pack_tokens(
+                [str(lines)], disk / "x", TokenizeOptions(WORDS), engine=Engine(num_workers=1)
+            )
     assert not caplog.records
 
 

@@ -30,7 +30,7 @@ from energon.errors import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.atomic import publish, remedy_if_full
+from energon.io.atomic import is_full, publish, remedy_if_full
 from energon.io.file_lock import FileLock, is_unsupported
 from energon.metadataset.advice import advice, explain_missing
 
@@ -195,10 +195,32 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EROFS:
             raise _not_allowed(path, error) from error
-        remedy = remedy_if_full(error)
-        hint = f"; {remedy} and run it again; completed work is kept" if remedy else ""
-        kind = StorageFullError if remedy else StorageError
-        raise kind(f"{path}: {error.strerror or error}{hint}") from error
+        raise _failed(path, error) from error
+
+
+@contextmanager
+def reporting_full_disks(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an error of a full disk into one that says what to do; others are left as they are.
+
+    Args:
+        folder: Stands for the file that could not be written, unless the error names it.
+
+    Raises:
+        StorageFullError: If the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise _failed(error.filename or folder, error) from error
+
+
+def _failed(path: str | os.PathLike[str], error: OSError) -> StorageError:
+    remedy = remedy_if_full(error)
+    hint = f"; {remedy} and run it again; completed work is kept" if remedy else ""
+    kind = StorageFullError if remedy else StorageError
+    return kind(f"{path}: {error.strerror or error}{hint}")
 
 
 def _not_allowed(path: str | os.PathLike[str], error: OSError) -> StorageAccessError:

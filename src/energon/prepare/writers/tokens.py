@@ -36,7 +36,7 @@ from energon.io.file_lock import hold_lock
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import reporting
+from energon.prepare.files import reporting, reporting_full_disks
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import select
 from energon.prepare.importers.table import Table, read_rows
@@ -126,6 +126,7 @@ def pack_tokens(
     Raises:
         ConfigError: If the files already exist, or the tokenizer is invalid.
         FormatError: If a file is damaged, or a row has no text.
+        StorageFullError: If the disk is full.
     """
     prefix = Path(token_prefix(os.fspath(target)))
     partial = prefix.with_name(prefix.name + PARTIAL)
@@ -139,7 +140,7 @@ def pack_tokens(
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "lock").touch()
-    with open(partial / "lock", "wb") as lock:
+    with reporting_full_disks(partial), open(partial / "lock", "wb") as lock:
         if not hold_lock(lock.fileno(), wait=False):
             raise DatasetBusyError(f"{partial}: another process writes to it")
         _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
