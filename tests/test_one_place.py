@@ -40,3 +40,9 @@ def calls():
 def test_only_one_place_calls(functions, calls):
     found = {path for path, names in calls.items() if names & {*functions}}
     assert found == {*PLACES[functions]}
+
+
+def test_what_a_sample_of_a_stream_is_stands_in_one_file():
+    declaration = "\nStreamSample = "
+    found = [path for path in ROOT.rglob("*.py") if declaration in path.read_text()]
+    assert found == [ROOT / "formats/tar/sample_parser.py"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -20,7 +20,6 @@ from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
 from energon.webdataset.utils import reexport
 
 Shard = dict[str, Any]
-StreamSample = dict[str, Any]
 
 meta_prefix = "__"
 meta_suffix = "__"

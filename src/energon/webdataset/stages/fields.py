@@ -11,9 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
+from energon.formats.tar.sample_parser import StreamSample
 from energon.webdataset.stages.columns import SampleColumns
-
-StreamSample = dict[str, Any]
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.names import split_name
-from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.scan import encode_tar_index
 from energon.formats.tar.stream import StreamReader
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
@@ -26,8 +26,6 @@ from energon.webdataset.autodecode import Decoder
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.opening import HEAD_BYTES, ShardOpening, unpacker_for
 from energon.webdataset.tools.streams import read_samples
-
-StreamSample = dict[str, Any]
 
 MAX_EXAMPLES = 20
 """Maximum number of problems of one kind reported for a shard."""

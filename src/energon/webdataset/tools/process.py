@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon.errors import ConfigError, SampleError
+from energon.formats.tar.sample_parser import StreamSample
 from energon.io.files import is_file
 from energon.prepare.engines import Engine, run_batches
 from energon.webdataset.tools.streams import (
@@ -29,7 +30,6 @@ from energon.webdataset.tools.streams import (
     write_all,
 )
 
-StreamSample = dict[str, Any]
 OnError = Literal["stop", "skip", "keep"]
 
 PREFIX = "sample"

@@ -16,10 +16,9 @@ from typing import Any
 
 from energon.errors import ConfigError, FormatError
 from energon.formats.tar.names import split_name
+from energon.formats.tar.sample_parser import StreamSample
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
-
-StreamSample = dict[str, Any]
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:

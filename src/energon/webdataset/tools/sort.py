@@ -12,9 +12,9 @@ from itertools import count
 from typing import IO, Any, Literal
 
 from energon.errors import ConfigError, FieldAccessError
+from energon.formats.tar.sample_parser import StreamSample
 from energon.plan.randomness import derive_seed
 
-StreamSample = dict[str, Any]
 SortKind = Literal["text", "int", "float"]
 Record = tuple[Any, int, StreamSample]
 """Sort value, number in the input, sample."""

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError
+from energon.formats.tar.sample_parser import StreamSample
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.running.place import Place
@@ -19,7 +20,6 @@ from energon.webdataset.stages.base import Context
 from energon.webdataset.stages.shuffling import Shuffle
 from energon.webdataset.writer import ShardWriter, TarWriter
 
-StreamSample = dict[str, Any]
 Writer = TarWriter | ShardWriter
 
 logger = logging.getLogger("energon")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
+from energon.formats.tar.sample_parser import StreamSample
 from energon.io.address import parent_address
 from energon.io.epath import EPath
 from energon.plan.randomness import derive_seed, permute
@@ -21,8 +22,6 @@ from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.running.place import current_place
 from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
-
-StreamSample = dict[str, Any]
 
 
 def decoding(
