@@ -37,7 +37,7 @@ class Map(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _MapIterator(self, self.f, source)
+        return _MappedIterator(self, self.f, source)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Apply(Stage):
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
-        return _ApplyIterator(self, function, source)
+        return _AppliedIterator(self, function, source)
 
     @property
     def on_columns(self) -> OnColumns | None:
@@ -70,7 +70,7 @@ class Select(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _SelectIterator(self, self.predicate, source)
+        return _SelectedIterator(self, self.predicate, source)
 
 
 class _HandledIterator(StageIterator):
@@ -122,7 +122,7 @@ class _HandledIterator(StageIterator):
         return not self.has_stopped
 
 
-class _MapIterator(_HandledIterator):
+class _MappedIterator(_HandledIterator):
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
         function = self._function
         for item in source:
@@ -140,7 +140,7 @@ class _MapIterator(_HandledIterator):
             del item, result  # the next ones reuse their memory
 
 
-class _ApplyIterator(_HandledIterator):
+class _AppliedIterator(_HandledIterator):
     stage: Apply
 
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
@@ -156,7 +156,7 @@ class _ApplyIterator(_HandledIterator):
             del item, result  # the next ones reuse their memory
 
 
-class _SelectIterator(_HandledIterator):
+class _SelectedIterator(_HandledIterator):
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
         function = self._function
         for item in source:
@@ -180,9 +180,9 @@ def read_columns(
         context: That of these stages.
         takes_columns: Whether it saves time to read columns even if no stage changes them.
     """
-    applied: list[_ApplyIterator] = []
+    applied: list[_AppliedIterator] = []
     functions: list[OnColumns] = []
-    while isinstance(items, _ApplyIterator) and (function := items.stage.on_columns) is not None:
+    while isinstance(items, _AppliedIterator) and (function := items.stage.on_columns) is not None:
         applied.insert(0, items)
         functions.insert(0, function)
         items = items._source
