@@ -24,9 +24,14 @@ from PIL import Image
 
 from energon import (
     ConfigError,
+    Cooker,
     DatasetNotFoundError,
+    DefaultTaskEncoder,
     EmptyDatasetError,
+    Sample,
     SecurityError,
+    cooker,
+    edataclass,
     get_train_dataset,
 )
 from energon.errors import FormatError, TruncatedError
@@ -252,6 +257,47 @@ def test_pickles_are_refused_unless_they_are_allowed(tmp_path, kind):
     assert "'000000000': part 'json': a dict cannot be written as json" in packed.output
     source = source_of(there, options=RowOptions(allow=("pickle",)))
     assert pickle.loads(pickle.dumps(source)).read(np.arange(2))[1]["0"] == "text"
+
+
+@cooker(need_primary=True)
+def look_up(sample, primary, others):
+    name = f"{sample['__key__']}.0"
+    return {"own": primary.get(name), "other": others.get(name)}
+
+
+class LooksUp(DefaultTaskEncoder):
+    """Reads a pickled column of another dataset, and of its own, by name."""
+
+    decoder = None
+    cookers = (Cooker(look_up),)
+
+
+@edataclass
+class Joined(Sample):
+    values: tuple[str, str]
+
+    @classmethod
+    def from_joined(cls, one, other):
+        values = (one["0"], other["0"])
+        return cls(__key__=one["__key__"], __restore_key__=(), values=values)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_allowed_pickles_are_read_by_name_and_in_joins_too(tmp_path, kind):
+    for name, text in (("one", "a"), ("other", "b")):
+        write_pickles(tmp_path / name, kind, [pickle.dumps(text)] * 3)
+    paths = [str(tmp_path / name) for name in ("one", "other")]
+    options = {"worker_config": config(), "batch_size": None}
+    aux = {"splits": {"train": {"path": paths[0], "aux": {"others": paths[1]}}}}
+    with pytest.raises(SecurityError, match="pickled objects"):
+        get_train_dataset(aux, task_encoder=LooksUp(), **options)
+    found = get_train_dataset(aux, task_encoder=LooksUp(), allow=("pickle",), **options)
+    sample = next(iter(pickle.loads(pickle.dumps(found))))
+    assert (sample["own"], sample["other"]) == (b"a", b"b")
+    joiner = {"__module__": Joined.__module__, "__class__": Joined.__name__}
+    joined = {"join": [{"path": path} for path in paths], "joiner": joiner}
+    found = get_train_dataset({"splits": {"train": joined}}, allow=("pickle",), **options)
+    assert next(iter(found)).values == ("a", "b")
 
 
 @pytest.mark.parametrize("kind", SOURCES)

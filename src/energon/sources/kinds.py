@@ -294,11 +294,19 @@ class DatasetKind:
         Kinds that cannot tell without reading all samples leave it to the hooks.
         """
 
-    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
-        """Return its files by name, for cookers and as auxiliary data: here, parts of samples."""
+    def file_store(
+        self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
+    ) -> FileStore[bytes]:
+        """Return its files by name, for cookers and as auxiliary data: here, parts of samples.
+
+        Args:
+            address: Path or address of the dataset.
+            pool: Opens the files of all datasets of a run; None makes a pool.
+            allow: What the data may do, see `get_train_dataset`.
+        """
         from energon.sources.files.samples import SampleFileStore
 
-        return SampleFileStore(self, address, pool=pool)
+        return SampleFileStore(self, address, pool=pool, allow=allow)
 
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False

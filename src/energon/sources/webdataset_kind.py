@@ -96,7 +96,9 @@ class WebdatasetKind(DatasetKind):
                 return
         field_map.check_parts(found, origin=str(source.path))
 
-    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+    def file_store(
+        self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
+    ) -> FileStore[bytes]:
         from energon.sources.files.webdataset import WebdatasetFileStore
 
         return WebdatasetFileStore(address, pool=pool)

@@ -236,7 +236,7 @@ def _joined(
 
 
 def _open_dataset(opening: DatasetOpening) -> _Dataset:
-    leaf, pool = opening.leaf, opening.pool
+    leaf, pool, allow = opening.leaf, opening.pool, opening.allow
     kind = kind_named(leaf.kind)
     kind.check_options(leaf)
     dataset = opening.call.open(opening)
@@ -254,8 +254,10 @@ def _open_dataset(opening: DatasetOpening) -> _Dataset:
         source,
         config,
         loading,
-        aux=_open_aux(leaf, pool),
-        primary=partial(kind.file_store, leaf.path, pool=pool) if config.crude else None,
+        aux=_open_aux(leaf, pool, allow),
+        primary=partial(kind.file_store, leaf.path, pool=pool, allow=allow)
+        if config.crude
+        else None,
         dataset=dataset,
     )
 
@@ -279,13 +281,15 @@ def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleL
     return SampleLoading(sample_type, field_map, leaf_decoder(config)), source
 
 
-def _open_aux(leaf: Leaf, pool: ShardPool | None) -> dict[str, FileStore[bytes]]:
+def _open_aux(
+    leaf: Leaf, pool: ShardPool | None, allow: Collection[str]
+) -> dict[str, FileStore[bytes]]:
     """Return the stores of a leaf by name; most leaves have none."""
     if not leaf.aux:
         return {}
     from energon.sources.files.open import open_aux
 
-    return open_aux(leaf.aux, origin=leaf.origin, pool=pool)
+    return open_aux(leaf.aux, origin=leaf.origin, pool=pool, allow=allow)
 
 
 def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:

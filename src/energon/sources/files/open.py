@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -174,7 +174,9 @@ class FolderKind(DatasetKind):
     has_files = True
     prepares = False
 
-    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+    def file_store(
+        self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
+    ) -> FileStore[bytes]:
         return SystemFileStore(address)
 
     def browse(
@@ -202,7 +204,10 @@ REMOTE_FOLDER_SCHEME = "filesystem+"
 
 
 def open_file_store(
-    address: str | os.PathLike[str], *, pool: ShardPool | None = None
+    address: str | os.PathLike[str],
+    *,
+    pool: ShardPool | None = None,
+    allow: Collection[str] = (),
 ) -> FileStore[bytes]:
     """Return the files at an address.
 
@@ -210,10 +215,12 @@ def open_file_store(
         address: Folder of a prepared dataset, here or in an object store; `filesystem://` and any
             folder, or `filesystem+` and the URL of one.
         pool: Opens shards; None makes a pool for this store.
+        allow: What the data may do, see `get_train_dataset`.
 
     Raises:
         DatasetNotFoundError: If there is no dataset or folder at the address.
         ConfigError: If it has no files that can be read by name.
+        SecurityError: If it needs something that is not allowed.
     """
     address = os.fspath(address)
     folder = folder_of(address)
@@ -225,7 +232,7 @@ def open_file_store(
             f"{address}: a {kind} has no files that can be read by name; expected a prepared "
             f"dataset, or a folder as {FOLDER_SCHEME}FOLDER"
         )
-    return kind_named(kind, address).file_store(address, pool=pool)
+    return kind_named(kind, address).file_store(address, pool=pool, allow=allow)
 
 
 def folder_of(address: str) -> str | None:
@@ -237,7 +244,11 @@ def folder_of(address: str) -> str | None:
 
 
 def open_aux(
-    aux: Mapping[str, str], *, origin: str, pool: ShardPool | None = None
+    aux: Mapping[str, str],
+    *,
+    origin: str,
+    pool: ShardPool | None = None,
+    allow: Collection[str] = (),
 ) -> dict[str, FileStore[bytes]]:
     """Return the stores of a leaf by the names that cookers use.
 
@@ -249,6 +260,6 @@ def open_aux(
     problems = Problems()
     for name, address in aux.items():
         with problems.kept(f"{origin}: aux {name!r}"):
-            stores[name] = open_file_store(address, pool=pool)
+            stores[name] = open_file_store(address, pool=pool, allow=allow)
     problems.raise_all()
     return stores

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from energon.errors import EmptyDatasetError, NoSuchFileError
@@ -30,6 +30,7 @@ class SampleFileStore(FileStore[bytes]):
         kind: The kind of the dataset.
         address: Its path or address.
         pool: Opens shards; None makes a pool.
+        allow: What the data may do, see `get_train_dataset`.
     """
 
     def __init__(
@@ -38,15 +39,17 @@ class SampleFileStore(FileStore[bytes]):
         address: str | os.PathLike[str],
         *,
         pool: ShardPool | None = None,
+        allow: Collection[str] = (),
     ) -> None:
         self.kind = kind
         self.address = os.fspath(address)
         self._pool = pool
+        self._allow = allow
         if not self._splits:
             raise EmptyDatasetError(f"{redact(self.address)}: has no samples")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SampleFileStore, (self.kind, self.address)
+        return partial(SampleFileStore, allow=self._allow), (self.kind, self.address)
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         found = self._find(name)
@@ -72,13 +75,14 @@ class SampleFileStore(FileStore[bytes]):
     @cached_property
     def _splits(self) -> list[_Split]:
         found = []
-        for name in self.kind.split_names(self.address):
+        kind, allow = self.kind, self._allow
+        for name in kind.split_names(self.address, allow=allow):
             leaf = Leaf(self.address, name, origin=redact(self.address))
             try:
-                source = self.kind.open(leaf, self.kind.config(leaf), pool=self._pool)
+                source = kind.open(leaf, kind.config(leaf), pool=self._pool, allow=allow)
             except EmptyDatasetError:
                 continue
-            found.append(_Split(source, self.kind.contents(source)))
+            found.append(_Split(source, kind.contents(source)))
         return found
 
     def _locate(self, name: str) -> tuple[_Split, int, str]:

@@ -247,7 +247,9 @@ class MediaFolderKind(RowKind):
     def splits_of(self, address: str) -> Collection[str]:
         return splits_by_name(MediaFiles(address).keys, by_file=False)
 
-    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+    def file_store(
+        self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
+    ) -> FileStore[bytes]:
         return SystemFileStore(address)
 
     def browse(self, address: str, **_: Any) -> Any:

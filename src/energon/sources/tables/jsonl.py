@@ -238,7 +238,9 @@ class JsonlKind(DatasetKind):
         lines = JsonlFile(leaf.path)
         return _splits(lines.path).unmatched(address_name(lines.path), len(lines))
 
-    def file_store(self, address: str, *, pool: ShardPool | None = None) -> FileStore[bytes]:
+    def file_store(
+        self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
+    ) -> FileStore[bytes]:
         return JsonlFileStore(address)
 
     def browse(
