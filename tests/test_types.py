@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, assert_type
 
+from torch.utils.data import DataLoader
+
 from energon import (
     Batch,
+    CachePool,
+    CrudeSample,
     DefaultTaskEncoder,
+    FileStore,
+    Lazy,
     Sample,
     SavableDataLoader,
     SavableDataset,
     WorkerConfig,
     basic_sample_keys,
+    cooker,
     edataclass,
     get_loader,
     get_savable_loader,
@@ -21,6 +28,9 @@ from energon import (
     get_val_dataset,
     get_val_datasets,
 )
+from energon.compat.megatron import getters
+from energon.compat.megatron.loaders import get_savable_loader as get_compatible_loader
+from energon.webdataset import WebDataset
 from tests.datasets import make_crude
 
 
@@ -62,6 +72,37 @@ class DividingEncoder(DefaultTaskEncoder[dict[str, Any], Line, list[Line], list[
 
     def encode_batch(self, batch: list[Line]) -> list[str]:
         return [line.text for line in batch]
+
+
+@edataclass
+class Later(Sample):
+    image: Lazy
+
+
+@edataclass
+class Pack(Sample):
+    texts: list[str]
+
+
+class PackingEncoder(DefaultTaskEncoder[CrudeSample, Line, Lines, Lines]):
+    """Names the types that its hooks get: samples, packs of them, and batches of packs."""
+
+    def encode_sample(self, sample: CrudeSample) -> Line:
+        return Line(**basic_sample_keys(sample), text=sample["txt"])
+
+    def select_samples_to_pack(self, samples: list[Line]) -> list[list[Line]]:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Line]) -> Pack:
+        return Pack.derive_from(samples[0], texts=[sample.text for sample in samples])
+
+    def batch(self, samples: list[Pack]) -> Lines:
+        return Lines.from_samples(samples, texts=[pack.texts[0] for pack in samples])
+
+
+@cooker(need_cache=True)
+def cook_later(sample: CrudeSample, media: FileStore, cache: CachePool) -> Later:
+    return Later(**basic_sample_keys(sample), image=cache.get_lazy(media, sample["txt"]))
 
 
 class Stateful(Protocol):
@@ -127,3 +168,33 @@ def test_encoders_may_make_several_samples_of_one(tmp_path: Path) -> None:
     )
     assert_type(divided, SavableDataset[list[str]])
     assert next(iter(divided)) == ["text", "0"]
+
+
+def test_packs_have_a_type_of_their_own(tmp_path: Path) -> None:
+    root = make_crude(tmp_path / "ds", [6])
+    encoder = PackingEncoder()
+    packed = get_train_dataset(
+        root, worker_config=CONFIG, batch_size=2, packing_buffer_size=2, task_encoder=encoder
+    )
+    assert_type(next(iter(packed)), Lines)
+    assert len(next(iter(packed)).texts) == 2
+
+
+def test_programs_for_megatron_energon_have_the_same_types(tmp_path: Path) -> None:
+    root = make_crude(tmp_path / "ds", [6])
+    encoder = TypedEncoder()
+    train = getters.get_train_dataset(
+        root, worker_config=CONFIG, batch_size=2, task_encoder=encoder
+    )
+    assert_type(train, SavableDataset[Lines])
+    with get_compatible_loader(train) as loader:
+        batch = next(iter(loader))
+    assert_type(batch, Lines)
+    assert len(batch.texts) == 2
+
+
+def test_streams_are_datasets_to_torch(tmp_path: Path) -> None:
+    make_crude(tmp_path / "ds", [2])
+    stream = WebDataset([str(file) for file in tmp_path.rglob("*.tar")])
+    loader = DataLoader(stream, batch_size=None)
+    assert len(list(loader)) == 2

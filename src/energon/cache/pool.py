@@ -6,11 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon.sources.files.store import FileStore
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # A sample type that does not name the type of its lazies has lazies of Any.
+    T = TypeVarWithDefault("T", default=Any)
+else:
+    T = TypeVar("T")
 
 
 class Lazy(ABC, Generic[T]):

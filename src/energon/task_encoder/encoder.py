@@ -106,9 +106,10 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Return a sample as the pack needs it; instead of `encode_sample`."""
         return sample  # type: ignore[return-value]
 
-    def select_samples_to_pack(
-        self, samples: list[T_sample]
-    ) -> Sequence[Sequence[T_sample]] | Selection:
+    # What packing and batching receive depends on the hooks of an encoder: samples before or after
+    # encoding, or packs. So these hooks accept Any, and overriding ones name the type they get.
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Sequence[Sequence[Any]] | Selection:
         """Divide the samples of a window into packs.
 
         Args:
@@ -120,18 +121,18 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """
         raise NotImplementedError
 
-    def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
         """Combine the samples of a pack into one. May be a generator."""
         raise NotImplementedError
 
-    def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
         """Return the group whose samples share batches, and its batch size.
 
         A size of None stands for the `batch_size` of the dataset.
         """
         return None, None
 
-    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Combine samples into a batch. May be a generator."""
         return collate_samples(samples)  # type: ignore[no-any-return]
 
@@ -252,7 +253,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         """Convert `sample` to `encoded_sample_type`."""
         return convert(sample, self._encoded_sample_type)  # type: ignore[no-any-return]
 
-    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Collate `samples` to a `raw_batch_type`."""
         return collate_samples(samples, self._raw_batch_type)  # type: ignore[no-any-return]
 

@@ -268,7 +268,7 @@ class DataPipeline(TorchLookalike):
     def __add__(self, other: Any) -> Any:
         from torch.utils.data import ChainDataset
 
-        return ChainDataset([self, other])  # type: ignore[list-item]
+        return ChainDataset([self, other])
 
     def __repr__(self) -> str:
         names = ", ".join(str(stage["stage"]) for stage in self.describe())

@@ -72,7 +72,7 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
 
     _raw_batch_type: type | None = None
 
-    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+    def batch(self, samples: list[Any]) -> T_raw_batch:
         """Combine samples into a batch with `_batch`."""
         return self._batch(samples, self._raw_batch_type)  # type: ignore[no-any-return]
 

@@ -21,7 +21,8 @@ from energon.metadataset.leaf import LeafList
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
-from energon.task_encoder.encoder import DefaultTaskEncoder
+from energon.task_encoder.dataset import SavableDataset
+from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
@@ -38,43 +39,61 @@ _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the tas
 }
 
 
-def get_train_dataset(path: DatasetPath, **arguments: Any) -> Any:
+def get_train_dataset(
+    path: DatasetPath,
+    *,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    **arguments: Any,
+) -> SavableDataset[T_batch]:
     """Return the training pipeline over a dataset or metadataset, ready for a loader.
 
     Arguments and errors are those of `energon.get_train_dataset`, and these:
 
     Args:
         path: Folder of a prepared dataset, a metadataset YAML, or the document as a dict.
+        task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         arguments: `sample_type`, the required type of samples. Arguments that no getter knows are
             passed to the datasets, unless set in their `dataset.yaml`: `field_map`, `part_filter`,
             `subset` and those of dataset classes of the program. Deprecated decoder arguments
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
-    call = _Call.of(core.get_train_dataset, path, arguments, training=True)
+    call = _Call.of(core.get_train_dataset, path, task_encoder, arguments, training=True)
     resolved, opened = call.open()
     settings = call.settings(TrainSettings)
     recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
-    return as_planned(call.encoder.assemble(recipe))
+    dataset: SavableDataset[T_batch] = as_planned(call.encoder.assemble(recipe))
+    return dataset
 
 
-def get_val_dataset(path: DatasetPath, **arguments: Any) -> Any:
+def get_val_dataset(
+    path: DatasetPath,
+    *,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    **arguments: Any,
+) -> SavableDataset[T_batch]:
     """Return the validation pipeline: each sample once, in the order of the datasets.
 
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_dataset, path, arguments, training=False)
+    call = _Call.of(core.get_val_dataset, path, task_encoder, arguments, training=False)
     _, opened = call.open()
-    return call.validation(opened)
+    dataset: SavableDataset[T_batch] = call.validation(opened)
+    return dataset
 
 
-def get_val_datasets(path: DatasetPath, **arguments: Any) -> list[tuple[Any, Any]]:
+def get_val_datasets(
+    path: DatasetPath,
+    *,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    **arguments: Any,
+) -> list[tuple[SavableDataset[T_batch], Any]]:
     """Return a validation pipeline for each leaf, with the leaf as a separate dataset.
 
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_datasets, path, arguments, training=False)
+    call = _Call.of(core.get_val_datasets, path, task_encoder, arguments, training=False)
     _, opened = call.open()
     config, encoder = call.worker_config, call.encoder
     return [
@@ -113,6 +132,7 @@ class _Call:
         cls,
         getter: Callable[..., Any],
         path: DatasetPath,
+        task_encoder: AnyTaskEncoder | None,
         arguments: Mapping[str, Any],
         *,
         training: bool,
@@ -131,7 +151,7 @@ class _Call:
         bound = signature.bind(path, **given)
         bound.apply_defaults()
         known = bound.arguments
-        encoder: AnyTaskEncoder = known["task_encoder"] or DefaultTaskEncoder()
+        encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
         if older:
             encoder = with_legacy_arguments(encoder, older)
         return cls(known, encoder, more, sample_type, training)

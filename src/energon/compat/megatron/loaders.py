@@ -131,7 +131,7 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
             {"t": line.pop("t"), "r": config.rank, "w": None, "id": self.id, **line}
         )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         batches = super().__iter__()
         return batches if self._log is None else self._logged(batches, self._log)
 

@@ -52,7 +52,13 @@ def _open(store: OpensFiles, name: str) -> IO[bytes]:
     return store.open(name)
 
 
-T_co = TypeVar("T_co", covariant=True)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # A cooker that does not name the type of its stores gets files of Any.
+    T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
 class FileStoreDecoder(Protocol):

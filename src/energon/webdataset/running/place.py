@@ -10,7 +10,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,15 @@ def _worker() -> tuple[int, int]:
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
-class TorchLookalike:
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
+
+    _Base = IterableDataset[Any]
+else:
+    _Base = object
+
+
+class TorchLookalike(_Base):
     """Looks like a `torch.utils.data.IterableDataset` if torch is imported."""
 
     # isinstance() uses the `__class__` of an object.
