@@ -105,12 +105,13 @@ def test_sources_of_another_form_arrive_as_they_were(sources, count):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_sources_arrive_beside_notes_that_cannot_be_compared(count):
+@pytest.mark.parametrize("note", [np.arange(3), np.zeros(3, [("a", "i8")])])
+def test_sources_arrive_beside_notes_that_cannot_be_compared(count, note):
     batch = cooked(count)
-    batch[-1]["__restore_key__"] = np.arange(3)
+    batch[-1]["__restore_key__"] = note
     found = send(batch)
     assert [sample["__sources__"] for sample in found] == [s["__sources__"] for s in batch]
-    assert found[-1]["__restore_key__"].tolist() == [0, 1, 2]
+    assert found[-1]["__restore_key__"].tolist() == note.tolist()
 
 
 def test_sources_that_follow_from_the_sample_take_no_room():
@@ -152,6 +153,23 @@ class Fixed:
 @dataclass(slots=True)
 class Slotted:
     text: Any
+
+
+class Doubling:
+    """Sets twice what it is given, and is 0 on the class."""
+
+    def __get__(self, owner, kind=None):
+        return 0 if owner is None else vars(owner)["number"]
+
+    def __set__(self, owner, value):
+        vars(owner)["number"] = 2 * value
+
+
+class Doubled:
+    number = Doubling()
+
+    def __init__(self):
+        self.number = 1
 
 
 def typed(count):
@@ -200,6 +218,7 @@ def circle():
     "batch",
     [
         [Note()],
+        [Doubled()],
         [Plain(Note())],
         [Plain([1])],
         [Plain(np.array([[], None], dtype=object))],

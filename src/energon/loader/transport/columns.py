@@ -123,7 +123,9 @@ def _slots_of(kind: type) -> tuple[str, ...] | None:
 @lru_cache(maxsize=256)
 def _has_setters(kind: type, names: tuple[str, ...]) -> bool:
     """Return whether setting one of these attributes does more than store a value."""
-    return any(hasattr(getattr(kind, name, None), "__set__") for name in names)
+    # Not getattr: on the class, a descriptor may give something else than itself.
+    held = [vars(each).get(name) for each in kind.__mro__ for name in names]
+    return any(hasattr(type(value), "__set__") for value in held)
 
 
 def _filled(batch: list[Any], slot: str) -> tuple[Any, ...]:
@@ -172,7 +174,7 @@ def _shared_sources(
                 known[at] = name
             elif known[at].count(known[at][0]) == len(column):
                 known[at] = known[at][:1]
-    except ValueError:  # several of a sample, none, or notes that cannot be compared
+    except (TypeError, ValueError):  # several or none, or notes that cannot be compared
         return None
     return len(column), known
 

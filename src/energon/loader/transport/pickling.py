@@ -153,7 +153,10 @@ class TensorReducer:
         shape = tuple(tensor.shape)
         if not tensor.nbytes:
             return empty, (shape, tensor.dtype)
-        content = PickleBuffer(tensor.reshape(-1).view(self._torch.uint8).numpy())
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1:  # a single element may have any, as in `values[::2]`
+            flat = flat.as_strided((1,), (1,))
+        content = PickleBuffer(flat.view(self._torch.uint8).numpy())
         return over_bytes, (content, tensor.dtype, shape)
 
     def _view_of(self, first: Any, tensor: Any) -> Reduced:
