@@ -330,15 +330,20 @@ def test_lost_shards_are_dropped_and_listed_where_that_is_data_file(dataset, tmp
     assert (tmp_path / "lost.jsonl").read_bytes() == before
 
 
-def test_a_quarantine_file_of_damaged_samples_leaves_them_out(dataset, tmp_path):
+@pytest.mark.parametrize("damaged", [[25], [25, 26, 27, 30]])
+def test_a_quarantine_file_of_damaged_samples_leaves_them_out(
+    dataset, tmp_path, monkeypatch, damaged
+):
     from energon.prepare.verify.repair import write_lost
 
-    location = WebdatasetSource(dataset).locate(25)
-    flip(dataset / location.shard, location.offset + 512 + 3)
+    monkeypatch.setattr("energon.prepare.verify.shard.MAX_NAMED", 2)
+    for number in damaged:
+        location = WebdatasetSource(dataset).locate(number)
+        flip(dataset / location.shard, location.offset + 512 + 3)
     write_lost(tmp_path / "q.jsonl", verify_dataset(dataset, depth="content", engine=ALONE))
     prepare_dataset(dataset, **ALL, exclude_from=[tmp_path / "q.jsonl"])
-    assert load_split(dataset).exclude == ["1.tar/k025"]
-    assert len(WebdatasetSource(dataset)) == 59
+    assert load_split(dataset).exclude == [f"1.tar/k{number:03}" for number in damaged]
+    assert len(WebdatasetSource(dataset)) == 60 - len(damaged)
 
 
 def test_dropping_all_shards_is_refused(dataset):

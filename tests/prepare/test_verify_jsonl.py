@@ -8,6 +8,7 @@ from energon.errors import DatasetNotFoundError
 from energon.prepare.dataset import Indexing
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
+from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run
 
 
@@ -85,18 +86,31 @@ def test_lines_that_are_no_json_are_found_and_cannot_be_repaired(lines):
     assert kinds(lines, "content") == []
 
 
-def test_options_for_shards_are_noted_to_have_no_effect(lines):
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_damaged_lines_are_quarantined_and_then_left_out(tmp_path, command):
+    """Also those that are too many to be reported one by one."""
+    lines, listed = tmp_path / "y.jsonl", tmp_path / "lost"
+    lines.write_text("{}\n" + "{no JSON}\n" * 150 + "{}\n")
+    prepare_jsonl(lines)
+    assert run(command, lines, "--content", "--quarantine", listed).exit_code == 1
+    assert run("prepare", lines, "--exclude-from", listed).exit_code == 0
+    assert len(JsonlSource(lines)) == 2
+
+
+def test_repair_quarantines_what_is_damaged_in_the_new_index(lines):
+    lines.write_text(lines.read_text() + "{no JSON}\n")
+    listed = lines.with_name("lost")
+    run("repair", lines, "--content", "--quarantine", listed)
+    assert [json.loads(line)["key"] for line in listed.read_text().splitlines()] == ["10"]
+
+
+def test_dropping_shards_is_noted_to_have_no_effect(lines):
     lines.write_text(lines.read_text() + "[1]\n")
     found = run("repair", lines)
-    for options, named in (
-        (["--drop"], "--drop"),
-        (["--quarantine", lines.with_name("lost")], "--quarantine"),
-        (["--drop", "--quarantine", lines.with_name("lost")], "--drop and --quarantine"),
-    ):
-        done = run("repair", lines, *options)
-        note = f"note: {named} had no effect: {lines} is a JSONL file, without shards\n"
-        assert note in done.output
-        assert (done.exit_code, done.output.replace(note, "")) == (1, found.output)
+    done = run("repair", lines, "--drop")
+    note = f"note: --drop had no effect: {lines} is a JSONL file, without shards\n"
+    assert note in done.output
+    assert (done.exit_code, done.output.replace(note, "")) == (1, found.output)
     about = json.loads(run("repair", lines, "--drop", "--json").output)
     assert [len(about[time]["notes"]) for time in ("before", "after")] == [0, 1]
 

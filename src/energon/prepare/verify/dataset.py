@@ -14,7 +14,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.remote import check_writable
 from energon.prepare.upkeep import Repair, Report, upkeep_of
 from energon.prepare.verify.remote import repair_remote, verify_remote
-from energon.prepare.verify.repair import repair_folder
+from energon.prepare.verify.repair import repair_folder, write_lost
 from energon.prepare.verify.shard import Depth
 from energon.prepare.verify.verify import verify_folder
 
@@ -63,7 +63,7 @@ def repair_dataset(
         path: Its folder, or a file that is a dataset; a path or an address.
         depth: How much to check, see `verify_dataset`.
         drop: Whether to remove missing, truncated or damaged shards from the dataset. For a dataset
-            without shards, this and `quarantine` only add a note that they had no effect.
+            without shards, this only adds a note that it had no effect.
         quarantine: A file in which to list lost shards and samples, for `energon prepare
             --exclude-from`.
         indexing: How shards are indexed.
@@ -85,10 +85,10 @@ def repair_dataset(
     upkeep = upkeep_of(address)
     if upkeep is not None:
         done = upkeep.repair(address, depth)
-        given = {"--drop": drop, "--quarantine": quarantine is not None}
-        ignored = " and ".join(name for name in given if given[name])
-        if ignored:
-            note = f"{ignored} had no effect: {redact(address)} is {upkeep.noun}, without shards"
+        if quarantine is not None:
+            write_lost(quarantine, done.after)
+        if drop:
+            note = f"--drop had no effect: {redact(address)} is {upkeep.noun}, without shards"
             after = replace(done.after, notes=[*done.after.notes, note])
             done = done._replace(after=after)
         return done

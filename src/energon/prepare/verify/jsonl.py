@@ -224,7 +224,7 @@ def _check_copy(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Proble
 
 
 def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
-    damaged = 0
+    damaged: list[str] = []
     with reporting(path), open(path, "rb") as file:
         bounds = list(pairwise(offsets.tolist()))
         for number, line in enumerate(_lines(file, path, [stop - start for start, stop in bounds])):
@@ -232,11 +232,12 @@ def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem
             try:
                 parse_json(line, origin=f"{path}: sample {number} at byte {start}")
             except FormatError as error:
-                damaged += 1
-                if damaged <= MAX_NAMED:
+                damaged.append(str(number))
+                if len(damaged) <= MAX_NAMED:
                     yield _damage(path, f"{error}; correct or remove the line", str(number))
-    if damaged > MAX_NAMED:
-        yield _damage(path, f"{path}: {damaged} samples are not JSON")
+    if len(damaged) > MAX_NAMED:
+        problem = _damage(path, f"{path}: {len(damaged)} samples are not JSON")
+        yield problem._replace(keys=tuple(damaged[MAX_NAMED:]))
 
 
 def _lines(file: BinaryIO, path: Path, sizes: Sequence[int]) -> Iterator[bytes]:

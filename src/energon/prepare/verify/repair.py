@@ -131,7 +131,8 @@ def write_lost(
     entries = list(dropped)
     for problem in report.problems:
         if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
-            entries.append((problem.shard, problem.key, problem.message))
+            keys = problem.keys or [problem.key]
+            entries += [(problem.shard, key, problem.message) for key in keys]
     write_quarantine(path, entries)
 
 

@@ -130,6 +130,8 @@ class Problem(NamedTuple):
     """The shard that it concerns."""
     key: str | None = None
     """The sample that it concerns."""
+    keys: tuple[str, ...] = ()
+    """The samples that it concerns, if these are too many to be reported one by one."""
 
 
 class ShardReport(NamedTuple):
@@ -314,12 +316,13 @@ def _check_contents(shard: ShardFile, name: str, table: PartTable, problems: lis
     path, found = shard.path, shard.crc32(table)
     damaged = np.flatnonzero(found != stated)
     owners = np.searchsorted(table.first_part, damaged, side="right") - 1
-    for number, sample in list(zip(damaged.tolist(), owners.tolist(), strict=True))[:MAX_NAMED]:
+    for number, sample in zip(damaged[:MAX_NAMED].tolist(), owners.tolist(), strict=False):
         key = table.key_of(sample)
         part = table.part_names[table.part_name[number]]
         message = f"{path}: {key}.{part} at byte {table.part_offset[number]} has another checksum"
         problems.append(Problem("content-damaged", name, message, False, name, key))
     if len(damaged) > MAX_NAMED:
         message = f"{path}: {len(damaged)} contents have other checksums"
-        problems.append(Problem("content-damaged", name, message, False, name))
+        keys = tuple(map(table.key_of, np.unique(owners[MAX_NAMED:]).tolist()))
+        problems.append(Problem("content-damaged", name, message, False, name, keys=keys))
     return len(stated)
