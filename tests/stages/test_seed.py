@@ -19,6 +19,13 @@ from energon.stages.seed import SeedDataset, may_draw
 from tests.stages.hooks import ids
 from tests.stages.numbers import numbers
 
+
+def draw_from_fork():
+    """Draw a number from torch, and put its state back."""
+    with torch.random.fork_rng():
+        return float(torch.rand(1))
+
+
 DRAWS = {
     "random": random.random,
     "random, a normal number": lambda: random.gauss(0, 1),
@@ -26,6 +33,7 @@ DRAWS = {
     "numpy, a normal number": np.random.randn,
     "torch": lambda: float(torch.rand(1)),
     "torch, a normal number": lambda: float(torch.randn(1, dtype=torch.float64)),
+    "torch, in fork_rng": draw_from_fork,
 }
 LATE = 23
 """The first sample for which something is drawn: long after it seemed that nothing ever is."""
@@ -307,6 +315,14 @@ def test_draws_are_noticed_after_the_program_has_replaced_the_generator_of_numpy
     finally:
         np.random.set_bit_generator(replaced)
     assert found == expected
+
+
+def test_draws_are_noticed_even_if_nothing_in_the_state_of_torch_tells():
+    """Bytes that happen to change when the state is set are no help after the first time."""
+    for _ in range(5):
+        watch = random_state.DrawWatch()
+        draw_from_fork()
+        assert watch.check()
 
 
 def test_code_that_names_nothing_cannot_draw():

@@ -13,8 +13,10 @@ To ask the generators for their states, and to set them, takes 120 µs. States a
 where they are in memory instead, in 1 µs, if that is found and trials confirm it.
 
 Most hooks draw nothing, which a `DrawWatch` detects by comparing states. What draws nothing is
-the same with any seed, so it needs none. A hook that draws and puts the state back as it was
-counts as one that draws nothing.
+the same with any seed, so it needs none. A hook that puts the state of torch back, as `fork_rng`
+does, counts as one that draws: bytes between the fields of the state, which mean nothing, show
+that it was set. A hook that draws from `random` or `numpy.random` and puts their states back counts
+as one that draws nothing.
 """
 
 from __future__ import annotations
@@ -184,15 +186,19 @@ class _Mark:
 
     Attributes:
         states: The states.
-        shows_draws: Whether every draw is visible. numpy may keep a number where it is not seen.
+        shows_draws: Whether every draw is visible. numpy may keep a number where it is not seen,
+            and torch's state be put back after a draw.
     """
 
     def __init__(self) -> None:
         self._found = found = _find_generators()
+        if found.torch_memory is not None:
+            _mark_gap(found.torch_memory)
         self._words = tuple(memoryview(view.tobytes()).cast("Q") for view in found.views)
         self._asked = found.ask()
         self.states: States = current_states()
         is_hidden = found.numpy_kept is None and _KEPT.unpack(self.states.numpy_kept)[0]
+        is_hidden = is_hidden or (found.torch is not None and found.torch_memory is None)
         self.shows_draws = bool(self.states.numpy and not is_hidden)
 
     def is_current(self) -> bool:
@@ -356,7 +362,8 @@ def _find_torch_memory(default: Any) -> Any:
     """Return the memory with the state of torch's default generator; None if it was not found.
 
     Asking for the state takes 2 µs, copying it 0.1 µs. A trial generator shows where the memory
-    is, that every kind of draw changes it, and that writing it back repeats the draws.
+    is, that every kind of draw changes it, that to set the state changes the gap in it, and that
+    writing it back repeats the draws.
     """
     torch = sys.modules["torch"]
     trial = torch.Generator().manual_seed(1)
@@ -381,16 +388,26 @@ def _find_torch_memory(default: Any) -> Any:
             drawn.append((number, [memory[part] for part in _TORCH_MARKS] != before))
         return drawn
 
+    _mark_gap(memory)
     before, drawn = memory.raw, draw()
+    trial.set_state(trial.get_state())
+    is_set_seen = memory.raw[_TORCH_GAP] != _GAP_MARK
     memory.raw = before
-    is_found = all(is_seen for _, is_seen in drawn) and draw() == drawn
+    is_found = is_set_seen and all(is_seen for _, is_seen in drawn) and draw() == drawn
     return kind.from_address(default._cdata + start) if is_found else None
+
+
+def _mark_gap(memory: Any) -> None:
+    """Mark the bytes between the fields of torch's state: whoever sets it removes the mark."""
+    memory[_TORCH_GAP] = _GAP_MARK
 
 
 _TORCH_WORDS = 624
 _MAX_TORCH_OFFSET = 128
 _BEFORE_TORCH_WORDS = 20
-"""Seed, words left, whether it is seeded, and the next word."""
+"""Seed, words left, whether it is seeded, a gap of three bytes, and the next word."""
+_TORCH_GAP = slice(13, 16)
+_GAP_MARK = b"gap"
 _BEHIND_TORCH_WORDS = 32
 """The normal numbers that are kept, a float and a double."""
 _TORCH_MARKS = slice(0, _BEFORE_TORCH_WORDS + 20), slice(-_BEHIND_TORCH_WORDS, None)
