@@ -40,7 +40,11 @@ def is_allowed(capability: str, allow: Collection[str] = ()) -> bool:
 
 def check_allow(allow: Collection[str]) -> None:
     """Raise ConfigError if something is to be allowed that does not exist."""
-    for name in sorted({allow} if isinstance(allow, str) else allow):
+    if not isinstance(allow, Collection):
+        raise ConfigError(
+            f"allow={allow!r}: expected some of {', '.join(CAPABILITIES)}, in a tuple"
+        )
+    for name in sorted({allow} if isinstance(allow, str) else allow, key=str):
         if name not in CAPABILITIES:
             near = nearest(name, CAPABILITIES)
             hint = f"did you mean {near!r}?" if near else "expected one of them"

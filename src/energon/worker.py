@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import lcm
+from operator import index
 from typing import Any
 
 from energon.errors import ConfigError, is_whole
@@ -74,7 +75,7 @@ class WorkerConfig:
     global_error_handler: Callable[..., Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        numbers: dict[str, object] = {
+        numbers: dict[str, Any] = {
             "rank": self.rank,
             "world_size": self.world_size,
             "num_workers": self.num_workers,
@@ -88,6 +89,8 @@ class WorkerConfig:
                     f"{type(value).__name__}; numbers of the command line or the environment need "
                     "int(...)"
                 )
+            if getattr(self, name) is not None:  # states are plain data, without numbers of numpy
+                object.__setattr__(self, name, index(value))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} of world size {self.world_size}: ranks count from 0 to "
@@ -97,6 +100,12 @@ class WorkerConfig:
             raise ConfigError(f"num_workers must be 0 or more, got {self.num_workers}")
         if self.lanes is not None:
             check_lanes(self.lanes, self.world_size)
+        handler = self.global_error_handler
+        if handler is not None and not callable(handler):
+            raise ConfigError(
+                f"global_error_handler={handler!r}: expected a function that is called as "
+                "handler(exception, sample, sources), or None to log failures"
+            )
 
     @property
     def total_workers(self) -> int:

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def by_rest(sample):
 
 def sized(sample):
     rest = sample["n"] % 4
-    return ("rest", rest), rest + 1
+    return ("rest", rest), np.int64(rest + 1)
 
 
 def skipping(sample):
@@ -134,7 +135,8 @@ def test_the_state_has_only_the_places_of_what_waits():
         (3, "returned 3; expected a group and a batch size or None"),
         (([], None), r"the group \[\], which is not hashable"),
         (("a", 0), "batch size 0 for group 'a'"),
-        (("a", None), "batch size None for group 'a'; give a positive number here"),
+        (("a", None), "batch size None for group 'a'; give a whole number from 1 here"),
+        (("a", "2"), "batch size '2' for group 'a'; give a whole number"),
     ],
 )
 def test_a_criterion_that_makes_no_sense_ends_the_run(found, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from energon import (
     DefaultTaskEncoder,
+    SampleDecoder,
     UnknownArgumentError,
     WorkerConfig,
     get_loader,
@@ -120,6 +122,37 @@ def test_settings_of_workers_that_are_no_numbers_are_refused():
 def test_text_in_place_of_true_or_false_is_refused(captions, name, value):
     with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
         opened(captions, **{name: value})
+
+
+def test_numbers_of_numpy_leave_states_plain(captions):
+    numbers = dict.fromkeys(("batch_size", "virtual_epoch_length"), np.int64(2))
+    buffers = dict.fromkeys(("shuffle_buffer_size", "parallel_shard_iters"), np.int32(3))
+    config = WorkerConfig(rank=np.int64(0), world_size=np.int8(1), num_workers=np.int64(0))
+    dataset = opened(captions, worker_config=config, repeat=np.bool_(True), **numbers, **buffers)
+    with get_savable_loader(dataset) as loader:
+        assert json.loads(json.dumps(loader.save_state_rank())) == loader.save_state_rank()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"blend_unit": "samples"}, "blend_unit must be 'sample', 'batch' or None, got 'samples'"),
+        ({"subflavors": "web"}, "subflavors='web': expected a dict of labels"),
+        ({"exclude_from": 3}, "exclude_from=3: expected the folder of quarantine files"),
+        ({"allow": True}, r"allow=True: expected some of code, pickle, .*, in a tuple"),
+        ({"allow": "cod"}, "allow='cod' is not one of .*; did you mean 'code'"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(captions, arguments, found):
+    with pytest.raises(ConfigError, match=found):
+        opened(captions, **arguments)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(ConfigError, match="global_error_handler='log': expected a function"):
+        WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler="log")
+    with pytest.raises(ConfigError, match="decoders='csv': expected a dict of functions"):
+        SampleDecoder(decoders="csv")
 
 
 def test_numbers_from_the_command_line_are_no_numbers_of_batches(captions):

@@ -102,6 +102,11 @@ class SampleDecoder:
             image_spec(self.image_decode)
         object.__setattr__(self, "_resize", self._make_resize())
         check_av_spec(self.av_decode)
+        if not isinstance(self.decoders, Mapping):
+            raise ConfigError(
+                f"decoders={self.decoders!r}: expected a dict of functions by extension, like "
+                "{'csv': read_csv}"
+            )
         for extension, decode in self.decoders.items():
             if not isinstance(extension, str) or not (decode is None or callable(decode)):
                 raise ConfigError(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from energon.allow import check_allow
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain, where
@@ -107,6 +108,7 @@ def resolve(
             f"path={path!r}: expected the folder of a dataset, the file of a metadataset, or its "
             "document as a dict"
         )
+    check_allow(allow)
     walk = _Resolver(training, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()

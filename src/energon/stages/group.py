@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, ClassVar
 
-from energon.errors import FatalSampleError, check_at_least
+from energon.errors import FatalSampleError, check_at_least, is_whole
 from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import BatchIterator, restore_batch
@@ -150,19 +151,19 @@ class _GroupIterator(BatchIterator):
     def _check(self, found: Any, item: Any) -> tuple[Hashable, int]:
         if not isinstance(found, tuple) or len(found) != 2:
             raise self._error(item, f"{found!r}; expected a group and a batch size or None")
-        group, size = found
+        group, own = found
         try:
             hash(group)
         except TypeError as error:
             raise self._error(item, f"the group {group!r}, which is not hashable") from error
-        size = self.stage.batch_size if size is None else size
-        if not isinstance(size, int) or size < 1:
+        size: Any = self.stage.batch_size if own is None else own
+        if not is_whole(size) or size < 1:
             raise self._error(
                 item,
-                f"batch size {size} for group {group!r}; give a positive number here, or a "
+                f"batch size {size!r} for group {group!r}; give a whole number from 1 here, or a "
                 "batch_size for all groups",
             )
-        return group, size
+        return group, index(size)
 
     def _error(self, item: Any, found: str) -> FatalSampleError:
         hook = self.stage.criterion

@@ -92,6 +92,10 @@ def open_leaves(
         DatasetNotFoundError: If there is no such dataset.
         EmptyDatasetError: If a leaf has no samples in its split.
     """
+    if not isinstance(subflavors or {}, Mapping):
+        raise ConfigError(
+            f"subflavors={subflavors!r}: expected a dict of labels, like {{'source': 'web'}}"
+        )
     if exclude_from is not None:
         check_exclude_from(leaves, exclude_from)
     seen: dict[str, int] = {}
@@ -306,8 +310,12 @@ def check_exclude_from(leaves: Sequence[Leaf], where: str | os.PathLike[str]) ->
     """Refuse a single quarantine file for several datasets, because it would be ambiguous.
 
     Raises:
-        ConfigError: If it is one.
+        ConfigError: If it is one, or no path at all.
     """
+    if not isinstance(where, str | os.PathLike):
+        raise ConfigError(
+            f"exclude_from={where!r}: expected the folder of quarantine files, or one of them"
+        )
     if not any_path(where).is_file():
         return
     paths = {each.path for leaf in leaves for each, _ in leaf.datasets}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
+from operator import index
 from typing import Any, Literal
 
 from energon.errors import ConfigError, is_whole
@@ -30,7 +31,10 @@ class BatchSettings:
         # The stages check the lower limit of batches.
         _check_whole("batch_size", self.batch_size)
         _check_least(1, "packing_buffer_size", self.packing_buffer_size)
-        _check_flag("batch_drop_last", self.batch_drop_last)
+        _set_flag(self, "batch_drop_last")
+        for name, value in vars(self).items():
+            if is_whole(value):  # states are plain data, without numbers of numpy
+                object.__setattr__(self, name, index(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +56,15 @@ class TrainSettings(BatchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_flag("repeat", self.repeat)
+        _set_flag(self, "repeat")
         _check_whole("virtual_epoch_length", self.virtual_epoch_length)
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
         _check_least(0, "shuffle_buffer_size", self.shuffle_buffer_size)
+        if self.blend_unit not in (None, "sample", "batch"):
+            raise ConfigError(
+                f"blend_unit must be 'sample', 'batch' or None, got {self.blend_unit!r}"
+            )
         multiplier = self.shuffle_over_epochs_multiplier
         if multiplier not in (None, WITH_REPLACEMENT) and not (
             is_whole(multiplier) and multiplier >= 1
@@ -93,10 +101,12 @@ def _check_whole(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
 
 
-def _check_flag(name: str, value: Any) -> None:
+def _set_flag(settings: BatchSettings, name: str) -> None:
+    value = getattr(settings, name)
     # Text such as "no" counts as true everywhere else in Python.
     if isinstance(value, str) or value not in (True, False):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
+    object.__setattr__(settings, name, bool(value))
 
 
 MIN_BATCHES_OF_LANE = 8
