@@ -177,7 +177,6 @@ def open_loader(  # noqa: ANN201
         path,
         worker_config=config,
         batch_size=BATCH_SIZE,
-        shuffle_buffer_size=100,
         max_samples_per_sequence=20,
         virtual_epoch_length=epoch_length,
         task_encoder=Encoder(),

@@ -66,8 +66,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Writing and storage": ("energon", "ShardWriter TarWriter EPath"),
     "Auxiliary data and caches": (
         "energon",
-        "FileStore SystemFileStore DecodeFileStore PrimaryFileStore FileStoreDecoder CachePool "
-        "FileStoreCachePool NoCachePool Lazy DirectLazy FileCacheLazy MockLazy",
+        "FileStore SystemFileStore open_file_store DecodeFileStore PrimaryFileStore "
+        "FileStoreDecoder CachePool FileStoreCachePool NoCachePool Lazy DirectLazy FileCacheLazy "
+        "MockLazy",
     ),
     "Audio and video": (
         "energon",
@@ -89,7 +90,8 @@ GROUPS: dict[str, tuple[str, str]] = {
         "FormatError TruncatedError ShardChangedError DuplicateSampleKeyError DatasetNotFoundError "
         "StorageError StorageAccessError StorageTimeoutError StorageFullError "
         "RangesNotSupportedError ObjectChangedError DatasetBusyError SecurityError StateError "
-        "SampleError DecodeError FieldAccessError NoSuchFileError FatalSampleError WorkerError",
+        "SampleError DecodeError FieldAccessError NoSuchFileError FatalSampleError WorkerError "
+        "WorkerTimeoutError",
     ),
 }
 

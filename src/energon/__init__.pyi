@@ -28,14 +28,21 @@ from energon.errors import (
     FormatError as FormatError,
     MissingExtraError as MissingExtraError,
     NoSuchFileError as NoSuchFileError,
+    ObjectChangedError as ObjectChangedError,
+    RangesNotSupportedError as RangesNotSupportedError,
     SampleError as SampleError,
     SecurityError as SecurityError,
     ShardChangedError as ShardChangedError,
     SkipSample as SkipSample,
     StateError as StateError,
+    StorageAccessError as StorageAccessError,
+    StorageError as StorageError,
+    StorageFullError as StorageFullError,
+    StorageTimeoutError as StorageTimeoutError,
     TruncatedError as TruncatedError,
     UnknownArgumentError as UnknownArgumentError,
     WorkerError as WorkerError,
+    WorkerTimeoutError as WorkerTimeoutError,
 )
 from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
 from energon.io.epath import EPath as EPath
@@ -81,7 +88,10 @@ from energon.samples.sample_types import (
     VQASample as VQASample,
     VidQASample as VidQASample,
 )
-from energon.sources.files.open import SystemFileStore as SystemFileStore
+from energon.sources.files.open import (
+    SystemFileStore as SystemFileStore,
+    open_file_store as open_file_store,
+)
 from energon.sources.files.store import (
     DecodeFileStore as DecodeFileStore,
     FileStore as FileStore,

@@ -25,6 +25,7 @@ EnergonError
 │   ├── NoSuchFileError (FileNotFoundError, KeyError)  … it names a file that a store lacks
 │   └── FatalSampleError                … and the run ends because of it
 └── WorkerError (RuntimeError)          a loader worker died, hung or could not start
+    └── WorkerTimeoutError (TimeoutError)  … it made no progress in time
 
 SkipSample (Exception)                  raised by user hooks to drop a sample; not an error
 

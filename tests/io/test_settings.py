@@ -36,6 +36,7 @@ def test_sizes_have_units(text, wanted):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("CACHE_SHARDS", "maybe"),
         ("ATTEMPTS", "many"),
         ("ATTEMPTS", "0"),
         ("PARALLEL_REQUESTS", "0"),

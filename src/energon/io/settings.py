@@ -15,6 +15,9 @@ from energon.errors import (
 SETTING_PREFIX = "ENERGON_STORAGE_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 _BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -102,9 +105,11 @@ def _parse(name: str, kind: str, text: str) -> Any:
         if name.endswith("_BYTES"):
             return parse_bytes(text)
         if kind == "bool":
-            return text.lower() in ("1", "true", "yes", "on")
+            return _BOOLEANS[text.lower()]
         if kind.startswith("int"):
             return int(text)
         return float(text) if kind.startswith("float") else text
+    except KeyError:
+        raise ConfigError(f"{name}={text!r}: expected 1 or 0") from None
     except ValueError as error:
         raise ConfigError(f"{name}={text!r}: expected a number ({error})") from error

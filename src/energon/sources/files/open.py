@@ -221,6 +221,11 @@ def open_file_store(
         DatasetNotFoundError: If there is no dataset or folder at the address.
         ConfigError: If it has no files that can be read by name.
         SecurityError: If it needs something that is not allowed.
+
+    Example:
+        >>> store = open_file_store("photos")
+        >>> store.get("3.txt"), store.get_size("3.png") > 0
+        (b'grey number 3', True)
     """
     address = os.fspath(address)
     folder = folder_of(address)
