@@ -1,5 +1,6 @@
 import pickle
 import socket
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -67,6 +68,7 @@ def parent():
 @pytest.fixture
 def always_quick(monkeypatch):
     monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 100)
+    monkeypatch.setattr(outbox, "HELD_SECONDS", 100)
 
 
 def test_the_first_event_is_sent_at_once(parent, always_quick):
@@ -140,6 +142,23 @@ def test_a_worker_is_asked_only_for_what_it_holds_back(holds):
     assert is_readable(lifeline, 0) is holds
     for each in (link._channel, channel, link._lifeline, lifeline):
         each.close()
+
+
+def test_events_wait_for_a_few_milliseconds_while_the_parent_waits(
+    parent, always_quick, monkeypatch
+):
+    monkeypatch.setattr(outbox, "HELD_SECONDS", 0)
+    for number in range(2):
+        parent.outbox.put(Event(number))
+    assert [len(events) for events in parent.messages()] == [1]
+    parent.pool.freed(0)
+    parent.outbox.put(Event(2))
+    assert [len(events) for events in parent.messages()] == [2]
+
+
+def test_a_batch_of_many_objects_does_not_slow_down_later_ones(parent, always_quick):
+    parent.outbox.put(Event(0, [str(number) for number in range(200_000)]))
+    assert sys.getsizeof(parent.outbox._pickler) < 1 << 16
 
 
 def test_slow_events_go_alone(parent, monkeypatch):

@@ -25,7 +25,7 @@ from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
 from energon.loader.transport.columns import rebuild
-from energon.loader.transport.outbox import BUNDLE_SECONDS
+from energon.loader.transport.outbox import ASK_SECONDS
 from energon.loader.transport.pickling import mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
@@ -166,7 +166,7 @@ class ProcessLink:
 
     def _wait(self, timeout: float) -> bool:
         """Wait for events or log records, soon also for events that the worker holds back."""
-        if is_readable(self._channel, min(timeout, BUNDLE_SECONDS), self._lifeline):
+        if is_readable(self._channel, min(timeout, ASK_SECONDS), self._lifeline):
             return True
         if self.heartbeat.holds:
             with contextlib.suppress(OSError):
