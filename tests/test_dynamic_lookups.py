@@ -146,16 +146,19 @@ REASONS = {
     "energon/loader/state_files.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
+    "energon/loader/transport/arrays.py": {
+        "getattr(torch, name)": PROCESSES + ": one of `_TENSOR_TYPES`",
+    },
     "energon/loader/transport/columns.py": {
         "attrgetter(slot)": FIELDS,
         "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
         "exec(source, scope)": "names of attributes that are identifiers",
-        "getattr(kind, name, None)": FIELDS,
-        "hasattr(kind, name)": TORCH,
+        "vars(each).get(name)": FIELDS,
     },
     "energon/loader/transport/pickling.py": {
         "getattr(found, name)": PROCESSES,
         "getattr(value, name)": FIELDS,
+        "hasattr(kind, name)": TORCH,
         "hasattr(value, name)": FIELDS,
         "sys.modules[module]": PROCESSES,
     },
@@ -256,6 +259,9 @@ REASONS = {
     "energon/task_encoder/hook_maker.py": {
         "getattr(marked, name, None)": HOOKS,
     },
+    "energon/task_encoder/train_plan.py": {
+        "getattr(settings, name)": FIELDS,
+    },
     "energon/task_encoder/user_dataset.py": {
         "compile(text, origin, 'exec')": ALLOWED,
         "exec(compile(text, origin, 'exec'), module.__dict__)": ALLOWED,
@@ -309,6 +315,9 @@ REASONS = {
     },
     "megatron/energon/__init__.py": {
         "sys.modules[__name__]": TABLE,
+    },
+    "energon/worker.py": {
+        "getattr(self, name)": FIELDS,
     },
 }
 

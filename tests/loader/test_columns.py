@@ -104,6 +104,14 @@ def test_sources_of_another_form_arrive_as_they_were(sources, count):
     assert type(found[-1]["__sources__"]) is type(sources)
 
 
+def test_several_sources_of_a_sample_are_sent_without_a_call_for_each():
+    batch = cooked(5)
+    for number, sample in enumerate(batch):
+        sample["__sources__"] = sample["__sources__"] * number
+    assert b"known_source" not in pickled(batch)[0]
+    assert send(batch) == batch
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("note", [np.arange(3), np.zeros(3, [("a", "i8")])])
 def test_sources_arrive_beside_notes_that_cannot_be_compared(count, note):

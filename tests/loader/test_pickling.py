@@ -16,6 +16,8 @@ from energon.loader.transport.pickling import (
     dump_pipeline,
     mentions_torch,
 )
+from energon.samples.crude import known_source
+from energon.samples.sample import Batch, Sample, edataclass
 from tests.effort import some
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,38 @@ def test_a_local_class_comes_back_as_itself():
     in_worker = pickle.loads(dump_pipeline(cls))
     assert crossed(in_worker(3)) == cls(3)
     assert type(crossed([in_worker(3)])[0]) is cls
+
+
+@edataclass
+class Cooked(Sample):
+    text: str = "text"
+
+
+def sources(count):
+    return tuple(known_source("ds", f"s{n}", (0, 0, n), "0.tar", ("txt",)) for n in range(count))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch.from_samples([Cooked(__key__="a", __sources__=sources(9))]),
+        Cooked(__key__="a", __sources__=sources(9)),
+        Cooked(__key__="a", __sources__=[(each,) for each in sources(9)]),
+        Cooked(__key__="a", __sources__=[sources(3), (), sources(2)]),
+    ],
+)
+def test_sources_of_batches_are_pickled_by_property(batch):
+    assert b"known_source\x94" not in dumped(batch)[0]
+    again = crossed(batch)
+    assert again == batch
+    assert type(again.__sources__) is type(batch.__sources__)
+    assert again.__sources__[0] == batch.__sources__[0]
+
+
+@pytest.mark.parametrize("found", [None, (), [], sources(1), [None], ("text",) * 9, "text", {}])
+def test_sources_of_another_form_arrive_as_they_were(found):
+    batch = Cooked(__key__="a", __sources__=found)
+    assert crossed(batch).__sources__ == found
 
 
 def test_a_class_of_the_worker_comes_back_the_same_each_time():

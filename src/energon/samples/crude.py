@@ -205,8 +205,8 @@ def known_source(*known: Any) -> SampleSource:
     return source
 
 
-def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[SampleSource]]:
-    """Return the sources of samples, each in a tuple.
+def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[SampleSource]:
+    """Return the sources of samples.
 
     Args:
         columns: A column for each argument of `known_source`; a single value stands for all
@@ -216,7 +216,7 @@ def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[tuple[Sa
     known = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
     sources = [blank_source() for _ in range(count)]
     deque(map(fill_source, sources, known), maxlen=0)
-    return list(zip(sources))
+    return sources
 
 
 def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, ...]:

@@ -3,12 +3,12 @@
 A batch of undecoded samples is a list of dicts with the same names. Pickling it dict by dict would
 cost more than reading it did: a call for each dict, and a copy of every part into the pickle. By
 column, large parts go straight into shared memory, and one comprehension on the other side makes
-the dicts again. Lists of simple objects of one class travel the same way.
+the dicts again. Lists of simple objects of one class travel the same way, and so do plain dicts
+where that is faster.
 """
 
 from __future__ import annotations
 
-import copyreg
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,16 +20,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.loader.transport.pickling import is_copy
-from energon.samples.crude import CrudeSample, SampleSource, known_sources
+from energon.loader.transport.arrays import is_array_type, pack_arrays, unpack_arrays
+from energon.loader.transport.pickling import plain_slots
+from energon.loader.transport.sources import all_are, pack_sources, unpack_sources
+from energon.samples.crude import CrudeSample
 
 SHARED_COLUMN_BYTES = 4096
 """Parts of at least this size are copied once, into shared memory."""
 _TRIED_VALUES = 4
 """Whether a column has such parts is seen from this many of them, or a few more."""
 
+LIFTED, FLATTENED, BY_PROPERTY = "lifted", "flattened", "by property"
+"""Forms of columns that are not sent as they are: with large bytes as buffers outside the pickle,
+as `transport/arrays.py` packs small arrays, and as `transport/sources.py` packs sources."""
 
 _NOTES = ("__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__")
+_NEVER_PACKED = {str, int, float, bool, type(None), tuple, dict, list}
 _LEAVES = {str, bytes, int, float, bool, type(None), np.ndarray}
 """Types of attributes in objects that are sent by column: nothing that holds other samples."""
 
@@ -50,40 +56,53 @@ class Columns(NamedTuple):
     def to_send(self) -> tuple[Any, ...]:
         """Return the arguments of `rebuild`, with large bytes as buffers outside the pickle."""
         kind, names, columns = self
-        sources = None
-        if "__sources__" in names:
-            at = names.index("__sources__")
-            sources = _shared_sources(names, columns, columns[at])
-            if sources is not None:
-                columns[at] = ()
-        lifted = [at for at, column in enumerate(columns) if _has_large(column)]
-        for at in lifted:
-            columns[at] = [_lift(value) for value in columns[at]]
+        packed: list[tuple[int, str, Any]] = []
+        arrays: list[int] = []
+        for at, column in enumerate(columns):
+            first = type(column[0]) if column else type(None)
+            if first is bytes:
+                packed.append((at, LIFTED, _lifted(column)))
+            elif first is tuple and names[at] == "__sources__":
+                samples = dict(zip(names, columns, strict=True))
+                packed.append((at, BY_PROPERTY, pack_sources(column, samples)))
+            elif first not in _NEVER_PACKED and is_array_type(first):
+                arrays.append(at)
+        if arrays:
+            several = pack_arrays([columns[at] for at in arrays])
+            packed += zip(arrays, repeat(FLATTENED), several)
+        forms = []
+        for at, form, values in packed:
+            if values is not None:
+                columns[at] = values
+                forms.append((at, form))
         # No class of ours and no function is part of it: pickle would look each of them up.
-        return None if kind is CrudeSample else kind, names, lifted, sources, columns
+        return None if kind is CrudeSample else kind, names, forms, columns
 
 
 def by_column(batch: Any) -> Columns | None:
     """Return a list of samples of the same kind with the same names as columns.
 
-    None for anything else, including lists of plain dicts, since pickle is fast with those.
+    None for anything else, including lists of plain dicts without arrays: pickle is fast with them.
     """
     if type(batch) is not list or not batch:
         return None
     kind = type(batch[0])
-    if not _all_are(kind, batch):
+    if not all_are(kind, batch):
         return None
-    if kind is not CrudeSample:
+    if kind is not CrudeSample and kind is not dict:
         return _objects_by_column(kind, batch)
+    if kind is dict and not any(map(is_array_type, map(type, batch[0].values()))):
+        return None
     names = _common_names(batch)
     if not names:
         return None
-    return Columns(kind, names, list(zip(*map(dict.values, batch), strict=True)))
+    columns = Columns(kind, names, list(zip(*map(dict.values, batch), strict=True)))
+    return columns if kind is CrudeSample or _are_leaves(columns) else None
 
 
 def _objects_by_column(kind: type, batch: list[Any]) -> Columns | None:
     """Return objects with the same attributes as columns; None if they hold anything more."""
-    slots = _slots_of(kind)
+    slots = plain_slots(kind)
     if slots is None:
         return None
     names, columns = slots, [_filled(batch, slot) for slot in slots]
@@ -93,8 +112,15 @@ def _objects_by_column(kind: type, batch: list[Any]) -> Columns | None:
         columns += zip(*map(dict.values, held), strict=False)
         if len(names) == len(slots) or _has_setters(kind, names[len(slots) :]):
             return None
-    kinds = {each for name, c in zip(names, columns, strict=True) for each in _kinds(name, c)}
-    return Columns(kind, names, columns) if kinds and kinds <= _LEAVES else None
+    found = Columns(kind, names, columns)
+    return found if names and _are_leaves(found) else None
+
+
+def _are_leaves(columns: Columns) -> bool:
+    """Return whether no value holds other samples."""
+    _, names, values = columns
+    kinds = {each for name, c in zip(names, values, strict=True) for each in _kinds(name, c)}
+    return all(each in _LEAVES or is_array_type(each) for each in kinds)
 
 
 def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -104,20 +130,6 @@ def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     # name twice, and if none is longer, none is shorter.
     same = list(chain.from_iterable(rows)) == list(names) * len(rows)
     return names if same and set(map(type, names)) == {str} else ()
-
-
-@lru_cache(maxsize=256)
-def _slots_of(kind: type) -> tuple[str, ...] | None:
-    """Return the slots of a class if pickle would copy nothing but its attributes; else None."""
-    own: tuple[Any, ...] = (kind.__new__, kind.__reduce_ex__, kind.__reduce__)
-    plain: tuple[Any, ...] = (object.__new__, object.__reduce_ex__, object.__reduce__)
-    special = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
-    copies_state = getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
-    if own != plain or not copies_state or any(hasattr(kind, name) for name in special):
-        return None
-    if kind in copyreg.dispatch_table or is_copy(kind):
-        return None
-    return tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=256)
@@ -144,70 +156,40 @@ def _kinds(name: str, column: Sequence[Any]) -> set[type]:
     if name in _NOTES and column[0] is not _EMPTY:
         return {str}
     kinds: set[type] = set(map(type, column))
-    if np.ndarray in kinds and any(type(v) is np.ndarray and v.dtype.hasobject for v in column):
-        kinds.add(object)
+    for kind in filter(is_array_type, list(kinds)):
+        arrays: list[Any] = [value for value in column if type(value) is kind]
+        # Elements that are objects, or attributes that a program has set, may hold anything.
+        held = [v.dtype.hasobject if kind is np.ndarray else v.__dict__ for v in arrays]
+        if any(held):
+            kinds.add(object)
     return kinds
-
-
-SharedSources = tuple[int, Sequence[Any]]
-"""Stands for a column of sources, each of which belongs to a single sample: for how many samples,
-and what is known of them. For each property of a source, in the order of `known_source`, that is
-the name of the column with the value, or else its own column, of one value if all samples share it.
-"""
-
-_SOURCE_NAMES = (None, "__key__", "__restore_key__", "__shard__", None)
-
-
-def _shared_sources(
-    names: tuple[str, ...], columns: list[Any], column: Sequence[Any]
-) -> SharedSources | None:
-    """Return what the sources of samples tell that the samples do not."""
-    if not _all_are(tuple, column):
-        return None
-    try:
-        sources = [source for (source,) in column]
-        if not _all_are(SampleSource, sources):
-            return None
-        known: list[Any] = list(zip(*[source._known for source in sources], strict=True))
-        for at, name in enumerate(_SOURCE_NAMES):
-            if name in names and known[at] == columns[names.index(name)]:
-                known[at] = name
-            elif known[at].count(known[at][0]) == len(column):
-                known[at] = known[at][:1]
-    except (TypeError, ValueError):  # several or none, or notes that cannot be compared
-        return None
-    return len(column), known
-
-
-def _all_are(kind: type, values: Sequence[Any]) -> bool:
-    return [*map(type, values)].count(kind) == len(values)
 
 
 def rebuild(
     kind: Any,
     names: tuple[str, ...],
-    lifted: Sequence[int],
-    sources: SharedSources | None,
-    columns: list[Sequence[Any]],
+    forms: Sequence[tuple[int, str]],
+    columns: list[Any],
 ) -> list[Any]:
     """Return the list that was sent.
 
     Args:
         kind: The type of the samples; None for `CrudeSample`.
         names: The names of the columns.
-        lifted: Where the columns are whose large values were not in the pickle.
-        sources: What the sources of the samples are made of, if they were not sent.
+        forms: Which columns were not sent as they are, and in which form.
         columns: The columns.
     """
-    for at in lifted:
-        # As unpickled, they are views of shared memory.
-        columns[at] = [bytes(v) if type(v) is memoryview else v for v in columns[at]]
-    if sources is not None:
-        count, known = sources
-        known = [columns[names.index(c)] if type(c) is str else c for c in known]
-        columns[names.index("__sources__")] = known_sources(known, count)
-    if kind is None:
-        return _row_builder(names)(*columns)
+    for at, form in forms:
+        packed = columns[at]
+        if form == LIFTED:
+            # As unpickled, they are views of shared memory.
+            columns[at] = [bytes(v) if type(v) is memoryview else v for v in packed]
+        elif form == FLATTENED:
+            columns[at] = unpack_arrays(*packed)
+        else:
+            columns[at] = unpack_sources(packed, dict(zip(names, columns, strict=True)))
+    if kind is None or kind is dict:
+        return _row_builder(names, kind is None)(*columns)
     if kind.__setattr__ is object.__setattr__ and all(map(_is_attribute, names)):
         return _object_builder(names)(kind, *columns)
     made: list[Any] = list(map(object.__new__, repeat(kind, len(columns[0]))))
@@ -216,33 +198,35 @@ def rebuild(
     return made
 
 
-def _has_large(column: Sequence[Any]) -> bool:
-    """Return whether some values of a column are large parts, which stay out of the pickle.
+def _lifted(column: Sequence[Any]) -> list[Any] | None:
+    """Return a column with its large parts as buffers; None if none seems to be large.
 
     One that is overlooked among small ones is only copied once more.
     """
-    if not column or type(column[0]) is not bytes:
-        return False
     some = column[:: max(1, len(column) // _TRIED_VALUES)]
-    return any(type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES for value in some)
+    return [_lift(value) for value in column] if any(map(_is_large, some)) else None
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES
 
 
 def _lift(value: Any) -> Any:
-    large = type(value) is bytes and len(value) >= SHARED_COLUMN_BYTES
-    return PickleBuffer(value) if large else value
+    return PickleBuffer(value) if _is_large(value) else value
 
 
 @lru_cache(maxsize=1024)
-def _row_builder(names: tuple[str, ...]) -> Callable[..., list[CrudeSample]]:
-    """Compile a function of columns that returns a dict per row.
+def _row_builder(names: tuple[str, ...], are_crude: bool) -> Callable[..., list[Any]]:
+    """Compile a function of columns that returns a dict per row, or a crude sample.
 
     Names come from data, so they appear in the source as string literals only.
     """
     values = ", ".join(f"v{index}" for index in range(len(names)))
     entries = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
     columns = ", ".join(f"c{index}" for index in range(len(names)))
-    source = f"lambda {columns}: [CrudeSample({{{entries}}}) for {values}, in zip({columns})]"
-    builder: Callable[..., list[CrudeSample]] = eval(source, {"CrudeSample": CrudeSample})
+    row = f"CrudeSample({{{entries}}})" if are_crude else f"{{{entries}}}"
+    source = f"lambda {columns}: [{row} for {values}, in zip({columns})]"
+    builder: Callable[..., list[Any]] = eval(source, {"CrudeSample": CrudeSample})
     return builder
 
 

@@ -17,16 +17,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pickle import PickleBuffer
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
+import numpy as np
 from cloudpickle import cloudpickle as tracking
 
 from energon.errors import ConfigError
+from energon.loader.transport.arrays import reduce_array
+from energon.loader.transport.sources import reduce_sources
 from energon.worker import WorkerConfig
 
 MAX_PICKLED_DEPTH = 100
@@ -210,7 +213,10 @@ class BatchPickler(pickle.Pickler):
     def __init__(self, file: Any) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
         super().__init__(file, PROTOCOL, buffer_callback=self._take_buffer)
-        self._kinds: dict[type, Callable[[Any], Any] | None] = {FunctionType: _reduce_named}
+        self._kinds: dict[type, Callable[[Any], Any] | None] = {
+            FunctionType: _reduce_named,
+            np.ndarray: reduce_array,
+        }
         self._tensors: TensorReducer | None = None
 
     def dump(self, value: Any) -> None:
@@ -248,7 +254,7 @@ class BatchPickler(pickle.Pickler):
         if torch is not None and issubclass(kind, torch.Tensor):
             self._tensors = self._tensors or TensorReducer(torch)
             return self._tensors.reduce
-        return _reduce_with_slots if _lost_slots(kind) else None
+        return _find_for_attributes(kind)
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Take `buffer` out of the pickle, unless it is small or not contiguous."""
@@ -256,6 +262,15 @@ class BatchPickler(pickle.Pickler):
             return True
         self.buffers.append(buffer)
         return False
+
+
+def _find_for_attributes(kind: type) -> Callable[[Any], Any] | None:
+    """Return how to rebuild objects of which only the attributes are special, if they are."""
+    if _copies_state(kind) and any(_lost_slots(each) for each in kind.__mro__):
+        return _reduce_with_slots
+    if "__sources__" in getattr(kind, "__dataclass_fields__", ()) and plain_slots(kind) is not None:
+        return _reduce_with_sources
+    return None
 
 
 def _reduce_exception(error: BaseException) -> Any:
@@ -267,14 +282,33 @@ def _reduce_exception(error: BaseException) -> Any:
     return error.__reduce_ex__(PROTOCOL)
 
 
+@lru_cache(maxsize=256)
+def plain_slots(kind: type) -> tuple[str, ...] | None:
+    """Return the slots of a class if pickle would copy nothing but its attributes; else None."""
+    own: tuple[Any, ...] = (kind.__new__, kind.__reduce__)
+    special = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
+    if not _copies_state(kind) or own != (object.__new__, object.__reduce__):
+        return None
+    if any(hasattr(kind, name) for name in special) or kind in copyreg.dispatch_table:
+        return None
+    if any(_lost_slots(each) for each in kind.__mro__):
+        return None
+    return tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+
+
+def _copies_state(kind: type) -> bool:
+    """Return whether pickle takes the attributes of instances itself."""
+    own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
+    plain: tuple[Any, ...] = (object.__getstate__, object.__reduce_ex__)
+    return own == plain
+
+
 def _lost_slots(kind: type) -> bool:
     """Return whether the class is a copy that cloudpickle made without the slots it declares.
 
     Its instances keep in a dict what instances of the original keep in slots.
     """
-    own: tuple[Any, ...] = (kind.__getstate__, kind.__reduce_ex__)
-    plain = own == (object.__getstate__, object.__reduce_ex__)
-    return plain and "__slots__" in vars(kind) and is_copy(kind)
+    return "__slots__" in vars(kind) and is_copy(kind)
 
 
 def is_copy(kind: type) -> bool:
@@ -287,6 +321,19 @@ def _reduce_with_slots(value: Any) -> Any:
     names.update(getattr(value, "__dict__", ()))
     state = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return copyreg.__newobj__, (type(value),), (None, state)  # type: ignore[attr-defined]
+
+
+def _reduce_with_sources(value: Any) -> Any:
+    """Reduce a batch, whose sources would take most of the time."""
+    sources = reduce_sources(getattr(value, "__sources__", None))
+    if sources is None:
+        return NotImplemented
+    state = value.__getstate__()
+    in_dict_and_slots = tuple(
+        {**held, "__sources__": sources} if held and "__sources__" in held else held
+        for held in (state if type(state) is tuple else (state, None))
+    )
+    return copyreg.__newobj__, (type(value),), in_dict_and_slots  # type: ignore[attr-defined]
 
 
 def dump_pipeline(pipeline: Any) -> bytes:

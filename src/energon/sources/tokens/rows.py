@@ -81,7 +81,7 @@ class TokenRows:
         names = ((*about, "tokens", "cu_seqlens", "modes"),)
         known = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
         sources = known_sources(((dataset_path,), *known), len(about["__key__"]))
-        self.about = {**about, "__sources__": sources}
+        self.about = {**about, "__sources__": list(zip(sources))}
         return self
 
     def sample(self, place: int) -> CrudeSample:
