@@ -57,6 +57,7 @@ def stop_at(stage, number):
 PIPELINES = {
     "raw": lambda urls: WebDataset(urls).map(number),
     "shuffled": lambda urls: WebDataset(urls, shardshuffle=True).map(number).shuffle(7, initial=3),
+    "shuffled at once": lambda urls: WebDataset(urls).map(number).shuffle(7, initial=1),
     "twice shuffled": lambda urls: WebDataset(urls).shuffle(5).map(number).shuffle(9, initial=2),
     "unshuffled": lambda urls: WebDataset(urls).map(number).shuffle(0),
     "select": lambda urls: WebDataset(urls).map(number).select(lambda n: n % 3),

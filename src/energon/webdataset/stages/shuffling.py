@@ -327,7 +327,9 @@ class _ShuffleIterator(StageIterator):
         self._is_restored = True
 
     def _oldest(self) -> int:
-        return min(self._numbers, default=self._taken)
+        # The last item is read again even if it is not needed: whether any was taken decides how
+        # many are taken next.
+        return min(self._numbers, default=max(0, self._taken - 1))
 
     def _refill(self, items: Iterator[Any]) -> None:
         """Read the items of a restored buffer again."""
