@@ -28,6 +28,7 @@ from energon import (
     get_val_dataset,
     get_val_datasets,
 )
+from energon.compat.megatron import encoder as compatible
 from energon.compat.megatron import getters
 from energon.compat.megatron.loaders import get_savable_loader as get_compatible_loader
 from energon.webdataset import WebDataset
@@ -58,6 +59,11 @@ class SingleEncoder(DefaultTaskEncoder[dict[str, Any], Line, Line, Line]):
 
 
 class PlainEncoder(DefaultTaskEncoder):
+    def encode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+class PlainCompatibleEncoder(compatible.DefaultTaskEncoder):
     def encode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
         return sample
 
@@ -152,6 +158,11 @@ def test_encoders_need_not_name_types(tmp_path: Path) -> None:
     root = make_crude(tmp_path / "ds", [6])
     plain = get_train_dataset(root, worker_config=CONFIG, batch_size=2, task_encoder=PlainEncoder())
     assert_type(plain, SavableDataset[Any])
+    compatible_encoder = PlainCompatibleEncoder()
+    old = getters.get_train_dataset(
+        root, worker_config=CONFIG, batch_size=2, task_encoder=compatible_encoder
+    )
+    assert_type(old, SavableDataset[Any])
     default = get_train_dataset(root, worker_config=CONFIG, batch_size=2)
     loader: SavableDataLoader = get_savable_loader(default)
     assert_type(next(iter(loader)), Any)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from energon.compat.megatron.pipeline import (
     LoadedDataset,
@@ -43,16 +43,17 @@ from energon.stages.base import Dataset
 from energon.task_encoder import encoder as core
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.encoder import HookMethod
+from energon.task_encoder.encoder import (
+    HookMethod,
+    T_batch,
+    T_encoded_sample,
+    T_raw_batch,
+    T_sample,
+)
 from energon.task_encoder.hook_maker import HOOKS
 from energon.task_encoder.recipe import Recipe, train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
-
-T_sample = TypeVar("T_sample")
-T_encoded_sample = TypeVar("T_encoded_sample")
-T_raw_batch = TypeVar("T_raw_batch")
-T_batch = TypeVar("T_batch")
 
 BUILDERS = (
     "build_train_datasets",
