@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from energon import (
+    Cooker,
     DefaultTaskEncoder,
     SampleDecoder,
     UnknownArgumentError,
@@ -21,8 +22,8 @@ from energon import (
     get_val_datasets,
 )
 from energon.arguments import ARGUMENT_HOMES
-from energon.errors import ConfigError
-from tests.datasets import make_captions
+from energon.errors import ConfigError, DatasetNotFoundError
+from tests.datasets import make_captions, write_shard
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -171,3 +172,21 @@ def test_a_wrong_field_map_is_said_with_its_file(captions, field_map):
     file.write_text(f"sample_type: {kind}\nfield_map: {field_map}\n")
     with pytest.raises(ConfigError, match=rf"^{file}: "):
         opened(captions)
+
+
+def test_a_decoder_and_a_cooker_have_to_be_callable(captions):
+    encoder = DefaultTaskEncoder()
+    encoder.decoder = "rgb8"
+    with pytest.raises(ConfigError, match="decoder: expected a SampleDecoder, or None .* 'rgb8'"):
+        opened(captions, task_encoder=encoder)
+    with pytest.raises(ConfigError, match="expected a function of the sample, found 'txt'"):
+        Cooker("txt")
+
+
+@pytest.mark.parametrize("pattern", ["*.tar", "{000..003}.tar", "00?.tar"])
+def test_patterns_of_shards_are_answered_with_what_to_name(captions, tmp_path, pattern):
+    with pytest.raises(DatasetNotFoundError, match=f"name their dataset, {captions}$"):
+        opened(captions / "shards" / pattern)
+    write_shard(tmp_path / "raw/0.tar", [("a", {"txt": b""})])
+    with pytest.raises(DatasetNotFoundError, match=f"`energon prepare {tmp_path}/raw` makes a"):
+        opened(tmp_path / "raw" / pattern)

@@ -38,6 +38,9 @@ MAX_ADVISED = 10
 MAX_SEARCHED_LEVELS = 3
 """How many folders above a path are looked at: in stores, each takes requests."""
 
+_SHARD_PATTERN = re.compile(r"[*?{][^/]*\.tar$")
+"""What programs pass to webdataset, which reads shards without an index."""
+
 _CUT_SCHEME = re.compile(r"([a-z][a-z0-9]+):/?([^/].*)")
 
 INTERRUPTED_PACK = (
@@ -55,6 +58,8 @@ def explain_missing(path: str) -> str:
         DatasetNotFoundError: If not even the bucket exists.
         StorageError: If the store cannot be reached.
     """
+    if _SHARD_PATTERN.search(path):
+        return f"{redact(path)} {_advice_on_pattern(path)}"
     return _explain_remote(path) if is_remote(path) else _explain(path)
 
 
@@ -178,6 +183,17 @@ def _advice_on_file(path: str, pack: str) -> str:
         folder = redact(path).rpartition("/")[0] or "."
         return f"is a shard; `energon prepare {shell_word(folder)}` makes a dataset of its folder"
     return f"is a file; {_READABLE}"
+
+
+def _advice_on_pattern(path: str) -> str:
+    owner = _dataset_above(path)
+    if owner is not None:
+        return f"is a pattern of shards; name their dataset, {redact(owner)}"
+    folder = shell_word(redact(path).rpartition("/")[0] or ".")
+    return (
+        f"is a pattern of shards; `energon prepare {folder}` makes a dataset of their folder, and "
+        "energon.webdataset streams them as they are"
+    )
 
 
 def _advice_on_folder(path: str, pack: str) -> str:

@@ -52,6 +52,10 @@ class Cooker(Generic[T]):
     cook: Callable[..., Any]
     has_subflavors: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.cook):
+            raise ConfigError(f"Cooker: expected a function of the sample, found {self.cook!r}")
+
     @property
     def need_primary(self) -> bool:
         """Whether the function receives the files of its own dataset by name, see `cooker`."""

@@ -150,6 +150,12 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
     name = type(encoder).__name__
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task_encoder: expected a TaskEncoder, found {encoder!r} of type {name}")
+    decoder: Any = encoder.decoder
+    if decoder is not None and not callable(decoder):
+        raise ConfigError(
+            f"{name}.decoder: expected a SampleDecoder, or None to leave parts as bytes, found "
+            f"{decoder!r}"
+        )
     _warn_of_misspelled_hooks(encoder)
     if _overrides(encoder, "encode_sample") and _overrides(encoder, "preencode_sample"):
         raise ConfigError(
