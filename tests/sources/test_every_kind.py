@@ -71,6 +71,7 @@ from energon import (
     Cooker,
     DecodeFileStore,
     DefaultTaskEncoder,
+    Quarantine,
     Sample,
     SampleDecoder,
     cooker,
@@ -325,6 +326,28 @@ def test_single_samples_are_restored_by_their_keys(entry, tmp_path):
     with get_savable_loader(train(path, Cooking())) as loader:
         for sample in samples:
             assert plain(loader.restore_sample(key_of(sample))) == plain(sample)
+
+
+class Failing(Cooking):
+    def encode_sample(self, sample):
+        if key_of(sample)[2] % 3 == 1:
+            raise ValueError("one of three")
+        return sample
+
+
+def test_samples_in_quarantine_are_excluded(entry, tmp_path):
+    del entry["kind"]
+    path, folder = document(tmp_path, entry), tmp_path / "quarantine"
+
+    def keys(encoder, **settings):
+        handler = Quarantine(folder, handler=lambda *_: None)
+        alone = config(global_error_handler=handler)
+        dataset = train(path, encoder, worker_config=alone, repeat=False, **settings)
+        return {plain(sample)["__key__"] for sample in chain.from_iterable(dataset)}
+
+    left = keys(Failing())
+    assert left < keys(Cooking())
+    assert keys(Cooking(), exclude_from=folder) == left
 
 
 def test_unknown_options_are_refused_with_the_known_ones(entry, tmp_path):

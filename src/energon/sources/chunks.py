@@ -76,7 +76,7 @@ class ChunkSource(ItemSource):
         options: The options in the document.
         parts: Parts to read unless `options` name them; None for all.
         subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples.
+        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If there is no index.
@@ -165,6 +165,10 @@ class ChunkSource(ItemSource):
 
     def key_of(self, number: int) -> str:
         return f"{number:09}"
+
+    def numbers_of(self, key: str) -> Sequence[int]:
+        at = next((at for at, file in enumerate(self.files) if file.name == key), None)
+        return super().numbers_of(key) if at is None else range(*self.ends[at : at + 2].tolist())
 
     def shard_of(self, number: int) -> str:
         return self.files[self._file_of(number)].name

@@ -28,7 +28,7 @@ class NumberedSource(SplitSource, ABC):
         split_part: The split to read.
         bounds: The number of the first item of the split, and the one after its last.
         subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples.
+        exclude: Keys of excluded samples, also as `FILE/KEY`, and files.
 
     Raises:
         EmptyDatasetError: If no sample is left.
@@ -46,7 +46,7 @@ class NumberedSource(SplitSource, ABC):
         self.path = path
         self.split_part = split_part
         self.first, self.last = bounds
-        places = {place for key in exclude for place in self._places_of(key)}
+        places = {place for entry in exclude for place in self._places_listed(entry)}
         self.excluded = np.array(sorted(places), np.int64)
         self.start, self.stop = resolve_range(self.last - self.first - len(places), subsets)
         if self.start >= self.stop:
@@ -84,7 +84,19 @@ class NumberedSource(SplitSource, ABC):
 
     def _places_of(self, key: str) -> list[int]:
         """Return which items of the split have a key, counted from its first."""
-        return [n - self.first for n in self.numbers_of(key) if self.first <= n < self.last]
+        return self._in_split(self.numbers_of(key))
+
+    def _places_listed(self, entry: str) -> list[int]:
+        """Return which items of the split an entry excludes; lists of failures have `FILE/KEY`."""
+        found = self.numbers_of(entry)
+        for at, character in enumerate(entry):
+            if character == "/" and not found:
+                in_file = self.numbers_of(entry[:at])
+                found = [n for n in self.numbers_of(entry[at + 1 :]) if n in in_file]
+        return self._in_split(found)
+
+    def _in_split(self, numbers: Sequence[int]) -> list[int]:
+        return [n - self.first for n in numbers if self.first <= n < self.last]
 
     def _why_empty(self) -> str:
         count = counted(self.last - self.first, "sample")
