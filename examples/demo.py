@@ -11,6 +11,7 @@ photos are decoded, in this process and in workers.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -42,6 +43,17 @@ BATCH_SIZE = 8
 STEPS = 40
 SHAPES = ("circle", "square", "triangle")
 COLORS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 210)}
+
+MADE = ("shapes", "more_shapes", "photos", "blend.yaml", "state.json")
+BLEND = """\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: ./shapes, weight: 3}
+      - {path: ./more_shapes, weight: 1}
+"""
 
 console = Console()
 
@@ -155,17 +167,21 @@ def prepare(folder: Path, *, split_ratio: str = "train:9,val:1") -> None:
     subprocess.run([*command, *(word for pair in settings.items() for word in pair)], check=True)
 
 
+def clear(folder: Path) -> None:
+    """Make the folder, or delete what an earlier run of this demo has left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [folder / name for name in MADE if (folder / name).exists()]
+    blend = folder / "blend.yaml"
+    if found and not (blend.exists() and blend.read_text() == BLEND):
+        sys.exit(f"{found[0]} was not made by this demo; name another folder")
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
 def write_blend(path: Path) -> None:
     """Write the metadataset: three samples of one dataset to one of the other."""
-    path.write_text(
-        "__module__: megatron.energon\n"
-        "__class__: MetadatasetV2\n"
-        "splits:\n"
-        "  train:\n"
-        "    blend:\n"
-        "      - {path: ./shapes, weight: 3}\n"
-        "      - {path: ./more_shapes, weight: 1}\n"
-    )
+    path.write_text(BLEND)
 
 
 def open_loader(  # noqa: ANN201
@@ -281,15 +297,16 @@ def why_workers_gain_little(gain: float, cores: int, load: float) -> str:
 
 def main() -> None:
     """Run the demo."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
-    if folder.exists():
-        shutil.rmtree(folder)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default="demo")
+    folder = parser.parse_args().folder
+    path = folder / "blend.yaml"
+    clear(folder)
+    write_blend(path)
     make_dataset(folder / "shapes", prefix="a", num_samples=400, per_shard=50)
     make_dataset(folder / "more_shapes", prefix="b", num_samples=150, per_shard=50)
     for name in ("shapes", "more_shapes"):
         prepare(folder / name)
-    path = folder / "blend.yaml"
-    write_blend(path)
 
     state, expected = train(path)
     text = json.dumps(state)

@@ -145,8 +145,8 @@ def batch_stack(batch: Sequence[Any]) -> Any:
     shapes = {tuple(value.shape) for value in batch}
     if len(shapes) > 1:
         raise ConfigError(
-            f"cannot stack arrays of shapes {sorted(shapes)}; make them equal in encode_sample, or "
-            "pad them with batch_pad_stack"
+            f"cannot stack arrays of shapes {sorted(shapes)}; make them equal before they are "
+            "batched, or pad them with batch_pad_stack"
         )
     return _stack(batch)
 
