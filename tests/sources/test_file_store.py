@@ -114,6 +114,14 @@ def test_a_missing_file_is_an_error_that_names_it(store, name):
         store.get_many(["a/x.txt", name])
 
 
+@pytest.mark.parametrize("name", [None, 7])
+def test_what_is_no_name_fails_only_the_sample(store, name):
+    with pytest.raises(NoSuchFileError, match=f"{name} is no file name: expected text"):
+        store.get(name)
+    with pytest.raises(NoSuchFileError, match=f"{name} is no file name: expected text"):
+        store.get_many(iter([name]))
+
+
 def test_a_file_can_be_read_in_parts(store):
     for name, content in EXPECTED.items():
         with store.open(name) as file:

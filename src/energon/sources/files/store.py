@@ -6,10 +6,10 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, NoSuchFileError
 from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
 from energon.samples.crude import SourceInfo, add_source_info
 
@@ -135,21 +135,33 @@ class FileStore(Generic[T_co]):
         Raises:
             NoSuchFileError: If there is no file of that name.
         """
+        self._check_name(key)
         value, source = self[key]
         if sample is not None:
             add_source_info(sample, source)
         return value
 
-    def get_many(self, names: Sequence[str], sample: Any = None) -> list[T_co]:
+    def get_many(self, names: Iterable[str], sample: Any = None) -> list[T_co]:
         """Return several files, in the order of `names`; see `get`.
 
         Cheaper than one after another: files that are close together are read at once.
         """
+        names = list(names)
+        for name in names:
+            self._check_name(name)
         found = self.get_many_raw(names)
         values = [self.decode(name, data) for name, (data, _) in zip(names, found, strict=True)]
         if sample is not None:
             add_source_info(sample, *(source for _, source in found))
         return values
+
+    def _check_name(self, name: object) -> None:
+        # Names come from data, where they may be missing.
+        if not isinstance(name, str):
+            raise NoSuchFileError(
+                f"{self.get_path()}: {name!r} is no file name: expected text, found "
+                f"{type(name).__name__}; check where the sample has the name, or raise SkipSample"
+            )
 
     def get_size(self, name: str) -> int:
         """Return how many bytes a file has. Prepared datasets know it without reading it.
