@@ -10,6 +10,7 @@ import pytest
 from energon.errors import StateError
 from energon.webdataset import filters, handlers
 from energon.webdataset.compat import WebDataset
+from energon.webdataset.mix import RoundRobin
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.records import jsonl_to_samples
@@ -226,3 +227,27 @@ def test_the_users_generator_is_saved_with_the_state(urls):
     other = make()
     other.load_state_dict(state)
     assert first + list(other) == list(make())
+
+
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_the_users_generators_go_on_in_the_next_epoch_wherever_a_state_was_saved(repetitions):
+    def make():
+        parts = [
+            DataPipeline(list(range(count)), filters.shuffle(5, initial=2, rng=random.Random(4)))
+            for count in (6, 9)
+        ]
+        return RoundRobin(parts, longest=True).repeat(repetitions)
+
+    pipeline, states, items = make(), [], []
+    for item in pipeline:
+        items.append(item)
+        states.append(json.loads(json.dumps(pipeline.state_dict())))
+    done = json.loads(json.dumps(pipeline.state_dict()))
+    following = list(pipeline)
+    for number, state in enumerate(states, start=1):
+        other = make()
+        other.load_state_dict(state)
+        assert [list(other), list(other)] == [items[number:], following]
+    other = make()
+    other.load_state_dict(done)
+    assert list(other) == following

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -39,6 +40,10 @@ class _Mixture(Stage):
     @property
     def is_random(self) -> bool:
         return any(getattr(each, "is_random", False) for each in self.datasets)
+
+    @property
+    def generators(self) -> Sequence[random.Random]:
+        return [each for part in self.parts for each in part.generators]
 
     @property
     def parts(self) -> tuple[Stage, ...]:

@@ -10,6 +10,7 @@ also to those in workers (`EpochCounter`).
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,12 +30,14 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
+from energon.webdataset.stages.shuffling import generator_state, set_generator
 
 Scope = Literal["job", "rank", "worker"]
 """Who counts the items of an epoch together: all ranks, the workers of a rank, or each alone."""
 
 FORMAT = "energon webdataset state"
 VERSION = 1
+_NAMES = ("format", "version", "seed", "stages", "generators", "epoch", "place", "given", "items")
 
 _END = object()
 
@@ -100,6 +103,11 @@ class Snapshot:
     seed: int
     extent: Extent
     sends: bool = False
+
+    @property
+    def generators(self) -> list[random.Random]:
+        """The generators of the program that its stages draw from."""
+        return [each for stage in self.stages for each in stage.generators]
 
     def has_stages_of(self, other: Snapshot) -> bool:
         """Return whether both have the same stages, not only equal ones."""
@@ -304,8 +312,7 @@ class Loop(StageIterator):
                 f"this is not a state of a webdataset pipeline: {str(state)[:80]}; states of "
                 "loaders are loaded by loaders"
             )
-        names = ("format", "version", "seed", "stages", "epoch", "place", "given", "items")
-        _, version, seed, stages, *_ = unpack(state, *names)
+        _, version, seed, stages, *_ = unpack(state, *_NAMES)
         if version != VERSION:
             raise StateError(f"the state has version {version}, expected {VERSION}")
         if seed != snapshot.seed:
@@ -347,6 +354,8 @@ class Loop(StageIterator):
                 f"{_numbers(self.place)}; load it where it was saved, or use WebLoader, whose "
                 "states fit any number of workers"
             )
+        for generator, drawn in zip(self.snapshot.generators, state["generators"], strict=True):
+            set_generator(generator, drawn)
         self.epoch = epoch
         self._epochs.set(epoch + 1)
         if items is None:
@@ -395,6 +404,7 @@ def _state(snapshot: Snapshot, epoch: int, **position: Any) -> State:
         "version": VERSION,
         "seed": snapshot.seed,
         "stages": snapshot.describe(),
+        "generators": [generator_state(each) for each in snapshot.generators],
         "epoch": epoch,
         **position,
     }

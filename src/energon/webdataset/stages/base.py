@@ -18,8 +18,9 @@ and which of the items since then it still holds. Restoring reads these from the
 from __future__ import annotations
 
 import functools
+import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
@@ -133,6 +134,11 @@ class Stage:
     def is_random(self) -> bool:
         """Whether the items, or their order, differ from epoch to epoch."""
         return False
+
+    @property
+    def generators(self) -> Sequence[random.Random]:
+        """The generators of the program that it draws from, which continue from pass to pass."""
+        return ()
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         """Return the iterator of this stage over `source`, which is empty for the first stage."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +139,11 @@ class PipelineSource(Stage):
     """One pass over another pipeline, as long as its own loops would be."""
 
     pipeline: Any
+
+    @property
+    def generators(self) -> Sequence[random.Random]:
+        found: Sequence[random.Random] = self.pipeline.snapshot().generators
+        return found
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         items: Iterator[Any] = self.pipeline.snapshot().items_of_loop(context.place, context.epoch)

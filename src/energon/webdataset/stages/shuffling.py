@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
@@ -109,13 +109,23 @@ class UserDraws:
                 f"the pipeline cannot be saved, because shuffle draws from {self._rng!r}; pass "
                 "seed instead of rng, or a random.Random"
             )
-        version, numbers, gauss = self._rng.getstate()
-        return {"drawn": [version, list(numbers), gauss]}
+        return {"drawn": generator_state(self._rng)}
 
     def load_state_dict(self, state: State) -> None:
         """Set the generator to a saved state."""
-        version, numbers, gauss = state["drawn"]
-        self._rng.setstate((version, tuple(numbers), gauss))
+        set_generator(self._rng, state["drawn"])
+
+
+def generator_state(rng: random.Random) -> list[Any]:
+    """Return the state of a generator as plain data."""
+    version, numbers, gauss = rng.getstate()
+    return [version, list(numbers), gauss]
+
+
+def set_generator(rng: random.Random, state: list[Any]) -> None:
+    """Set a generator to a saved state."""
+    version, numbers, gauss = state
+    rng.setstate((version, tuple(numbers), gauss))
 
 
 def make_draws(rng: Any, seed_of: Callable[[int], int]) -> Draws | UserDraws:
@@ -155,6 +165,10 @@ class Shuffle(Stage):
     @property
     def is_random(self) -> bool:
         return self.bufsize > 0
+
+    @property
+    def generators(self) -> Sequence[random.Random]:
+        return (self.rng,) if isinstance(self.rng, random.Random) else ()
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         if self.bufsize < 1:
