@@ -196,6 +196,36 @@ def test_arguments_that_make_no_sense_are_refused():
         decoder.get_video_clips([(0, 1)], "minutes")
     with pytest.raises(DecodeError, match="0 <= start <= end"):
         decoder.get_video_clips([(2, 1)])
+    with pytest.raises(ConfigError, match="'3' clips"):
+        get_single_frames_uniform(decoder, "3")
+
+
+@pytest.mark.parametrize("ranges", [None, (0, 1), [0.5], [(0, None)], [("0", "1")], [(0, 1, 2)]])
+def test_ranges_that_are_none_are_not_taken_for_damage(ranges):
+    decoder = AVDecoder(video()[0])
+    for clips in (decoder.get_video_clips, decoder.get_audio_clips):
+        with pytest.raises(DecodeError, match="expected a list with the start and end of each"):
+            clips(ranges)
+
+
+@pytest.mark.parametrize("size", [10, "ab", (10,), (0, 0), (10, -1), (10.5, 3)])
+def test_sizes_of_frames_that_are_none_are_not_taken_for_damage(size):
+    with pytest.raises(ConfigError, match=r"video_out_frame_size=.*expected the height and width"):
+        AVDecoder(video()[0]).get_video_clips([(0, 1)], video_out_frame_size=size)
+
+
+def test_numbers_of_numpy_and_torch_are_those_of_python():
+    decoder = AVDecoder(video()[0])
+    (expected,), _ = decoder.get_video_clips([(0.5, 1)], video_out_frame_size=(16, 24))
+    size = np.array([16, 24])
+    for one in (np.float32, np.float16, torch.tensor):
+        (clip,), _ = decoder.get_video_clips([(one(0.5), one(1.0))], video_out_frame_size=size)
+        assert torch.equal(clip, expected)
+
+
+def test_what_is_neither_bytes_nor_a_file_is_named():
+    with pytest.raises(DecodeError, match="'holiday.mp4': expected the bytes of"):
+        AVDecoder("holiday.mp4")
 
 
 @pytest.mark.parametrize("data", [b"", b"no video", bytes(1000)])

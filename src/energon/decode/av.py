@@ -8,10 +8,12 @@ beginning of the file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from numbers import Rational
 from operator import itemgetter
 from typing import IO, Any, Literal, cast
 
@@ -28,7 +30,7 @@ from energon.decode.av_container import (
     open_container,
 )
 from energon.decode.av_video import Clip, FrameSize, VideoReader
-from energon.errors import ConfigError, DecodeError
+from energon.errors import ConfigError, DecodeError, is_whole
 from energon.formats.media import AVMetadata, Piece
 
 logger = logging.getLogger("energon")
@@ -188,12 +190,12 @@ class AVDecoder:
         Returns:
             Clips of at least one frame; empty ones beyond the end.
         """
-        reader, size = self._video, video_out_frame_size
+        reader, size = self._video, _frame_size(video_out_frame_size)
         in_seconds = _checked(video_unit, ("seconds", "frames"), "video_unit") == "seconds"
+        ranges = _plain_ranges(video_clip_ranges)
         found: dict[int, tuple[Any, TimeRange]] = {}
         # In ascending order, so that frames between two clips are decoded once.
-        for number, (low, high) in sorted(enumerate(video_clip_ranges), key=itemgetter(1)):
-            _check_range(low, high)
+        for number, (low, high) in sorted(enumerate(ranges), key=itemgetter(1)):
             if in_seconds:
                 clip = reader.by_time(low, high, size)
             else:
@@ -221,8 +223,7 @@ class AVDecoder:
         reader = self._audio
         in_seconds = _checked(audio_unit, ("seconds", "samples"), "audio_unit") == "seconds"
         clips, times = [], []
-        for low, high in audio_clip_ranges:
-            _check_range(low, high)
+        for low, high in _plain_ranges(audio_clip_ranges):
             first = reader.to_number(low) if in_seconds else int(low)
             stop = reader.to_number(high) if in_seconds else int(high)
             samples = reader.by_number(first, stop)
@@ -366,6 +367,41 @@ def _checked(value: str, known: tuple[str, ...], name: str) -> str:
     return value
 
 
-def _check_range(low: float, high: float) -> None:
-    if not 0 <= low <= high:
-        raise DecodeError(f"a clip from {low} to {high}: expected 0 <= start <= end")
+def _plain_ranges(ranges: Any) -> list[TimeRange]:
+    """Return the starts and ends of clips as Python's own numbers.
+
+    They often come from the data, so mistakes in them are those of a sample.
+
+    Raises:
+        DecodeError: If they are no numbers, or in the wrong order.
+    """
+    try:
+        pairs = [(_plain(low), _plain(high)) for low, high in ranges]
+    except (TypeError, ValueError) as error:
+        raise DecodeError(
+            f"clips {ranges!r:.200}: expected a list with the start and end of each, like "
+            "[(0.0, 2.5)]"
+        ) from error
+    for low, high in pairs:
+        if not 0 <= low <= high < math.inf:
+            raise DecodeError(f"a clip from {low} to {high}: expected 0 <= start <= end < inf")
+    return pairs
+
+
+def _plain(number: Any) -> float:
+    if isinstance(number, str | bytes):
+        raise TypeError("text instead of a number")
+    return number if isinstance(number, float | Rational) else float(number)  # type: ignore[return-value]
+
+
+def _frame_size(size: Any) -> FrameSize | None:
+    """Return a height and width, if they are valid."""
+    if size is None:
+        return None
+    found = tuple(size) if isinstance(size, Iterable) else ()
+    if len(found) == 2 and all(is_whole(each) and each > 0 for each in found):
+        return found
+    raise ConfigError(
+        f"video_out_frame_size={size!r}: expected the height and width in pixels, like (224, 320), "
+        "or None"
+    )

@@ -76,7 +76,14 @@ def decoding() -> Iterator[None]:
 
 def as_stream(data: MediaStream | bytes) -> MediaStream:
     """Return a stream over `data`, which is not copied."""
-    return io.BytesIO(data) if isinstance(data, bytes | bytearray | memoryview) else data
+    if isinstance(data, bytes | bytearray | memoryview):
+        return io.BytesIO(data)
+    if not hasattr(data, "seek"):
+        raise DecodeError(
+            f"{data!r:.100}: expected the bytes of an audio or video file, or the file, opened "
+            'with open(path, "rb")'
+        )
+    return data
 
 
 class StreamView:

@@ -9,7 +9,7 @@ import numpy as np
 from energon.decode.av import AVData, AVDecoder, as_tensor
 from energon.decode.av_container import decoding
 from energon.decode.av_video import FrameSize
-from energon.errors import ConfigError
+from energon.errors import ConfigError, is_whole
 
 
 @decoding()
@@ -45,9 +45,9 @@ def get_clips_uniform(
     """
     if not request_video and not request_audio:
         raise ConfigError("request_video and request_audio are both False: nothing to return")
-    if num_clips < 1 or clip_duration_seconds < 0:
+    if not is_whole(num_clips) or num_clips < 1 or not clip_duration_seconds >= 0:
         raise ConfigError(
-            f"{num_clips} clips of {clip_duration_seconds} s: expected 1 or more, of 0 s or more"
+            f"{num_clips!r} clips of {clip_duration_seconds} s: expected 1 or more, of 0 s or more"
         )
     durations = []
     if request_video:
