@@ -139,9 +139,17 @@ FIGURES = {
         "of which turning batches into columns", "", 1, "x", of=("transport", "columns")
     ),
     "pickles": Figure("of which pickling the columns", "", 1, "x", of=("transport", "pickles")),
+    "child-arrays": Figure(
+        "the same with hooks that make arrays, and the default `batch`",
+        "1.3",
+        1,
+        "x",
+        of=("transport-arrays", "child"),
+    ),
     "hook": Figure(
         "speed of 2 workers with hooks of 5 µs a sample, relative to in-line", "1.3", 1, "x"
     ),
+    "hook-arrays": Figure("the same with lists of arrays", "1.3", 1, "x"),
     "lanes": Figure("CPU time of text with the default lanes, relative to one", "1.05", 1, "x"),
     "lanes-cooker": Figure("the same with a cooker", "1.05", 1, "x"),
     "draws": Figure(
@@ -206,7 +214,13 @@ def info(folder: Path) -> dict[str, float]:
 
 def encoder(kind: str, busy: int = 0) -> Any:
     """Return a task encoder that hands samples on, with a hook of some kind."""
-    from energon import Cooker, DefaultTaskEncoder, stateless
+    import numpy as np
+
+    from energon import Cooker, DefaultTaskEncoder, Sample, basic_sample_keys, edataclass, stateless
+
+    @edataclass
+    class Tokens(Sample):
+        tokens: np.ndarray
 
     @stateless
     def pass_on(sample: Any) -> Any:
@@ -240,7 +254,20 @@ def encoder(kind: str, busy: int = 0) -> Any:
                 pass
             return sample
 
+    @stateless
+    def tokenize(sample: Any) -> Tokens:
+        tokens = np.frombuffer(sample["txt"], np.uint8)[:64].astype(np.int64)
+        return Tokens(**basic_sample_keys(sample), tokens=tokens)
+
+    class Tokenizing(DefaultTaskEncoder):
+        decoder = None
+        cookers = (Cooker(tokenize),)
+
+    class BusyTokenizing(Busy):
+        cookers = (Cooker(tokenize),)
+
     kinds = {"plain": Plain, "cooker": Cooking, "encode": Encoding, "ask": Asking, "busy": Busy}
+    kinds |= {"arrays": Tokenizing, "busy-arrays": BusyTokenizing}
     return kinds[kind]()
 
 
@@ -261,10 +288,10 @@ def batches(path: Path, task_encoder: Any, **config: Any) -> Iterator[Any]:
 
 def chunk(found: Iterator[Any], clock: Callable[[], float] = time.process_time) -> float:
     """Return what a sample takes, in the next thousands."""
-    done, start = 0, clock()
-    while done < CHUNK_SAMPLES:
-        done += len(next(found))
-    return (clock() - start) / done
+    start = clock()
+    for _ in islice(found, CHUNK_SAMPLES // BATCH_SIZE):
+        pass
+    return (clock() - start) / CHUNK_SAMPLES
 
 
 def ratio(one: Iterator[Any], other: Iterator[Any], clock: Callable[[], float]) -> float:
@@ -279,10 +306,10 @@ def ratio(one: Iterator[Any], other: Iterator[Any], clock: Callable[[], float]) 
     return median(found)
 
 
-def transport(folder: Path) -> dict[str, float]:
+def transport(folder: Path, kind: str) -> dict[str, float]:
     """Return what a sample of a worker takes in the trainer, and in the worker against in-line."""
-    inline = batches(folder / "text", encoder("cooker"))
-    workers = batches(folder / "text", encoder("cooker"), num_workers=2)
+    inline = batches(folder / "text", encoder(kind))
+    workers = batches(folder / "text", encoder(kind), num_workers=2)
     chunk(inline), chunk(workers)
     found: dict[str, list[float]] = {"parent": [], "child": [], "columns": [], "pickles": []}
     for _ in range(CHUNKS):
@@ -334,7 +361,7 @@ def children_seconds() -> float:
     return nanoseconds / 1e9
 
 
-def hook(folder: Path) -> dict[str, float]:
+def hook(folder: Path, kind: str) -> dict[str, float]:
     """Return how much faster 2 workers are than none, with hooks of 5 µs a sample."""
     turns, spent = 1000, 0.0
     while spent < 1.0:  # of a million turns, for 5 µs each
@@ -343,8 +370,8 @@ def hook(folder: Path) -> dict[str, float]:
             pass
         spent, turns = time.process_time() - start, 2 * turns
     busy = max(1, round(5e-6 * turns / 2 / spent))
-    alone = batches(folder / "text", encoder("busy", busy))
-    workers = batches(folder / "text", encoder("busy", busy), num_workers=2)
+    alone = batches(folder / "text", encoder(kind, busy))
+    workers = batches(folder / "text", encoder(kind, busy), num_workers=2)
     found = ratio(alone, workers, time.perf_counter)
     workers.close()  # type: ignore[attr-defined]
     return {"value": found}
@@ -366,8 +393,10 @@ def draws(folder: Path) -> dict[str, float]:
 
 MEASURED: dict[str, Callable[[Path], dict[str, float]]] = {
     "info": info,
-    "transport": transport,
-    "hook": hook,
+    "transport": partial(transport, kind="cooker"),
+    "transport-arrays": partial(transport, kind="arrays"),
+    "hook": partial(hook, kind="busy"),
+    "hook-arrays": partial(hook, kind="busy-arrays"),
     "lanes": partial(lanes, kind="plain"),
     "lanes-cooker": partial(lanes, kind="cooker"),
     "draws": draws,

@@ -6,11 +6,13 @@ import textwrap
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
+from types import MemberDescriptorType
 
 import cloudpickle
 import numpy as np
 import pytest
 
+from energon.loader.transport.columns import by_column, rebuild
 from energon.loader.transport.pickling import (
     BatchPickler,
     dump_pipeline,
@@ -80,6 +82,39 @@ def test_a_local_class_comes_back_as_itself():
     in_worker = pickle.loads(dump_pipeline(cls))
     assert crossed(in_worker(3)) == cls(3)
     assert type(crossed([in_worker(3)])[0]) is cls
+
+
+COPIES = """
+import sys
+from dataclasses import dataclass
+import cloudpickle
+
+@dataclass(slots=True)
+class Slotted:
+    x: int
+
+@dataclass
+class Below(Slotted):
+    y: int = 0
+
+sys.stdout.buffer.write(cloudpickle.dumps((Slotted, Below)))
+"""
+
+
+@pytest.fixture(scope="module")
+def copies():
+    """Classes of a main program as they are in its workers, where they have no slots."""
+    program = subprocess.run([sys.executable, "-c", COPIES], check=True, capture_output=True)
+    return pickle.loads(program.stdout)
+
+
+def test_copies_of_classes_with_slots_travel_by_column(copies):
+    slotted, below = copies
+    assert not isinstance(vars(slotted).get("x"), MemberDescriptorType)
+    for kind in (slotted, below):
+        batch = [kind(n) for n in range(3)]
+        assert rebuild(*pickle.loads(dumped(by_column(batch).to_send())[0])) == batch
+        assert crossed(batch[1]) == batch[1]
 
 
 @edataclass

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from pickle import PickleBuffer
-from types import FunctionType, MethodType
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -284,16 +284,24 @@ def _reduce_exception(error: BaseException) -> Any:
 
 @lru_cache(maxsize=256)
 def plain_slots(kind: type) -> tuple[str, ...] | None:
-    """Return the slots of a class if pickle would copy nothing but its attributes; else None."""
+    """Return the slots of a class if pickle would copy nothing but its attributes; else None.
+
+    What a copy that has lost its slots keeps in a dict is not in slots.
+    """
     own: tuple[Any, ...] = (kind.__new__, kind.__reduce__)
     special = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
     if not _copies_state(kind) or own != (object.__new__, object.__reduce__):
         return None
     if any(hasattr(kind, name) for name in special) or kind in copyreg.dispatch_table:
         return None
-    if any(_lost_slots(each) for each in kind.__mro__):
-        return None
-    return tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    own_slots = {
+        name
+        for each in kind.__mro__
+        for name, value in vars(each).items()
+        if type(value) is MemberDescriptorType
+    }
+    return tuple(name for name in names if name in own_slots)
 
 
 def _copies_state(kind: type) -> bool:
@@ -317,10 +325,17 @@ def is_copy(kind: type) -> bool:
 
 
 def _reduce_with_slots(value: Any) -> Any:
-    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
-    names.update(getattr(value, "__dict__", ()))
+    kind: type = type(value)
+    names = {*_names_of_slots(kind), *getattr(value, "__dict__", ())}
     state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    return copyreg.__newobj__, (type(value),), (None, state)  # type: ignore[attr-defined]
+    if (sources := reduce_sources(state.get("__sources__"))) is not None:
+        state["__sources__"] = sources
+    return copyreg.__newobj__, (kind,), (None, state)  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def _names_of_slots(kind: type) -> frozenset[str]:
+    return frozenset(n for each in kind.__mro__ for n in getattr(each, "__slots__", ()))
 
 
 def _reduce_with_sources(value: Any) -> Any:
