@@ -116,9 +116,9 @@ def test_a_missing_file_is_an_error_that_names_it(store, name):
 
 @pytest.mark.parametrize("name", [None, 7])
 def test_what_is_no_name_fails_only_the_sample(store, name):
-    with pytest.raises(NoSuchFileError, match=f"{name} is no file name: expected text"):
+    with pytest.raises(NoSuchFileError, match=f"{name} is not a file name: expected text"):
         store.get(name)
-    with pytest.raises(NoSuchFileError, match=f"{name} is no file name: expected text"):
+    with pytest.raises(NoSuchFileError, match=f"{name} is not a file name: expected text"):
         store.get_many(iter([name]))
 
 

@@ -373,7 +373,7 @@ def _plain_ranges(ranges: Any) -> list[TimeRange]:
     They often come from the data, so mistakes in them are those of a sample.
 
     Raises:
-        DecodeError: If they are no numbers, or in the wrong order.
+        DecodeError: If they are not numbers, or in the wrong order.
     """
     try:
         pairs = [(_plain(low), _plain(high)) for low, high in ranges]

@@ -159,7 +159,7 @@ class FileStore(Generic[T_co]):
         # Names come from data, where they may be missing.
         if not isinstance(name, str):
             raise NoSuchFileError(
-                f"{self.get_path()}: {name!r} is no file name: expected text, found "
+                f"{self.get_path()}: {name!r} is not a file name: expected text, found "
                 f"{type(name).__name__}; check where the sample has the name, or raise SkipSample"
             )
 
