@@ -51,3 +51,16 @@ def test_handlers_are_not_asked_about_interrupts(stage):
         list(stage(interrupt, handler=asked.append)(samples))
     assert asked == []
     assert "sample 'a/1' of x.tar" in caught.value.__notes__
+
+
+def test_a_pipeline_that_finds_no_sample_in_many_shards_says_so(tmp_path, caplog):
+    dataset = wds.WebDataset(
+        f"{tmp_path}/{{000..249}}.tar",
+        shardshuffle=False,
+        handler=wds.ignore_and_continue,
+        empty_check=False,
+    )
+    assert list(dataset) == []
+    (record,) = caplog.records
+    about = "100 shards in a row have no samples: DatasetNotFoundError: "
+    assert record.getMessage().startswith(f"{about}{tmp_path}/099.tar: no such file")

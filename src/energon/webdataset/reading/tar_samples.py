@@ -21,6 +21,7 @@ from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.loader.memory import keep_heap
+from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import OpeningAhead, ShardOpening
@@ -61,6 +62,8 @@ def as_read_error(error: Exception) -> Exception:
 
 
 KEPT_BYTES = 128 << 20
+MANY_EMPTY_SHARDS = 100
+"""A warning is logged after this many shards in a row without a sample."""
 
 
 @cache
@@ -236,8 +239,10 @@ class _TarSamplesIterator(StageIterator):
                 "list of shards changed?"
             )
         ahead = OpeningAhead(shards, self._stage.opening)
+        num_empty = 0
         try:
             for shard in ahead:
+                cause = "they are empty"
                 try:
                     yield from self._shard_samples(shard, ahead)
                 except Exception as error:
@@ -246,6 +251,16 @@ class _TarSamplesIterator(StageIterator):
                     if not self._stage.handler(error):
                         self._has_stopped = True
                         return
+                    cause = describe_error(error)
+                num_empty = 0 if self._number + self._block_length else num_empty + 1
+                if num_empty == MANY_EMPTY_SHARDS:
+                    # Shards that are drawn at random never end.
+                    logger.warning(
+                        "%d shards in a row have no samples: %s; check their addresses, or stop "
+                        "the run, which may wait for samples without end",
+                        num_empty,
+                        cause,
+                    )
                 self._num_shards += 1
                 self._position = self._number = self._block_length = 0
         finally:
