@@ -26,8 +26,8 @@ from energon import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    prepare_dataset,
 )
-from energon.prepare.dataset import prepare_dataset
 
 BATCH_SIZE = 100
 SCHEDULE = {0: 0, 1000: "ramp to 1", 2000: 1}

@@ -24,8 +24,8 @@ from energon import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    prepare_dataset,
 )
-from energon.prepare.dataset import prepare_dataset
 
 LANES = 12
 """Every number of ranks that divides it resumes exactly."""

@@ -27,8 +27,8 @@ from energon import (
     basic_sample_keys,
     get_loader,
     get_val_datasets,
+    prepare_dataset,
 )
-from energon.prepare.dataset import prepare_dataset
 
 BATCH_SIZE = 8
 

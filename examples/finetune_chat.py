@@ -44,9 +44,9 @@ from energon import (
     edataclass,
     get_savable_loader,
     get_train_dataset,
+    prepare_jsonl,
 )
 from energon.packing import Packer, pack_sequences
-from energon.prepare.index.jsonl import prepare_jsonl
 
 CONTEXT = 256
 IMAGE_SIZE, PATCH_SIZE = 16, 8

@@ -34,8 +34,8 @@ from energon import (
     edataclass,
     get_savable_loader,
     get_train_dataset,
+    prepare_dataset,
 )
-from energon.prepare.dataset import prepare_dataset
 
 RATE = 8000
 HOP = 200

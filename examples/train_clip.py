@@ -39,8 +39,8 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    prepare_dataset,
 )
-from energon.prepare.dataset import prepare_dataset
 
 IMAGE_SIZE, CROPPED_SIZE = 40, 32
 TEXT_LENGTH = 24

@@ -40,9 +40,9 @@ from energon import (
     get_savable_loader,
     get_single_frames_uniform,
     get_train_dataset,
+    prepare_dataset,
 )
 from energon.packing import Packer, pack_sequences
-from energon.prepare.dataset import prepare_dataset
 
 CONTEXT = 192
 FRAMES = 4

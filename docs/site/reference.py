@@ -59,9 +59,9 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Packer Selection pack_sequences PackedSequence cu_seqlens merge_cu_seqlens position_ids "
         "fill_exactly first_fit_decreasing",
     ),
-    "Metadatasets": (
+    "Preparing datasets, metadatasets": (
         "energon",
-        "prepare_metadataset traverse_metadataset",
+        "prepare_dataset prepare_jsonl prepare_metadataset traverse_metadataset",
     ),
     "Writing and storage": ("energon", "ShardWriter TarWriter EPath"),
     "Auxiliary data and caches": (

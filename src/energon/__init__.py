@@ -75,6 +75,8 @@ _ROOMS = {
     "loader.savable": ["SavableDataLoader"],
     "metadataset.resolve": ["traverse_metadataset"],
     "packing.packer": ["Packer", "Selection"],
+    "prepare.dataset": ["prepare_dataset"],
+    "prepare.index.jsonl": ["prepare_jsonl"],
     "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],
     "samples.collate": [
         "batch_list",

@@ -133,6 +133,17 @@ def prepare_dataset(
         FormatError: If a shard is damaged or a key occurs twice.
         ConfigError: If the arguments are invalid.
         StorageError: If files cannot be read or written.
+
+    Example:
+        >>> info = prepare_dataset(
+        ...     "photos",
+        ...     split_ratio={"train": 8, "val": 2},
+        ...     split_unit="sample",
+        ...     sample_type="CaptioningSample",
+        ...     field_map={"image": "png", "caption": "txt"},
+        ... )
+        >>> info.num_samples
+        10
     """
     dataset = Path(local_path(path))
     split = SplitRequest(

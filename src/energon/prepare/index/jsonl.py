@@ -82,6 +82,12 @@ def prepare_jsonl(
         ConfigError: If it is compressed so that lines cannot be read one by one, or there is no
             room for a copy, or an excluded sample does not exist.
         FormatError: If a line is not a JSON object, or it is damaged.
+
+    Example:
+        >>> with open("notes.jsonl", "w") as file:
+        ...     file.writelines(f'{{"text": "note {number}"}}\\n' for number in range(4))
+        >>> prepare_jsonl("notes.jsonl", split_ratio={"train": 3, "val": 1})
+        4
     """
     file = Path(local_path(path))
     if file.suffix in _ADVICE:
