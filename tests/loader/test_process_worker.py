@@ -256,7 +256,7 @@ def test_an_exception_that_cannot_be_sent_is_described(loader_of):
 
 
 def unpicklable_batch(lane, row):
-    return (lane, row) if row < 2 else open(os.devnull)
+    return (lane, row) if row < 2 else {"lane": lane, "files": [open(os.devnull)]}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -265,7 +265,8 @@ def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place(loader_of):
     assert list(islice(batches, 2)) == in_order(1, 2)
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         next(batches)
-    assert "cannot be sent" in caught.value.__notes__[0]
+    (note,) = caught.value.__notes__
+    assert "cannot be sent to the training process because of dict['files'][0]; " in note
 
 
 def big_array(lane, row):

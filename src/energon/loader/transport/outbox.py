@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 from energon.errors import WorkerError
 from energon.loader.lane_worker import Event
 from energon.loader.transport.columns import by_column
-from energon.loader.transport.pickling import BatchPickler
+from energon.loader.transport.pickling import BatchPickler, find_unpicklable
 from energon.loader.transport.reports import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
 from energon.loader.transport.wire import Message, MessageKind, send
@@ -112,7 +113,11 @@ class Outbox:
             self._append(slot, _portable(event))
         except Exception as error:
             slot.position = mark
-            error.add_note(f"batch of lane {event.lane} cannot be sent to the training process")
+            name = find_unpicklable(event.batch, _pickled)
+            error.add_note(
+                f"batch of lane {event.lane} cannot be sent to the training process because of "
+                f"{name}; make it picklable, leave it out, or use workers='thread'"
+            )
             self._append(slot, _portable(Event(event.lane, error=error)))
         if self._may_wait(slot):
             self._hold(True)
@@ -163,6 +168,10 @@ class Outbox:
             self._poll()
         is_early = len(self._table) < FEW_EVENTS and now - self._held_since < HELD_SECONDS
         return is_early or self._slots.num_sent > 0
+
+
+def _pickled(value: Any) -> None:
+    BatchPickler(io.BytesIO()).dump(value)
 
 
 def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
