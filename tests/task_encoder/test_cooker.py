@@ -12,6 +12,7 @@ from energon import (
     SkipSample,
     TextSample,
     basic_sample_keys,
+    cooker,
     stateless,
 )
 from energon.task_encoder.cooker import find_cooker
@@ -32,9 +33,7 @@ class Cooking(DefaultTaskEncoder):
 
     def __init__(self, *cookers):
         super().__init__()
-        self.cookers = [
-            cooker if isinstance(cooker, Cooker) else Cooker(cooker) for cooker in cookers
-        ]
+        self.cookers = [each if isinstance(each, Cooker) else Cooker(each) for each in cookers]
 
     def batch(self, samples):
         return [sample.text for sample in samples]
@@ -262,3 +261,34 @@ def test_a_mark_says_how_a_hook_is_run_and_returns_it():
 def test_a_tolerance_is_a_number_of_failures(count):
     with pytest.raises(ConfigError, match="failure_tolerance must be"):
         stateless(failure_tolerance=count)
+
+
+def test_static_methods_keep_their_marks_in_either_order_of_decorators():
+    class Encoder(DefaultTaskEncoder):
+        @stateless(restore_seeds=True)
+        @staticmethod
+        def encode_sample(sample):
+            return sample
+
+        @staticmethod
+        @stateless(restore_seeds=True)
+        def encode_batch(batch):
+            return batch
+
+        @staticmethod
+        @cooker(need_primary=True)
+        def cook(sample, primary):
+            return sample
+
+        @cooker(need_cache=True)
+        @staticmethod
+        def cook_cached(sample, cache):
+            return sample
+
+        cookers = (Cooker(cook), Cooker(cook_cached))
+
+    encoder = Encoder()
+    assert encoder.encode_sample.__restore_seeds__
+    assert encoder.encode_batch.__restore_seeds__
+    assert [each.need_primary for each in encoder.cookers] == [True, False]
+    assert [each.need_cache for each in encoder.cookers] == [False, True]

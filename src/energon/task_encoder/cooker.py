@@ -55,6 +55,8 @@ class Cooker(Generic[T]):
     def __post_init__(self) -> None:
         if not callable(self.cook):
             raise ConfigError(f"Cooker: expected a function of the sample, found {self.cook!r}")
+        # In the body of a class, a static method is not yet the function that bears the marks.
+        object.__setattr__(self, "cook", _marked(self.cook))
 
     @property
     def need_primary(self) -> bool:
@@ -131,8 +133,9 @@ def cooker(
     """
 
     def mark(cook: F) -> F:
-        cook.__need_cache__ = need_cache  # type: ignore[attr-defined]
-        cook.__need_primary__ = need_primary  # type: ignore[attr-defined]
+        marked = _marked(cook)
+        marked.__need_cache__ = need_cache
+        marked.__need_primary__ = need_primary
         return cook
 
     return mark(fn) if fn is not None else mark
@@ -188,14 +191,20 @@ def stateless(
         raise ConfigError(f"failure_rate must be a share from 0 to 1, got {failure_rate}")
 
     def mark(hook: F) -> F:
-        hook.__stateless__ = True  # type: ignore[attr-defined]
-        hook.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
-        hook.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
-        hook.__failure_rate__ = failure_rate  # type: ignore[attr-defined]
-        hook.__error_handler__ = error_handler  # type: ignore[attr-defined]
+        marked = _marked(hook)
+        marked.__stateless__ = True
+        marked.__restore_seeds__ = restore_seeds
+        marked.__failure_tolerance__ = failure_tolerance
+        marked.__failure_rate__ = failure_rate
+        marked.__error_handler__ = error_handler
         return hook
 
     return mark(fn) if fn is not None else mark
+
+
+def _marked(function: Any) -> Any:
+    """Return what bears the marks of a function: of a static or class method, its function."""
+    return function.__func__ if isinstance(function, staticmethod | classmethod) else function
 
 
 RESERVED_ARGUMENTS = ("primary", "cache")
