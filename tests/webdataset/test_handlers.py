@@ -4,6 +4,7 @@ import pytest
 
 import energon.webdataset as wds
 from energon.errors import MissingExtraError, SecurityError
+from tests.webdataset.shards import tar_bytes
 
 TOLERANT = [
     wds.ignore_and_continue,
@@ -64,3 +65,18 @@ def test_a_pipeline_that_finds_no_sample_in_many_shards_says_so(tmp_path, caplog
     (record,) = caplog.records
     about = "100 shards in a row have no samples: DatasetNotFoundError: "
     assert record.getMessage().startswith(f"{about}{tmp_path}/099.tar: no such file")
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_handler_is_asked_once_about_a_field_that_occurs_twice(tmp_path, goes_on):
+    members = [("1.txt", b"a"), ("2.txt", b"b"), ("2.txt", b"c"), ("3.txt", b"d")]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members))
+    asked = []
+
+    def handler(error):
+        asked.append(error)
+        return goes_on
+
+    dataset = wds.WebDataset(str(tmp_path / "x.tar"), shardshuffle=False, handler=handler)
+    assert [sample["txt"] for sample in dataset] == ([b"a", b"b", b"d"] if goes_on else [b"a"])
+    assert len(asked) == 1

@@ -227,6 +227,7 @@ class _TarSamplesIterator(StageIterator):
         self._block_length = 0
         self._rest: Iterator[StreamSample] = iter(())
         self._has_stopped = False
+        self._refused: Exception | None = None
         self._takes_all = True
         self._gives_rows = False
         super().__init__(source)
@@ -248,7 +249,7 @@ class _TarSamplesIterator(StageIterator):
                 except Exception as error:
                     if isinstance(error, FormatError):
                         error = as_read_error(error)
-                    if not self._stage.handler(error):
+                    if error is self._refused or not self._stage.handler(error):
                         self._has_stopped = True
                         return
                     cause = describe_error(error)
@@ -333,11 +334,18 @@ class _TarSamplesIterator(StageIterator):
             rename=stage.rename_files,
             lowercase=stage.lowercase,
             position=self._position,
-            tolerates=stage.handler,
+            tolerates=self._tolerates,
             sizes=stage.sizes,
             gives_rows=self._gives_rows,
         )
         return StreamReader(opened.stream, parser, head=opened.head)
+
+    def _tolerates(self, error: Exception) -> Any:
+        """Ask the handler about a field that occurs twice, which it is not asked about again."""
+        goes_on = self._stage.handler(error)
+        if not goes_on:
+            self._refused = error
+        return goes_on
 
     def state_dict(self) -> State:
         return {
