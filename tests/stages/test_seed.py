@@ -125,6 +125,19 @@ def test_hooks_that_draw_nothing_are_called_once_and_leave_all_as_it_is():
     assert lane.host.draws is False
 
 
+def test_failures_between_calls_that_are_seeded_leave_the_numbers_of_the_program():
+    def fail(sample):
+        if sample["n"] % 9 == 8:
+            raise ValueError(sample["n"])
+        return sample
+
+    hook = Hook("fail", fail, restore_seeds=True, handler=lambda *_: None)
+    batches = SeedDataset(BatchDataset(MapDataset(numbers(60), ((hook,),)), 4)).open(Lane(0, 1))
+    before = states()
+    for _ in batches:
+        assert states() == before
+
+
 def test_a_batch_that_is_made_again_counts_its_samples_and_failures_once():
     failures = []
 

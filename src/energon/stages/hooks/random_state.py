@@ -111,7 +111,9 @@ class DrawWatch:
         return self._mark.shows_draws
 
     def expect_present(self) -> None:
-        """Take the current states as those in which nothing was drawn."""
+        """Take the current states as those in which nothing was drawn, unless it seeds already."""
+        if self._has_begun:
+            return  # those from before are for the surrounding program
         mark = _thread.mark
         if mark is None or not mark.is_current():
             mark = _thread.mark = _Mark()
