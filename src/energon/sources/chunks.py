@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -167,8 +167,12 @@ class ChunkSource(ItemSource):
         return f"{number:09}"
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        at = next((at for at, file in enumerate(self.files) if file.name == key), None)
+        at = self._places_of_files.get(key)
         return super().numbers_of(key) if at is None else range(*self.ends[at : at + 2].tolist())
+
+    @cached_property
+    def _places_of_files(self) -> dict[str, int]:
+        return {file.name: at for at, file in enumerate(self.files)}
 
     def shard_of(self, number: int) -> str:
         return self.files[self._file_of(number)].name
