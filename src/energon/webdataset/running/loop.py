@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
@@ -37,7 +37,6 @@ Scope = Literal["job", "rank", "worker"]
 
 FORMAT = "energon webdataset state"
 VERSION = 1
-_NAMES = ("format", "version", "seed", "stages", "generators", "epoch", "place", "given", "items")
 
 _END = object()
 
@@ -133,7 +132,10 @@ class Snapshot:
     def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
         """Return the items of `count` passes from number `first` on; None means no end."""
         return Passes(
-            lambda number: self.open(Context(place, self.seed, number)), first=first, count=count
+            lambda number: self.open(Context(place, self.seed, number)),
+            first=first,
+            count=count,
+            generators=self.generators,
         )
 
     def passes_of_loop(self, place: Place, number: int) -> Passes:
@@ -154,14 +156,21 @@ class Passes(StageIterator):
         open_pass: Opens the pipeline for the pass of a number, which seeds shuffles.
         first: The number of the first pass.
         count: How many passes; None means no end.
+        generators: What the passes draw from, one after the other.
     """
 
     def __init__(
-        self, open_pass: Callable[[int], Iterator[Any]], *, first: int, count: int | None
+        self,
+        open_pass: Callable[[int], Iterator[Any]],
+        *,
+        first: int,
+        count: int | None,
+        generators: Sequence[random.Random],
     ) -> None:
         self._open_pass = open_pass
         self._number = first
         self._left = count
+        self._generators = generators
         self._current: Iterator[Any] | None = None
         super().__init__()
 
@@ -186,10 +195,14 @@ class Passes(StageIterator):
 
     def state_dict(self) -> State:
         current = None if self._current is None else state_of(self._current)
-        return {"epoch": self._number, "left": self._left, "pass": current}
+        drawn = list(map(generator_state, self._generators))
+        return {"epoch": self._number, "left": self._left, "generators": drawn, "pass": current}
 
     def load_state_dict(self, state: State) -> None:
-        self._number, self._left, current = unpack(state, "epoch", "left", "pass")
+        names = ("epoch", "left", "generators", "pass")
+        self._number, self._left, drawn, current = unpack(state, *names)
+        for generator, saved in zip(self._generators, drawn, strict=True):
+            set_generator(generator, saved)
         if current is not None:
             self._current = self._open_pass(self._number)
             load_state(self._current, current)
@@ -312,7 +325,8 @@ class Loop(StageIterator):
                 f"this is not a state of a webdataset pipeline: {str(state)[:80]}; states of "
                 "loaders are loaded by loaders"
             )
-        _, version, seed, stages, *_ = unpack(state, *_NAMES)
+        names = ("format", "version", "seed", "stages", "epoch", "place", "given", "items")
+        _, version, seed, stages, *_ = unpack(state, *names)
         if version != VERSION:
             raise StateError(f"the state has version {version}, expected {VERSION}")
         if seed != snapshot.seed:
@@ -337,7 +351,11 @@ class Loop(StageIterator):
         if not self.is_over:
             items: State | None = self._passes.state_dict()
             return _state(self.snapshot, self.epoch, place=place, given=self._given, items=items)
-        items = self._passes.state_dict() if self.snapshot.extent.goes_on else None
+        items = None
+        if self.snapshot.extent.goes_on:
+            items = self._passes.state_dict()
+        elif self.snapshot.generators:
+            items = self.snapshot.passes_of_loop(self.place, self.epoch + 1).state_dict()
         return _state(self.snapshot, self.epoch + 1, place=place, given=0, items=items)
 
     def load_state_dict(self, state: State) -> None:
@@ -354,8 +372,6 @@ class Loop(StageIterator):
                 f"{_numbers(self.place)}; load it where it was saved, or use WebLoader, whose "
                 "states fit any number of workers"
             )
-        for generator, drawn in zip(self.snapshot.generators, state["generators"], strict=True):
-            set_generator(generator, drawn)
         self.epoch = epoch
         self._epochs.set(epoch + 1)
         if items is None:
@@ -404,7 +420,6 @@ def _state(snapshot: Snapshot, epoch: int, **position: Any) -> State:
         "version": VERSION,
         "seed": snapshot.seed,
         "stages": snapshot.describe(),
-        "generators": [generator_state(each) for each in snapshot.generators],
         "epoch": epoch,
         **position,
     }
