@@ -189,10 +189,10 @@ def _advice_on_pattern(path: str) -> str:
     owner = _dataset_above(path)
     if owner is not None:
         return f"is a pattern of shards; name their dataset, {redact(owner)}"
-    folder = shell_word(redact(path).rpartition("/")[0] or ".")
+    folder = redact(path).rpartition("/")[0] or "."
     return (
-        f"is a pattern of shards; `energon prepare {folder}` makes a dataset of their folder, and "
-        "energon.webdataset streams them as they are"
+        f"is a pattern of shards; `energon prepare {shell_word(folder)}` makes a dataset of their "
+        "folder, and energon.webdataset streams them as they are"
     )
 
 
