@@ -230,13 +230,17 @@ def test_the_users_generator_is_saved_with_the_state(urls):
 
 
 @pytest.mark.parametrize("repetitions", [1, 2])
-def test_the_users_generators_go_on_in_the_next_epoch_wherever_a_state_was_saved(repetitions):
+@pytest.mark.parametrize("buffered", [0, 20])
+def test_the_users_generators_go_on_in_the_next_epoch_wherever_a_state_was_saved(
+    repetitions, buffered
+):
     def make():
         parts = [
             DataPipeline(list(range(count)), filters.shuffle(5, initial=2, rng=random.Random(4)))
             for count in (6, 9)
         ]
-        return RoundRobin(parts, longest=True).repeat(repetitions)
+        mixed = RoundRobin(parts, longest=True).compose(filters.shuffle(buffered, initial=2))
+        return mixed.repeat(repetitions)
 
     pipeline, states, items = make(), [], []
     for item in pipeline:
