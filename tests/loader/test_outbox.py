@@ -156,6 +156,22 @@ def test_events_wait_for_a_few_milliseconds_while_the_parent_waits(
     assert [len(events) for events in parent.messages()] == [2]
 
 
+class Node:
+    def __init__(self, other=None):
+        self.other = other
+
+
+@pytest.mark.parametrize("nest", [lambda node: node, lambda node: [{"a": node}]])
+def test_samples_that_hold_others_stay_the_same_objects(parent, nest):
+    first = Node()
+    second = Node(nest(first))
+    first.other = second
+    parent.outbox.put(Event(0, [first, second]))
+    (((_, (one, two), _),),) = parent.messages()
+    assert one.other is two
+    assert nest(one) == two.other
+
+
 def test_a_batch_of_many_objects_does_not_slow_down_later_ones(parent, always_quick):
     parent.outbox.put(Event(0, [str(number) for number in range(200_000)]))
     assert sys.getsizeof(parent.outbox._pickler) < 1 << 16

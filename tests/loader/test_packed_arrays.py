@@ -162,8 +162,8 @@ class TestTensors:
     def test_attributes_set_by_a_program_arrive(self, torch):
         made = [torch.arange(8) for _ in range(COUNT)]
         made[0].note = "note"
-        batch = [Tokens(each) for each in made]
-        assert by_column(batch) is None
+        found, *_ = send([Tokens(each) for each in made])
+        assert found.tokens.note == "note"
 
     def test_views_of_one_storage_still_share_it(self, torch):
         whole = [torch.zeros(64) for _ in range(COUNT)]

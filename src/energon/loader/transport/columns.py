@@ -3,8 +3,8 @@
 A batch of undecoded samples is a list of dicts with the same names. Pickling it dict by dict would
 cost more than reading it did: a call for each dict, and a copy of every part into the pickle. By
 column, large parts go straight into shared memory, and one comprehension on the other side makes
-the dicts again. Lists of simple objects of one class travel the same way, and so do plain dicts
-where that is faster.
+the dicts again. Lists of objects of one class travel the same way, and so do plain dicts where that
+is faster. One that holds other samples of its batch does not: columns would make copies of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ as `transport/arrays.py` packs small arrays, and as `transport/sources.py` packs
 _NOTES = ("__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__")
 _NEVER_PACKED = {str, int, float, bool, type(None), tuple, dict, list}
 _LEAVES = {str, bytes, int, float, bool, type(None), np.ndarray}
-"""Types of attributes in objects that are sent by column: nothing that holds other samples."""
+"""Types of values in dicts that are sent by column: nothing that holds other samples. Those of
+objects may be of any type, since pickle tells when it meets another sample."""
 
 
 class Columns(NamedTuple):
@@ -100,27 +101,44 @@ def by_column(batch: Any) -> Columns | None:
     return columns if kind is CrudeSample or _are_leaves(columns) else None
 
 
+def _are_leaves(columns: Columns) -> bool:
+    """Return whether no value holds other samples."""
+    _, names, values = columns
+    kinds = {each for name, c in zip(names, values, strict=True) for each in _kinds(name, c)}
+    return all(each in _LEAVES or is_array_type(each) for each in kinds)
+
+
+def _kinds(name: str, column: Sequence[Any]) -> set[type]:
+    """Return the types of values in a column; those of notes are known."""
+    if name in _NOTES:
+        return {str}
+    kinds: set[type] = set(map(type, column))
+    for kind in filter(is_array_type, list(kinds)):
+        arrays: list[Any] = [value for value in column if type(value) is kind]
+        # Elements that are objects, or attributes that a program has set, may hold anything.
+        held = [v.dtype.hasobject if kind is np.ndarray else v.__dict__ for v in arrays]
+        if any(held):
+            kinds.add(object)
+    return kinds
+
+
 def _objects_by_column(kind: type, batch: list[Any]) -> Columns | None:
-    """Return objects with the same attributes as columns; None if they hold anything more."""
+    """Return objects with the same attributes as columns; None if they are more than these."""
     slots = plain_slots(kind)
     if slots is None:
         return None
-    names, columns = slots, [_filled(batch, slot) for slot in slots]
+    names = slots
+    try:
+        columns = [tuple(map(attrgetter(slot), batch)) for slot in slots]
+    except AttributeError:  # one that is not filled
+        return None
     held: list[Any] = list(map(vars, batch)) if kind.__dictoffset__ else []
     if any(held):
         names += _common_names(held)
         columns += zip(*map(dict.values, held), strict=False)
         if len(names) == len(slots) or _has_setters(kind, names[len(slots) :]):
             return None
-    found = Columns(kind, names, columns)
-    return found if names and _are_leaves(found) else None
-
-
-def _are_leaves(columns: Columns) -> bool:
-    """Return whether no value holds other samples."""
-    _, names, values = columns
-    kinds = {each for name, c in zip(names, values, strict=True) for each in _kinds(name, c)}
-    return all(each in _LEAVES or is_array_type(each) for each in kinds)
+    return Columns(kind, names, columns) if names else None
 
 
 def _common_names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -138,31 +156,6 @@ def _has_setters(kind: type, names: tuple[str, ...]) -> bool:
     # Not getattr: on the class, a descriptor may give something else than itself.
     held = [vars(each).get(name) for each in kind.__mro__ for name in names]
     return any(hasattr(type(value), "__set__") for value in held)
-
-
-def _filled(batch: list[Any], slot: str) -> tuple[Any, ...]:
-    """Return the values in a slot of objects; a marker that is never sent where it is empty."""
-    try:
-        return tuple(map(attrgetter(slot), batch))
-    except AttributeError:
-        return (_EMPTY,)
-
-
-_EMPTY = object()
-
-
-def _kinds(name: str, column: Sequence[Any]) -> set[type]:
-    """Return the types of values in a column; those of notes are known."""
-    if name in _NOTES and column[0] is not _EMPTY:
-        return {str}
-    kinds: set[type] = set(map(type, column))
-    for kind in filter(is_array_type, list(kinds)):
-        arrays: list[Any] = [value for value in column if type(value) is kind]
-        # Elements that are objects, or attributes that a program has set, may hold anything.
-        held = [v.dtype.hasobject if kind is np.ndarray else v.__dict__ for v in arrays]
-        if any(held):
-            kinds.add(object)
-    return kinds
 
 
 def rebuild(

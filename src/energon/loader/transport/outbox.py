@@ -12,11 +12,12 @@ from typing import Any
 
 from energon.errors import WorkerError
 from energon.loader.lane_worker import Event
-from energon.loader.transport.columns import by_column
-from energon.loader.transport.pickling import BatchPickler, find_unpicklable
+from energon.loader.transport.columns import Columns, by_column
+from energon.loader.transport.pickling import BatchPickler, SampleInsideError, find_unpicklable
 from energon.loader.transport.reports import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
 from energon.loader.transport.wire import Message, MessageKind, send
+from energon.samples.crude import CrudeSample
 
 ALIGNMENT = 64
 BUNDLE_BYTES = 1 << 18
@@ -110,7 +111,7 @@ class Outbox:
         slot = self._slot
         mark = slot.position
         try:
-            self._append(slot, _portable(event))
+            self._append_event(slot, event)
         except Exception as error:
             slot.position = mark
             name = find_unpicklable(event.batch, _pickled)
@@ -118,7 +119,7 @@ class Outbox:
                 f"batch of lane {event.lane} cannot be sent to the training process because of "
                 f"{name}; make it picklable, leave it out, or use workers='thread'"
             )
-            self._append(slot, _portable(Event(event.lane, error=error)))
+            self._append(slot, _portable(Event(event.lane, error=error), None))
         if self._may_wait(slot):
             self._hold(True)
         else:
@@ -143,10 +144,21 @@ class Outbox:
         self._table.clear()
         self._hold(False)
 
-    def _append(self, slot: Slot, value: tuple[Any, ...]) -> None:
+    def _append_event(self, slot: Slot, event: Event) -> None:
+        columns = by_column(event.batch)
+        if columns is not None:
+            start, kind = slot.position, columns.kind
+            try:
+                of_user = None if kind in (CrudeSample, dict) else kind
+                return self._append(slot, _portable(event, columns), samples=of_user)
+            except SampleInsideError:
+                slot.position = start
+        return self._append(slot, _portable(event, None))
+
+    def _append(self, slot: Slot, value: tuple[Any, ...], *, samples: type | None = None) -> None:
         """Write the pickle of `value` and its buffers, and record where they are."""
         start = slot.position
-        self._pickler.dump(value)
+        self._pickler.dump(value, samples=samples)
         stop = slot.position
         buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
         if stop - start < LARGE_PICKLE:
@@ -181,10 +193,9 @@ def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
     return start, slot.position
 
 
-def _portable(event: Event) -> tuple[Any, ...]:
+def _portable(event: Event, columns: Columns | None) -> tuple[Any, ...]:
     """Return `event` in the form that is pickled, with what is rebuilt from columns at the end."""
     lane, batch, *rest, error = event
-    columns = by_column(batch)
     return (
         lane,
         batch if columns is None else None,
