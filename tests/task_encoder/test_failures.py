@@ -320,20 +320,29 @@ def test_a_hook_that_never_succeeds_ends_the_run_soon(root):
     assert run(val(root, FailsAtFirst(9)))[0] == 51
 
 
-def test_a_hook_that_skips_every_sample_is_named(root, caplog):
-    class SkipsAll(DefaultTaskEncoder):
-        calls = 0
+class SkipsAll(DefaultTaskEncoder):
+    calls = 0
 
-        def encode_sample(self, sample):
-            self.calls += 1
-            if self.calls <= 1000:
-                raise SkipSample
-            return sample
+    def encode_sample(self, sample):
+        self.calls += 1
+        if self.calls <= 1000:
+            raise SkipSample
+        return sample
 
-    with get_savable_loader(train(root, SkipsAll())) as loader:
+
+class YieldsNothing(SkipsAll):
+    def encode_sample(self, sample):
+        self.calls += 1
+        if self.calls > 1000:
+            yield sample
+
+
+@pytest.mark.parametrize("kind", [SkipsAll, YieldsNothing])
+def test_a_hook_that_skips_every_sample_is_named(root, caplog, kind):
+    with get_savable_loader(train(root, kind())) as loader:
         next(iter(loader))
     (said,) = caplog.messages
-    assert said.startswith("SkipsAll.encode_sample has raised SkipSample 1,000 times and let")
+    assert said.startswith(f"{kind.__name__}.encode_sample has let nothing through in 1,000 calls")
     assert "(last: sample 's" in said
 
 

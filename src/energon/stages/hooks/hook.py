@@ -272,6 +272,8 @@ class HookRunner:
                 if clock is not None:
                     clock.add(self.name, address, began)
             if output is SKIPPED:
+                if not sub:
+                    self._warn_of_skipping_all(argument)
                 return
             if output is None and self.hook.title is not None:
                 raise self._nothing("yielded", argument)
@@ -327,10 +329,10 @@ class HookRunner:
         record.skips += 1
         if not record.succeeded and record.skips >= 1000 and is_power_of_ten(record.skips):
             logger.warning(
-                "%s has raised SkipSample %s and let nothing through, so no batch can be made; "
-                "check when it does so (last: %s)",
+                "%s has let nothing through in %s, so no batch can be made; check when it raises "
+                "SkipSample or yields nothing (last: %s)",
                 self.hook.title or self.name,
-                counted(record.skips, "time", grouped=True),
+                counted(record.skips, "call", grouped=True),
                 describe_sources(self._sources(argument)),
             )
 
