@@ -168,6 +168,7 @@ def test_takes_no_other_worker_config():
     [
         ({"workers": "greenlet"}, "workers must be one of process, thread, got 'greenlet'"),
         ({"start_method": "exec"}, "start_method must be one of forkserver"),
+        ({"cache_pool": 3}, "cache_pool=3: expected a pool such as FileStoreCachePool"),
         ({"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
         ({"watchdog_timeout_seconds": 0}, "must be positive or None"),
     ],

@@ -108,6 +108,7 @@ def test_each_difference_is_named_with_both_values():
 def test_chosen_differences_are_let_through():
     assert len(check_fingerprint(SAVED, NOW, strict=False)) == 3
     assert len(check_fingerprint(SAVED, NOW, strict=["data"])) == 3
+    assert len(check_fingerprint(SAVED, NOW, strict="data")) == 3
     with pytest.raises(StateError, match=r"data\.b"):
         check_fingerprint(SAVED, NOW, strict=["data.a", "data.c"])
 

@@ -144,6 +144,12 @@ def test_a_criterion_that_makes_no_sense_ends_the_run(found, message):
         next(grouped(numbers(5), lambda _: found, None).open(Lane(0, 1)))
 
 
+def test_a_tensor_as_the_group_ends_the_run():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(FatalSampleError, match="a tensor as the group; use 2, its value"):
+        next(grouped(numbers(5), lambda _: (torch.tensor(2), None), 2).open(Lane(0, 1)))
+
+
 def test_two_batch_sizes_for_one_group_end_the_run():
     with pytest.raises(
         FatalSampleError,

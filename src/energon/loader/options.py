@@ -78,6 +78,11 @@ class LoaderOptions:
                     f"{name} must be one of {', '.join(get_args(known))}, "
                     f"got {getattr(self, name)!r}"
                 )
+        if self.cache_pool is not None and not isinstance(self.cache_pool, CachePool):
+            raise ConfigError(
+                f"cache_pool={self.cache_pool!r}: expected a pool such as FileStoreCachePool(), or "
+                "None"
+            )
         for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
             check_at_least(1, name, getattr(self, name))
         for name in (

@@ -110,7 +110,8 @@ def may_differ(path: str, strict: bool | Collection[str]) -> bool:
     """Return whether the part of a fingerprint at a dotted path may differ."""
     if isinstance(strict, bool):
         return not strict
-    return any(path == name or path.startswith(f"{name}.") for name in strict)
+    names = [strict] if isinstance(strict, str) else strict
+    return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
 class _Absent:

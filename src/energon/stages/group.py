@@ -5,6 +5,7 @@ The position is that of the stream, and the places of the items waiting in bucke
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -137,6 +138,10 @@ class _GroupIterator(BatchIterator):
         group, size = self._check(found, item)
         bucket = self.buckets.get(group)
         if bucket is None:
+            torch: Any = sys.modules.get("torch")
+            if torch is not None and isinstance(group, torch.Tensor):
+                # Its hash is that of the object, so no two samples would share a group.
+                raise self._error(item, f"a tensor as the group; use {group.tolist()!r}, its value")
             bucket = self.buckets[group] = _Bucket(group, size)
         elif bucket.size != size:
             raise self._error(
