@@ -5,7 +5,7 @@
 Opening datasets, starting workers, sending batches to the trainer, the lanes of a new run, and
 hooks that draw no random numbers: the page has each figure and its goal. Every figure comes from a
 fresh process; ratios are medians over chunks of two loaders that take turns in it. Five rounds take
-about three minutes.
+about four minutes.
 """
 
 from __future__ import annotations
@@ -139,6 +139,9 @@ FIGURES = {
         "of which turning batches into columns", "", 1, "x", of=("transport", "columns")
     ),
     "pickles": Figure("of which pickling the columns", "", 1, "x", of=("transport", "pickles")),
+    "child-busy": Figure(
+        "the same with hooks of 5 µs a sample", "1.3", 1, "x", of=("transport-busy", "child")
+    ),
     "child-arrays": Figure(
         "the same with hooks that make arrays, and the default `batch`",
         "1.3",
@@ -308,8 +311,9 @@ def ratio(one: Iterator[Any], other: Iterator[Any], clock: Callable[[], float]) 
 
 def transport(folder: Path, kind: str) -> dict[str, float]:
     """Return what a sample of a worker takes in the trainer, and in the worker against in-line."""
-    inline = batches(folder / "text", encoder(kind))
-    workers = batches(folder / "text", encoder(kind), num_workers=2)
+    busy = turns_in(5e-6) if kind == "busy" else 0
+    inline = batches(folder / "text", encoder(kind, busy))
+    workers = batches(folder / "text", encoder(kind, busy), num_workers=2)
     chunk(inline), chunk(workers)
     found: dict[str, list[float]] = {"parent": [], "child": [], "columns": [], "pickles": []}
     for _ in range(CHUNKS):
@@ -363,18 +367,23 @@ def children_seconds() -> float:
 
 def hook(folder: Path, kind: str) -> dict[str, float]:
     """Return how much faster 2 workers are than none, with hooks of 5 µs a sample."""
-    turns, spent = 1000, 0.0
-    while spent < 1.0:  # of a million turns, for 5 µs each
-        start = time.process_time()
-        for _ in range(turns):
-            pass
-        spent, turns = time.process_time() - start, 2 * turns
-    busy = max(1, round(5e-6 * turns / 2 / spent))
+    busy = turns_in(5e-6)
     alone = batches(folder / "text", encoder(kind, busy))
     workers = batches(folder / "text", encoder(kind, busy), num_workers=2)
     found = ratio(alone, workers, time.perf_counter)
     workers.close()  # type: ignore[attr-defined]
     return {"value": found}
+
+
+def turns_in(seconds: float) -> int:
+    """Return how often an empty loop turns in a time."""
+    turns, spent = 1000, 0.0
+    while spent < 1.0:
+        start = time.process_time()
+        for _ in range(turns):
+            pass
+        spent, turns = time.process_time() - start, 2 * turns
+    return max(1, round(seconds * turns / 2 / spent))
 
 
 def lanes(folder: Path, kind: str) -> dict[str, float]:
@@ -394,6 +403,7 @@ def draws(folder: Path) -> dict[str, float]:
 MEASURED: dict[str, Callable[[Path], dict[str, float]]] = {
     "info": info,
     "transport": partial(transport, kind="cooker"),
+    "transport-busy": partial(transport, kind="busy"),
     "transport-arrays": partial(transport, kind="arrays"),
     "hook": partial(hook, kind="busy"),
     "hook-arrays": partial(hook, kind="busy-arrays"),
