@@ -113,6 +113,7 @@ def test_copies_of_classes_with_slots_travel_by_column(copies):
     assert not isinstance(vars(slotted).get("x"), MemberDescriptorType)
     for kind in (slotted, below):
         batch = [kind(n) for n in range(3)]
+        assert by_column(batch).names == tuple(vars(batch[0]))
         assert rebuild(*pickle.loads(dumped(by_column(batch).to_send())[0])) == batch
         assert crossed(batch[1]) == batch[1]
 
@@ -173,7 +174,7 @@ print("started")
 class Color(enum.Enum):
     RED = 1
 
-@dataclass
+@dataclass(slots=True)
 class Batch:
     color: Color
     rows: list

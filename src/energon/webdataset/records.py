@@ -46,7 +46,7 @@ class RecordSamples(Stage):
 class _RecordIterator(StageIterator):
     """Its position is the number of finished files, and of records taken from the next one.
 
-    It is also whether the handler has ended the stage: a file that failed may not fail again.
+    It also tells whether the handler has ended the stage: a file that failed may not fail again.
     """
 
     def __init__(self, stage: RecordSamples, source: Iterator[Any]) -> None:

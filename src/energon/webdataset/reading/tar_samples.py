@@ -214,9 +214,9 @@ _END = object()
 class _TarSamplesIterator(StageIterator):
     """Its position is the number of finished shards, and an offset and sample number in the next.
 
-    It is also whether the handler has ended the stage: a shard that failed may not fail again.
     Shard lists therefore need no state of their own: they are iterated again, which costs next
-    to nothing compared with opening a shard.
+    to nothing compared with opening a shard. The position also tells whether the handler has ended
+    the stage: a shard that failed may not fail again.
     """
 
     def __init__(self, stage: TarSamples, source: Iterator[Any]) -> None:
