@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from itertools import islice
+from threading import get_ident
 
 import pytest
 
@@ -175,7 +176,8 @@ def test_says_that_lanes_of_others_were_told_by_one_rank(root, caplog):
     ranks = open_ranks(root, 2)
     steps(ranks, 2)
     state = ranks[0].state_dict()
-    assert not caplog.records
+    # Threads of earlier tests may still warn that their servers are gone.
+    assert not [record for record in caplog.records if record.thread == get_ident()]
     open_ranks(root, 1, state=state)
     assert "from the state of rank 0 of 2" in caplog.text
 
