@@ -13,6 +13,7 @@ from energon.errors import DatasetNotFoundError, EnergonError, FormatError, NoSu
 from energon.messages import Lines, escape_line, escape_text
 
 EVIL = "a\x1b[31m\x9b\x07\u202eb\udcff\r"
+SECRET, REDACTED = "https://me:p@ss 'w\"ord@host/x?sig='s", "https://***@host/x?***"
 SAFE = "a\\x1b[31m\\x9b\\x07\\u202eb\\xff\\r"
 SOURCE = Path(__file__).parents[1] / "src"
 CLI = SOURCE / "energon/cli"
@@ -29,10 +30,11 @@ def every_error(cls):
 
 
 @pytest.mark.parametrize("cls", every_error(EnergonError))
-def test_messages_of_all_errors_are_escaped(cls):
+def test_messages_of_all_errors_are_escaped_and_redacted(cls):
     assert cls.__str__ in (EnergonError.__str__, NoSuchFileError.__str__)
     if cls.__module__ == EnergonError.__module__:
-        assert str(cls(f"{EVIL}: what")) == f"{SAFE}: what"
+        assert str(cls(f"{EVIL}: {SECRET} what")) == f"{SAFE}: {REDACTED} what"
+        assert "ss" not in repr(cls(SECRET)).removeprefix(cls.__name__)
 
 
 def test_causes_that_are_formatted_into_messages_are_escaped():
@@ -40,16 +42,18 @@ def test_causes_that_are_formatted_into_messages_are_escaped():
     assert str(DatasetNotFoundError(EVIL)) == str(NoSuchFileError(EVIL)) == SAFE
 
 
-def test_log_records_are_escaped(caplog):
+def test_log_records_are_escaped_and_redacted(caplog):
     log = logging.getLogger("energon")
     log.warning("%s: %d %s", f"{EVIL}\nforged", 1, Path(EVIL))
     log.warning("first\nsecond %s", FormatError(EVIL))
     log.warning(EVIL)
+    log.warning("%s: retried %s", SECRET, [SECRET])
     log.warning("was here: %s", Lines(f"first\nsecond {EVIL}"))
     assert caplog.messages == [
         f"{SAFE}\\nforged: 1 {SAFE}",
         f"first\nsecond {SAFE}",
         SAFE,
+        f"{REDACTED}: retried ['{REDACTED}']",
         f"was here: first\nsecond {SAFE}",
     ]
 

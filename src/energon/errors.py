@@ -38,17 +38,21 @@ from __future__ import annotations
 from operator import index
 from typing import Any, Self
 
-from energon.messages import escape_text
+from energon.messages import escape_text, redact_text
 
 
 class EnergonError(Exception):
     """Base of all errors that energon raises deliberately.
 
-    Messages name what is in data, so what terminals would obey is escaped in them.
+    Messages name what is in data, so what terminals would obey is escaped in them, and addresses
+    lose their passwords.
     """
 
     def __str__(self) -> str:
-        return escape_text(super().__str__())
+        return escape_text(redact_text(super().__str__()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class ConfigError(EnergonError, ValueError):
@@ -170,7 +174,7 @@ class NoSuchFileError(SampleError, FileNotFoundError, KeyError):
 
     # KeyError would print its message in quotes.
     def __str__(self) -> str:
-        return escape_text(Exception.__str__(self))
+        return escape_text(redact_text(Exception.__str__(self)))
 
 
 class FatalSampleError(SampleError):

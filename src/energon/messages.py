@@ -4,7 +4,8 @@ Some warnings are given once, or once in a while, whichever worker has cause to 
 some of these end with how long the trainer has waited, which only its own process knows.
 
 Control characters, marks that turn the direction of text, and bytes that are not text are written
-as escapes, in messages of errors, in log records and in what commands print.
+as escapes, in messages of errors, in log records and in what commands print. Passwords and
+signatures of addresses are left out of errors and log records (`redact_text`), whoever writes them.
 """
 
 from __future__ import annotations
@@ -72,8 +73,76 @@ def shell_word(value: object) -> str:
     return shlex.quote(escape_line(str(value)))
 
 
+_URL_START = re.compile(r"([A-Za-z0-9+.-]{0,32})://")
+_HOST_AND_PORT = re.compile(r"([^:@]*|\[[^]@]*\])(:\d+)?")
+# In text, a URL ends at white space, which a password may contain all the same: USER:PASS WORD@.
+# It does not begin with it, nor is it a number: "s3://bucket: no x@2.jpg", "http://host:80 or a@b".
+_USER_IN_TEXT = re.compile(r"([^\s:/?#@]*:(?!\d*\s)[^/?#\n]*@)?")
+_WORD = re.compile(r"\S*")
+_AFTER_URL = "'\"`,;:.)]}>"
+_QUERY_IN_TEXT = re.compile(r"(?<=\?)[^\s?]*=\S*")
+_MAX_QUOTED = 10_000
+"""Characters of a URL in quotes; without a limit, quotes that never close take quadratic time."""
+
+
+def redact_text(text: str, *, is_address: bool = False) -> str:
+    """Return text without the passwords and signatures of the URLs in it.
+
+    User name and password end at the last `@` before the path. Of a URL whose user name and
+    password cannot be told from its path, only the scheme is left.
+
+    Args:
+        text: A message, or one address.
+        is_address: Whether it is one address, which may contain spaces and quotes.
+
+    Example:
+        >>> redact_text("GET https://me:p@ss@host/x?sig=secret failed, see s3://id:key@bucket")
+        'GET https://***@host/x?*** failed, see s3://***@bucket'
+    """
+    pieces, done = [], 0
+    while url := _URL_START.search(text, done):
+        stop = len(text)
+        if not is_address or url.start():
+            stop = _end_of_url(text, url)
+        # Of a path with spaces, only the first word has been taken as part of the URL.
+        before = text[done : url.end()]
+        pieces += [_QUERY_IN_TEXT.sub("***", before) if done else before]
+        pieces += [_redact_url(url[1].lower(), text[url.end() : stop])]
+        done = stop
+    rest = text[done:]
+    return "".join([*pieces, _QUERY_IN_TEXT.sub("***", rest) if done else rest])
+
+
+def _end_of_url(text: str, url: re.Match[str]) -> int:
+    """Return where a URL in a text ends, given the match of its scheme."""
+    quote, user = text[url.start() - 1 : url.start()], _USER_IN_TEXT.match(text, url.end())
+    start = user.end() if user else url.end()
+    if quote and quote in "'\"`":
+        closing = re.compile(rf"{quote}(?=[,;:.)\]}}>]*(?:\s|$))")
+        if found := closing.search(text, start, start + _MAX_QUOTED):
+            return found.start()
+    word = _WORD.match(text, start)
+    return start + len(word[0].rstrip(_AFTER_URL)) if word else start
+
+
+def _redact_url(scheme: str, rest: str) -> str:
+    """Return what follows `scheme://` in a URL, without secrets."""
+    if scheme == "dss":
+        return rest  # dss://DATASET@VERSION/PATH
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    tail = rest[len(authority) :]
+    _, at, host = authority.rpartition("@")
+    if at:
+        authority = f"***@{host}"
+    elif "@" in tail and not _HOST_AND_PORT.fullmatch(authority):
+        return "***"  # USER:PASS/WORD@HOST
+    path, mark, query = tail.partition("?")
+    is_query = scheme in ("http", "https") or "=" in query  # else a pattern: s3://bucket/a?.tar
+    return f"{authority}{path}{mark}{'***' if query and is_query else query}"
+
+
 def escape_record(record: logging.LogRecord) -> bool:
-    """Escape what a log record says; a filter that lets every record pass."""
+    """Escape what a log record says, and redact it; a filter that lets every record pass."""
     arguments = record.args
     if isinstance(arguments, tuple):
         record.args = tuple(map(_safe_argument, arguments))
@@ -81,8 +150,9 @@ def escape_record(record: logging.LogRecord) -> bool:
         text = record.getMessage()
     except (TypeError, ValueError, KeyError):
         return True  # whoever handles the record reports that its arguments do not fit
-    if not text.isprintable():
-        record.msg, record.args = escape_text(text), ()
+    shown = escape_text(redact_text(text))
+    if shown != text:
+        record.msg, record.args = shown, ()
     return True
 
 

@@ -167,6 +167,28 @@ def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, monkeypatch, pre
     assert run(*command.split(), "--no-such-option").exit_code == 2
 
 
+@pytest.mark.parametrize("command", [" ".join(path) for path in COMMANDS])
+def test_commands_show_no_password_of_an_address(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
+    monkeypatch.chdir(tmp_path)
+    for address in (
+        "http://me:p@s3cr3t@127.0.0.1:1/x.tar",
+        "http://me:'a s3cr3t\" @127.0.0.1:1/x",
+        "s3://id:a/s3cr3t@bucket/x",
+        "http://127.0.0.1:1/x.jsonl?sig='a s3cr3t\"",
+        "no-such-scheme://me:s3cr3t@host/x.yaml",
+    ):
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        words = ON_A_PLACE[command].split()
+        places = {"{}": address, "{folder}": str(folder)}
+        words = [places.get(word, word.replace("{out}", str(tmp_path / "out"))) for word in words]
+        for more in ([], ["too", "many", address]):
+            done = run(*command.split(), *words, *more)
+            assert done.exit_code in (1, 2), done.output  # a problem that `tar verify` reports
+            assert "s3cr3t" not in done.output
+
+
 DESCRIPTIONS = {
     ".nv-meta/dataset.yaml": ("doctor", "info", "lint", "plan", "preview"),
     ".nv-meta/split.yaml": ("doctor", "info", "lint", "plan", "preview", "view"),

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from traceback import walk_tb
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from energon.errors import ConfigError, EnergonError
-from energon.messages import escape_line, escape_text, nearest
+from energon.messages import escape_line, escape_text, nearest, redact_text
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -174,15 +174,28 @@ def failed_command(error: EnergonError | OSError) -> click.ClickException:
         # Only click itself, when it prints a help, passes such errors on, see `write_output`.
         if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
             return failed_output(error)
-        from energon.io.atomic import remedy_if_full  # here, so that commands start without it
+        # Here, so that commands start without it.
+        from energon.io.address import redact
+        from energon.io.atomic import remedy_if_full
 
-        where = "" if error.filename is None else f"{error.filename}: "
+        where = "" if error.filename is None else f"{redact(error.filename)}: "
         remedy = remedy_if_full(error)
         hint = f"; {remedy} and run the command again" if remedy else ""
         return RefusedCommandError(escape_text(f"{where}{error.strerror or error}{hint}"))
     # What the system or a store refuses says nothing about the data.
     refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))
     return (RefusedCommandError if refused else click.ClickException)(str(error))
+
+
+def redacted(error: click.ClickException, arguments: Sequence[str]) -> click.ClickException:
+    """Return an error of click itself, which repeats arguments, without passwords of addresses."""
+    message = error.message
+    for argument in arguments:
+        shown = redact_text(argument, is_address=True)
+        if shown != argument:
+            message = message.replace(argument, shown)
+    vars(error).update(message=redact_text(message))
+    return error
 
 
 def failed_output(error: OSError) -> click.ClickException:

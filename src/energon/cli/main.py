@@ -13,6 +13,7 @@ from energon.cli.command_group import (
     add_verbosity,
     failed_command,
     failed_output,
+    redacted,
 )
 from energon.errors import EnergonError
 from energon.version import __version__
@@ -37,18 +38,30 @@ COMMANDS = {
 }
 
 
+_ARGUMENTS = "energon.arguments"
+
+
 class _Main(LazyGroup):
     """Shows errors of ours and of the system as messages, and reports an interruption."""
 
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **extra: Any
+    ) -> click.Context:
+        given = tuple(args)
         try:
-            return super().make_context(*args, **extra)
+            context = super().make_context(info_name, args, *more, **extra)
+            context.meta[_ARGUMENTS] = given
+            return context
+        except click.ClickException as error:
+            raise redacted(error, given) from None
         except OSError as error:  # while printing help or the version
             raise failed_output(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            raise redacted(error, ctx.meta[_ARGUMENTS]) from error.__cause__
         except BrokenPipeError as error:
             raise failed_output(error) from error
         except (EnergonError, OSError) as error:

@@ -9,7 +9,8 @@ An address is a path on this machine or a URL:
     dss://train@v2/shards                     local, $NVDATASET_CACHE_DIR/train/v2/shards
 
 The functions here work on the text alone. URLs may contain secrets (user:password@, a signature
-in the query): `redact` removes them, and everything shown to a user passes through it.
+in the query): `redact` removes them. It parses a whole address, so it is applied to addresses
+before they become part of a message; `EnergonError` and the logger redact messages once more.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from energon.errors import ConfigError
+from energon.messages import redact_text
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 _QUERY_SCHEMES = frozenset({"http", "https"})
-_SECRET_QUERY = re.compile(r"(?<=\?)[^\s'\"#]+")
-_USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
 
 
 class Address(NamedTuple):
@@ -153,13 +153,13 @@ def address_name(address: str | os.PathLike[str]) -> str:
 
 
 def redact(address: object) -> str:
-    """Return a text without the passwords and signatures of the URLs in it.
+    """Return an address without its password and its signature, see `redact_text`.
 
     Example:
-        >>> redact("GET https://me:secret@host/x?sig=secret failed")
-        'GET https://***@host/x?*** failed'
+        >>> redact("https://me:my 'secret'@host/x?sig=secret")
+        'https://***@host/x?***'
     """
-    return _SECRET_QUERY.sub("***", _USER_INFO.sub("***@", str(address)))
+    return redact_text(str(address), is_address=True)
 
 
 def shown_address(address: str | os.PathLike[str]) -> str:

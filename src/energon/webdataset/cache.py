@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from energon.errors import FormatError
 from energon.formats.tar.headers import BLOCK
+from energon.io.address import redact
 from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.gopen import gopen as _open
@@ -181,13 +182,13 @@ class FileCache:
                 pass
             written_to = getattr(opened.stream, "written_to", None)
             if self.validator is not None and written_to and not self.validator(written_to):
-                raise FormatError(f"{url}: the validator of the cache rejects this shard")
+                raise FormatError(f"{redact(url)}: the validator of the cache rejects this shard")
             opened.completed()
         finally:
             opened.stream.close()
         found = self.cache.find(url)
         if found is None:
-            raise FormatError(f"{url}: the cache in {self.cache_dir} could not store it")
+            raise FormatError(f"{redact(url)}: the cache in {self.cache_dir} could not store it")
         return str(found)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -99,7 +99,7 @@ def _through_aistore(url: str) -> str:
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ConfigError(
-            f"{url}: is read through AIStore; set AIS_ENDPOINT to its address, like "
+            f"{redact(url)}: is read through AIStore; set AIS_ENDPOINT to its address, like "
             "http://host:51080"
         )
     if scheme not in _PROVIDERS:

@@ -13,6 +13,7 @@ from energon.cli import tar
 from energon.cli.command_group import echo, echo_json, write_output
 from energon.cli.options import option, options_object, progress_bar
 from energon.formats.json_text import parse_json
+from energon.io.address import redact
 from energon.messages import counted
 
 
@@ -53,7 +54,8 @@ def ls_command(
     for sample in islice(read_samples(urls, allow=allow, sizes=True), number):
         sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
         if as_json:
-            about = {"key": sample["__key__"], "shard": sample["__url__"], "fields": sizes}
+            shard = redact(sample["__url__"])
+            about = {"key": sample["__key__"], "shard": shard, "fields": sizes}
             write_output(json.dumps(about))
         else:
             fields = " ".join(f"{name}:{size}" for name, size in sizes.items())
@@ -190,8 +192,8 @@ def index_command(
     for url in urls:
         if how.wids is None and not can_have_index(url):
             raise ConfigError(
-                f"{url}: files cannot be written beside those of a web server; list them with "
-                "--wids FILE"
+                f"{redact(url)}: files cannot be written beside those of a web server; list them "
+                "with --wids FILE"
             )
     samples = 0
     with progress_bar(progress, "indexing", "shards") as advance:

@@ -234,8 +234,8 @@ def open_file_store(
     kind = dataset_kind(address)
     if kind == "metadataset":
         raise ConfigError(
-            f"{address}: a {kind} has no files that can be read by name; expected a prepared "
-            f"dataset, or a folder as {FOLDER_SCHEME}FOLDER"
+            f"{redact(address)}: a {kind} has no files that can be read by name; expected "
+            f"a prepared dataset, or a folder as {FOLDER_SCHEME}FOLDER"
         )
     return kind_named(kind, address).file_store(address, pool=pool, allow=allow)
 

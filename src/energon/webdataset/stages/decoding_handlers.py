@@ -20,6 +20,7 @@ from energon.decode import images
 from energon.decode.images import ImageSpec, decode_image, image_spec
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, needs_extra
+from energon.io.address import redact
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -52,7 +53,7 @@ class DecodingError(DecodeError):
         *,
         problem: str = "cannot be decoded",
     ) -> None:
-        where = f" of {url}" if url else ""
+        where = f" of {redact(url)}" if url else ""
         super().__init__(f"field {k!r} of sample {key!r}{where} {problem}")
         self.url = url
         self.key = key

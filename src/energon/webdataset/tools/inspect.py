@@ -150,13 +150,13 @@ class Verifier:
                 for kind, problem in self._problems(url, name, content):
                     known[kind] += 1
                     if known[kind] <= MAX_EXAMPLES:
-                        problems.append(f"{url}: {problem}")
+                        problems.append(f"{redact(url)}: {problem}")
         except EnergonError as error:
             problems.append(str(error))
             self.not_there += isinstance(error, OSError)
         for kind, number in known.items():
             if number > MAX_EXAMPLES:
-                problems.append(f"{url}: {number - MAX_EXAMPLES} more of this kind: {kind}")
+                problems.append(f"{redact(url)}: {number - MAX_EXAMPLES} more of this kind: {kind}")
         return problems
 
     def _problems(self, url: str, name: str, content: Any) -> Iterator[tuple[str, str]]:
@@ -210,7 +210,9 @@ def index_anywhere(url: str) -> int:
 def check_plain(url: str) -> None:
     """Raise ConfigError if the samples of a shard have no positions to index."""
     if url == "-" or url.startswith("pipe:"):
-        raise ConfigError(f"{url}: a stream has no place for an index; write it to a file first")
+        raise ConfigError(
+            f"{redact(url)}: a stream has no place for an index; write it to a file first"
+        )
     stream = open_url(url)
     try:
         is_packed = unpacker_for(stream.read(HEAD_BYTES) or b"") is not None

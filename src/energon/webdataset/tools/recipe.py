@@ -17,6 +17,7 @@ from typing import Any
 from energon.errors import ConfigError, FormatError
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import StreamSample
+from energon.io.address import redact
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
 
@@ -28,7 +29,7 @@ def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"{folder}: no such folder; recipes are given with --recipe")
+        raise ConfigError(f"{redact(folder)}: no such folder; recipes are given with --recipe")
     files = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
     names = [str(file) for file in files if not any(part.startswith(".") for part in file.parts)]
     for name in sorted(names, key=lambda name: (split_name(name) or (name, ""), name)):
