@@ -90,8 +90,8 @@ Misbehaviour = Callable[[Ask], None]
 MISBEHAVIOURS: dict[str, Misbehaviour] = {}
 HARMLESS: set[str] = set()
 """Names of misbehaviours in spite of which all data can be had."""
-UNKNOWABLE = {"Content-Length is too small", "always 204 No Content"}
-"""Names of those after which a client that asks only once cannot know that something is missing."""
+UNKNOWABLE = {"Content-Length is too small", "always 204 No Content", "more chunks than bytes"}
+"""Names of those after which a client that asks only once cannot know the right length."""
 SLOW = {"a flood of 100 Continue", "is silent", "is silent after the head", "drips"}
 """Names of those that end with the patience of the client."""
 
@@ -283,6 +283,15 @@ def _endless(ask: Ask) -> None:
     _chunked(_chunks)(ask)
     while ask.wait(0.001):
         ask.send(_chunks(bytes(1000)))
+
+
+@_named("answers of unknown length, in chunks", harmless=True)
+def _streams(ask: Ask) -> None:
+    ask.answer("200 OK", _whole_in_chunks(ask), length=False, Transfer_Encoding="chunked")
+
+
+def _whole_in_chunks(ask: Ask) -> bytes:
+    return b"" if ask.method == "HEAD" else _chunks(ask.content) + b"0\r\n\r\n"
 
 
 # Redirects

@@ -82,6 +82,7 @@ class ObjectStream:
         self._waited += time.monotonic() - self._asked_at
         self._store.statistics.add(bytes_read=num_bytes)
         self._position += num_bytes
+        self._check_length()
         if self._position - self._mark >= PROGRESS_BYTES:
             self._waited, self._mark, self._failures = 0.0, self._position, 0
 
@@ -101,14 +102,17 @@ class ObjectStream:
         )
         self._waited += time.monotonic() - self._asked_at
 
-    def _check_end(self) -> None:
-        place, size, position = self._store.place(self._key), self._size, self._position
-        if 0 <= size < position:
+    def _check_length(self) -> None:
+        if 0 <= self._size < self._position:
             raise StorageError(
-                f"{place}: the answer has {position} bytes, expected {size}; does a proxy "
-                "compress it?"
+                f"{self._store.place(self._key)}: the answer has {self._position} bytes or more, "
+                f"expected {self._size}; does a proxy compress it?"
             )
-        if position < size:
+
+    def _check_end(self) -> None:
+        if self._position < self._size:
             raise StorageError(
-                f"{place}: the answer ended at byte {position} of {size}", transient=True
+                f"{self._store.place(self._key)}: the answer ended at byte {self._position} of "
+                f"{self._size}",
+                transient=True,
             )

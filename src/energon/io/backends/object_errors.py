@@ -95,9 +95,9 @@ _RANGES = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+")
 _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
     (
         "MissingContentLength",
-        StorageError,
+        RangesNotSupportedError,
         "the answer has no Content-Length, as servers send what they compress or make on "
-        "the fly; have the file served as it is",
+        "the fly; it can only be streamed: have the file served as it is",
         False,
     ),
     (

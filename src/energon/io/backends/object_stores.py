@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import configparser
 import os
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from energon.errors import ConfigError, EnergonError, StorageError, needs_extra
+from energon.errors import (
+    ConfigError,
+    EnergonError,
+    RangesNotSupportedError,
+    StorageError,
+    needs_extra,
+)
 from energon.io.address import Address, redact
-from energon.io.backends.base import ObjectInfo
+from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.object_backend import (
+    READ_SECONDS,
+    RESPONSE_CHUNK_BYTES,
     Connect,
     ObjectBackend,
+    ask,
     connection_settings,
     info_of,
     object_library,
@@ -282,9 +292,31 @@ class WebBackend(ObjectBackend):
             except Exception:
                 raise error from None
 
+    def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
+        try:
+            yield from super().stream(key, start, version)
+        except RangesNotSupportedError:
+            # The library refuses answers without a length, or of the whole for a part.
+            yield from self._stream_whole(key, start)
+
+    def _stream_whole(self, key: str, start: int) -> Iterator[bytes]:
+        """Yield a file from byte `start`, however the server sends the whole of it."""
+        place = f"{self.origin}/{key}"
+        request = urllib.request.Request(self._url(key), headers=dict(self._sent))
+        with ask(request, place, access="") as answer:
+            self._check_encoding(answer.headers.get("Content-Encoding"), key)
+            while part := answer.read1(RESPONSE_CHUNK_BYTES):
+                if not seconds_left(READ_SECONDS):
+                    raise StorageError(f"{place}: no answer in time", transient=True)
+                rest, start = part[start:], max(0, start - len(part))
+                if rest:
+                    yield rest
+
     def _check(self, answer: GetResult, version: str | None, key: str) -> None:
         super()._check(answer, version, key)
-        encoding = dict(answer.attributes).get("Content-Encoding")
+        self._check_encoding(dict(answer.attributes).get("Content-Encoding"), key)
+
+    def _check_encoding(self, encoding: str | None, key: str) -> None:
         if encoding and not key.endswith(_COMPRESSED):
             raise StorageError(
                 f"{self.origin}/{key}: the server compresses the answer ({encoding}), unasked; "
@@ -294,10 +326,12 @@ class WebBackend(ObjectBackend):
     def _translate(self, error: Exception, key: str) -> EnergonError:
         refused = None
         if "status code: 3" in str(error):
-            base, mark, query = self._root.partition("?")
-            url = f"{base}/{quote(key)}{mark}{query}"
-            refused = refused_redirect(url, self._sent, f"{self.origin}/{key}")
+            refused = refused_redirect(self._url(key), self._sent, f"{self.origin}/{key}")
         return super()._translate(error, key) if refused is None else refused
+
+    def _url(self, key: str) -> str:
+        base, mark, query = self._root.partition("?")
+        return f"{base}/{quote(key)}{mark}{query}"
 
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")
