@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import pytest
 
-from energon.errors import ConfigError
 from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.memory import pin_batches, to_device
 from energon.samples.collate import map_tensors
@@ -67,8 +66,6 @@ def test_moves_to_a_device():
 def test_pins_nothing_without_cuda():
     assert pin_batches(None) is None
     assert pin_batches(False) is None
-    with pytest.raises(ConfigError, match="sees no CUDA device"):
-        pin_batches(True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -88,9 +85,10 @@ def test_torch_may_be_imported_after_the_loader_is_built(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_loader_that_cannot_pin_says_so_when_it_is_built():
-    with pytest.raises(ConfigError, match="sees no CUDA device"):
-        get_loader(fake(), pin_memory=True)
+def test_a_loader_that_cannot_pin_warns_and_loads(caplog):
+    with get_loader(fake(), pin_memory=True) as loader:
+        assert next(iter(loader)) is not None
+    assert "pin_memory=True has no effect" in caplog.text
 
 
 def numbers(lane, row):

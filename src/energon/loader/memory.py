@@ -9,24 +9,27 @@ as many images of 70 kB.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon.errors import ConfigError, needs_extra
+from energon.errors import needs_extra
 from energon.samples.collate import PARALLEL_NUMBERS, is_plain, map_tensors
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+logger = logging.getLogger("energon")
+
 
 def pin_batches(pin: bool | None) -> Pinning | None:
-    """Return what pins batches, or None if nothing is to be pinned.
+    """Return a pinning of batches, or None if they stay in ordinary memory.
 
     Args:
-        pin: None pins if torch is imported and sees a CUDA device.
+        pin: None pins if torch is imported and sees a CUDA device; True also warns if it sees none.
     """
     torch = sys.modules.get("torch")
     if pin is False or (pin is None and torch is None):
@@ -34,7 +37,11 @@ def pin_batches(pin: bool | None) -> Pinning | None:
     if (torch or _import_torch()).cuda.is_available():
         return Pinning()
     if pin:
-        raise ConfigError("pin_memory=True, but torch sees no CUDA device; leave pin_memory out")
+        # As torch's DataLoader does: the same program runs on machines with and without GPUs.
+        logger.warning(
+            "pin_memory=True has no effect: torch sees no CUDA device; batches stay in ordinary "
+            "memory"
+        )
     return None
 
 
