@@ -4,11 +4,14 @@ import gzip
 import io
 import json
 import pickle
+import sys
 import wave
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, SecurityError
@@ -156,6 +159,23 @@ def test_audio():
     assert rate == 8000
     assert samples.shape == (1, 8000)
     assert torch.allclose(samples[0, 1], torch.tensor(2 / 32768))
+
+
+def test_audio_is_decoded_with_torchaudio_where_it_is_installed(monkeypatch):
+    torchaudio = ModuleType("torchaudio")
+    torchaudio.load = lambda file: (file.read(), 16000)
+    monkeypatch.setitem(sys.modules, "torchaudio", torchaudio)
+    assert decode({"wav": b"audio"}, wds.torch_audio)["wav"] == (b"audio", 16000)
+
+
+def test_an_error_of_a_loaders_worker_is_raised_again_with_its_message(tmp_path):
+    with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"__key__": "a", "png": b"damaged"})
+    dataset = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).decode("rgb")
+    with pytest.raises(wds.DecodingError) as caught:
+        [*torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)]
+    assert str(caught.value).startswith("Caught DecodingError in DataLoader worker process 0")
+    assert "field 'png' of sample 'a'" in str(caught.value)
 
 
 def test_functions_by_extension():

@@ -198,6 +198,7 @@ def test_pipelines_run_without_importing_torch():
         "assert 'torch' not in sys.modules\n"
         "import torch.utils.data\n"
         "assert isinstance(data, torch.utils.data.IterableDataset)\n"
+        "assert issubclass(wds.WebDataset, torch.utils.data.IterableDataset)\n"
         "assert len(list(torch.utils.data.DataLoader(data, batch_size=None))) == 2\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

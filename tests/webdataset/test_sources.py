@@ -14,6 +14,7 @@ import tarfile
 import cbor2
 import msgpack
 import pytest
+import torch.utils.data
 import zstandard
 
 import energon.webdataset as wds
@@ -21,12 +22,14 @@ from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
     DuplicateSampleKeyError,
+    EmptyDatasetError,
     FormatError,
     SecurityError,
     StorageError,
     TruncatedError,
 )
 from energon.io.files import forget_stores, write_bytes
+from energon.webdataset import tariterators
 from energon.webdataset.gopen import Pipe, gopen, open_url, rewrite_url
 from energon.webdataset.reading.urls import expand_urls
 from tests.effort import some
@@ -530,6 +533,74 @@ def test_handlers_decide_about_damage_in_steps_by_hand(urls, handler, left):
     streams = wds.url_opener([{"url": url} for url in urls])
     files = wds.tar_file_expander(streams, handler=handler)
     assert keys(wds.group_by_keys(files)) == left
+
+
+def test_files_come_without_markers_between_shards(urls):
+    """Grouping functions that programs copy from each other read `fname` of every item."""
+    files = [*wds.tar_file_expander(wds.url_opener([{"url": url} for url in urls]))]
+    assert all("fname" in file for file in files)
+    marked = wds.tar_file_expander(wds.url_opener([{"url": urls[0]}]), eof_value={})
+    assert [*marked][-1] == {}
+
+
+def test_a_sample_ends_with_its_shard(tmp_path):
+    shards = []
+    for number in range(2):
+        shards.append({"url": str(tmp_path / f"{number}.tar")})
+        (tmp_path / f"{number}.tar").write_bytes(tar_bytes([("same.txt", b"%d" % number)]))
+    grouped = wds.group_by_keys(wds.tar_file_expander(wds.url_opener(shards)))
+    assert [sample["txt"] for sample in grouped] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", ["url_opener", "tar_file_expander", "group_by_keys"])
+def test_replaced_functions_of_tariterators_take_effect(urls, monkeypatch, name, num_workers):
+    original = getattr(tariterators, name)
+
+    def replaced(data, **options):
+        for item in original(data, **options):
+            yield {**item, "__replaced__": name}
+
+    expected = sorted(keys(wds.WebDataset(urls, shardshuffle=False)))
+    monkeypatch.setattr(tariterators, name, replaced)
+    pipelines = [
+        wds.WebDataset(urls, shardshuffle=False),
+        wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples()),
+    ]
+    for pipeline in pipelines:
+        loader = torch.utils.data.DataLoader(pipeline, batch_size=None, num_workers=num_workers)
+        samples = [*loader]
+        assert sorted(keys(samples)) == expected
+        if name == "group_by_keys":
+            assert all(sample["__replaced__"] == name for sample in samples)
+
+
+def test_a_replaced_opener_reaches_addresses_that_only_the_program_knows(urls, monkeypatch):
+    def opener(data, handler, **options):
+        for shard in data:
+            number = int(shard["url"].partition("://")[2])
+            yield {**shard, "stream": io.BytesIO(content(urls[number]))}
+
+    monkeypatch.setattr(tariterators, "url_opener", opener)
+    dataset = wds.WebDataset([f"mine://{n}" for n in range(len(urls))], shardshuffle=False)
+    assert keys(dataset) == [*range(7)]
+
+
+def test_brackets_in_an_address_are_no_pattern(tmp_path, urls):
+    folder = tmp_path / "run[a,b]"
+    folder.mkdir()
+    shutil.copy(urls[0], folder / "x[0].tar")
+    assert expand_urls(str(folder / "x[0].tar")) == [str(folder / "x[0].tar")]
+    assert expand_urls(str(folder / "*.tar")) == [str(folder / "x[0].tar")]
+    with pytest.raises(FileNotFoundError):
+        [*wds.WebDataset(str(tmp_path / "x[1].tar"), shardshuffle=False)]
+
+
+def test_the_last_failure_is_named_if_no_shard_could_be_read(tmp_path):
+    missing = str(tmp_path / "missing-{0..1}.tar")
+    dataset = wds.WebDataset(missing, handler=wds.ignore_and_continue, shardshuffle=False)
+    with pytest.raises(EmptyDatasetError, match=r"no shard could be read.*missing-1\.tar"):
+        next(iter(dataset))
 
 
 # damaged shards

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.reading.tar_samples import NonEmpty, TarSamples
+from energon.webdataset.reading.tar_samples import NonEmpty
 from energon.webdataset.shardlists import (
     DealShards,
     ShuffleShards,
@@ -19,6 +19,7 @@ from energon.webdataset.shardlists import (
     non_empty,
 )
 from energon.webdataset.stages.base import Stage
+from energon.webdataset.tariterators import SteppedTarSamples
 from energon.webdataset.utils import reexport
 
 P = ParamSpec("P")
@@ -170,7 +171,7 @@ class WebDataset(DataPipeline, FluidInterface):
 
         source = shard_source(urls, mode=mode, resampled=resampled, allow=allow)
         splitters = (nodesplitter, workersplitter)
-        samples = TarSamples.configured(
+        samples = SteppedTarSamples.configured(
             handler=handler,
             select_files=select_files,
             rename_files=rename_files,

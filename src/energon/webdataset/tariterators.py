@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
@@ -17,6 +18,7 @@ from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.shard_cache import ShardStream, nothing
 from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
+from energon.webdataset.stages.base import Context, UnsavableIterator
 from energon.webdataset.utils import reexport
 
 Shard = dict[str, Any]
@@ -90,9 +92,49 @@ def tarfile_to_samples(
         >>> samples[0]["txt"]
         b'grey number 0'
     """
-    return TarSamples.configured(
+    return SteppedTarSamples.configured(
         handler=handler, select_files=select_files, rename_files=rename_files, allow=allow
     )
+
+
+@dataclass(frozen=True)
+class SteppedTarSamples(TarSamples):
+    """Reads with the functions of this module if the program has replaced one of them.
+
+    Programs do so to open shards of their own stores, or to group files in another way.
+    """
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        if (url_opener, tar_file_expander, group_by_keys) == _OWN_STEPS:
+            return super().open(source, context)
+        return UnsavableIterator(
+            self._in_steps(source), "replaced function of tariterators", source
+        )
+
+    def _in_steps(self, source: Iterator[Any]) -> Iterator[StreamSample]:
+        for shard in source:
+            shard = {"url": shard} if isinstance(shard, str) else shard
+            first, step = shard.get("share", (0, 1))
+            yield from islice(self._shard_in_steps(shard), first, None, step)
+
+    def _shard_in_steps(self, shard: Shard) -> Iterator[StreamSample]:
+        if url_opener is _OWN_STEPS[0]:
+            streams = self._opened(shard)
+        else:
+            streams = url_opener([shard], handler=self.handler)
+        files = tar_file_expander(
+            streams,
+            handler=self.handler,
+            select_files=self.select_files,
+            rename_files=self.rename_files,
+        )
+        return group_by_keys(files, handler=self.handler)
+
+    def _opened(self, shard: Shard) -> Iterator[Shard]:
+        for described, opened in _open_shards([shard], self.handler, self.opening):
+            path = opened.local_path if self.local_path else None
+            extra = {"local_path": path, "completed": opened.completed}
+            yield {**described, "stream": opened.stream, **extra}
 
 
 def tarfile_samples(
@@ -138,7 +180,13 @@ def url_opener(
         ...         print(stream.read(5))
         b'0.png'
     """
-    opening = ShardOpening(security.resolve(allow))
+    for shard, opened in _open_shards(data, handler, ShardOpening(security.resolve(allow))):
+        yield {**shard, "stream": opened.stream}
+
+
+def _open_shards(
+    data: Iterable[Shard], handler: Handler, opening: ShardOpening
+) -> Iterator[tuple[Shard, ShardStream]]:
     for shard in data:
         try:
             opened = opening.open_packed(shard)
@@ -146,7 +194,7 @@ def url_opener(
             if handler(error):
                 continue
             return
-        yield {**shard, "stream": opened.stream}
+        yield shard, opened
 
 
 def tar_file_iterator(
@@ -210,7 +258,7 @@ def tar_file_expander(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
-    eof_value: Any = {},  # noqa: B006 - yielded as it is, as programs compare it
+    eof_value: Any = None,
 ) -> Iterator[StreamSample]:
     """Yield the files of open shards, as dicts of `fname`, `data` and `__url__`.
 
@@ -219,8 +267,8 @@ def tar_file_expander(
         handler: Called for damaged archives.
         select_files: See `tar_file_iterator`.
         rename_files: See `tar_file_iterator`.
-        eof_value: Yielded after each shard, so that samples do not continue in the next one; None
-            yields nothing.
+        eof_value: Yielded after each shard; None yields nothing. `group_by_keys` needs no marker,
+            and grouping functions of programs often expect files only.
 
     Example:
         >>> shards = url_opener([{"url": "photos/shard-0.tar"}])
@@ -255,7 +303,8 @@ def group_by_keys(
     """Group consecutive files with the same key into samples.
 
     Args:
-        data: Dicts of `fname`, `data` and `__url__`; one without `fname` ends a shard.
+        data: Dicts of `fname`, `data` and `__url__`. A sample ends with its shard: where
+            `__url__` changes, or at a dict without `fname`.
         keys: Returns key and field of a name.
         lcase: Whether to convert fields to lower case.
         suffixes: The fields to keep; None for all.
@@ -272,7 +321,7 @@ def group_by_keys(
         key, field = keys(name) if name is not None else (None, None)
         if name is not None and key is None:
             continue
-        if sample and (key is None or key != sample["__key__"]):
+        if sample and (key != sample["__key__"] or member.get("__url__") != sample["__url__"]):
             if valid_sample(sample):
                 yield sample
             sample = {}
@@ -295,5 +344,7 @@ def group_by_keys(
     if valid_sample(sample):
         yield sample
 
+
+_OWN_STEPS = (url_opener, tar_file_expander, group_by_keys)
 
 __getattr__ = reexport(__name__, {"filters": "filters:", "gopen": "gopen:"})

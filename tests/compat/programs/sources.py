@@ -136,7 +136,7 @@ def check_mix_functions(wds, folder):
 def check_reading_by_steps(wds, folder):
     tariterators = module(wds, "tariterators")
     streams = tariterators.url_opener(iter([{"url": first(folder)}]))
-    files = list(tariterators.tar_file_expander(streams))
+    files = list(tariterators.tar_file_expander(streams, eof_value={}))
     samples = list(tariterators.group_by_keys(iter(files)))
     return len(files), files[-1], sorted(files[0]), keys(samples), sorted(samples[0])
 

@@ -188,6 +188,12 @@ class _NonEmptyIterator(StageIterator):
             yield first
             yield from items
         elif self._workers == 1 and not self._seen:
+            failure = getattr(self._source, "failure", None)
+            if failure is not None:
+                raise EmptyDatasetError(
+                    "no shard could be read, and the handler has tolerated each failure; the last "
+                    f"one: {describe_error(failure)}"
+                ) from failure
             raise EmptyDatasetError(
                 "the shards hold no samples: files in a shard are named KEY.EXTENSION; pass "
                 "empty_check=False if there may be none"
@@ -228,6 +234,7 @@ class _TarSamplesIterator(StageIterator):
         self._rest: Iterator[StreamSample] = iter(())
         self._has_stopped = False
         self._refused: Exception | None = None
+        self.failure: Exception | None = None
         self._takes_all = True
         self._gives_rows = False
         super().__init__(source)
@@ -249,6 +256,7 @@ class _TarSamplesIterator(StageIterator):
                 except Exception as error:
                     if isinstance(error, FormatError):
                         error = as_read_error(error)
+                    self.failure = error
                     if error is self._refused or not self._stage.handler(error):
                         self._has_stopped = True
                         return

@@ -148,12 +148,17 @@ def _listed(url: str) -> list[str]:
         return _remote_archives(url) if _is_remote_pattern(url) else [url]
     if os.path.isdir(path):
         return _archives(path)
-    if glob.has_magic(path) and not os.path.exists(path):
-        found = sorted(glob.glob(path, recursive=True))
-        if not found:
+    if ("*" in path or "?" in path) and not os.path.exists(path):
+        paths = sorted(glob.glob(_with_plain_brackets(path), recursive=True))
+        if not paths:
             raise DatasetNotFoundError(f"{url}: no file matches this pattern")
-        return found
+        return paths
     return [url]
+
+
+def _with_plain_brackets(pattern: str) -> str:
+    """Return a pattern in which `[` means itself: webdataset knows no sets of characters."""
+    return pattern.replace("[", "[[]")
 
 
 def _is_remote_pattern(url: str) -> bool:
@@ -175,7 +180,7 @@ def _remote_archives(pattern: str) -> list[str]:
     if pattern.endswith("/"):
         urls = [url for url in urls if url.endswith(ARCHIVES)]
     else:
-        urls = [url for url in urls if fnmatchcase(url, pattern)]
+        urls = [url for url in urls if fnmatchcase(url, _with_plain_brackets(pattern))]
     if not urls:
         raise DatasetNotFoundError(
             f"{redact(pattern)}: no object matches this; {redact(folder)} has "

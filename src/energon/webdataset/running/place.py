@@ -103,7 +103,13 @@ else:
 class TorchLookalike(_Base):
     """Looks like a `torch.utils.data.IterableDataset` if torch is imported."""
 
-    # isinstance() uses the `__class__` of an object.
+    def __init_subclass__(cls) -> None:
+        # For issubclass(). Subclasses are defined on first use, mostly after torch was imported.
+        data = sys.modules.get("torch.utils.data")
+        if hasattr(data, "IterableDataset"):
+            data.IterableDataset.register(cls)
+
+    # isinstance() uses the `__class__` of an object, also if torch is imported later.
     @property
     def __class__(self) -> type:
         data = sys.modules.get("torch.utils.data")

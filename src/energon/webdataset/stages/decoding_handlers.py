@@ -32,7 +32,8 @@ class DecodingError(DecodeError):
     """A field cannot be decoded; the message names the field and the sample.
 
     Args:
-        url: Address of the shard.
+        url: Address of the shard; alone, the whole message, as torch's DataLoader passes it when
+            it raises a worker's error again.
         key: Key of the sample.
         k: Name of the field.
         sample: The sample as it was read.
@@ -54,7 +55,8 @@ class DecodingError(DecodeError):
         problem: str = "cannot be decoded",
     ) -> None:
         where = f" of {redact(url)}" if url else ""
-        super().__init__(f"field {k!r} of sample {key!r}{where} {problem}")
+        described = f"field {k!r} of sample {key!r}{where} {problem}"
+        super().__init__(url if url and key is None and k is None else described)
         self.url = url
         self.key = key
         self.k = k
@@ -269,6 +271,8 @@ class _VideoHandler(_MediaHandler):
 class _AudioHandler(_MediaHandler):
     """Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
 
+    With torchaudio if it is installed, as webdataset does, otherwise with PyAV.
+
     Example:
         >>> torch_audio("txt", b"no audio")
     """
@@ -279,6 +283,12 @@ class _AudioHandler(_MediaHandler):
     def decode(self, data: bytes) -> Any:
         with needs_extra("torch", "audio as tensors needs torch"):
             import torch
+        try:
+            import torchaudio
+
+            return torchaudio.load(io.BytesIO(data))
+        except ImportError:
+            pass  # torchaudio, or the TorchCodec that it decodes with, is not installed
 
         from energon.decode.av_audio import AudioReader
 
