@@ -8,6 +8,21 @@ from __future__ import annotations
 
 import sys
 
-from energon.compat.megatron.finder import install
+try:
+    from energon.compat.megatron.finder import install
+except ModuleNotFoundError as error:
+    if error.name != "energon.compat":
+        raise
+    # A folder or file of the program has the name of the library and comes first in sys.path.
+    import energon
+
+    path = getattr(energon, "__file__", None) or next(iter(energon.__path__))
+    raise ImportError(
+        f"megatron.energon needs the package energon of energon-loader, but {path} was imported "
+        "in its place, because it comes first in sys.path; rename it, or start the program from "
+        "another folder",
+        name="energon",
+        path=path,
+    ) from None
 
 install(sys.modules[__name__])
