@@ -105,9 +105,9 @@ class TorchLookalike(_Base):
 
     def __init_subclass__(cls) -> None:
         # For issubclass(). Subclasses are defined on first use, mostly after torch was imported.
-        data = sys.modules.get("torch.utils.data")
-        if hasattr(data, "IterableDataset"):
-            data.IterableDataset.register(cls)
+        base = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+        if base is not None:
+            base.register(cls)
 
     # isinstance() uses the `__class__` of an object, also if torch is imported later.
     @property
