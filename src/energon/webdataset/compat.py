@@ -184,7 +184,7 @@ class WebDataset(DataPipeline, FluidInterface):
         )
         super().__init__(
             source,
-            *_order(source, bool(shardshuffle), *splitters),
+            *_order(source, shardshuffle or 0, *splitters),
             samples,
             NonEmpty() if empty_check else None,
             seed=seed,
@@ -193,11 +193,15 @@ class WebDataset(DataPipeline, FluidInterface):
             self.repeat()
 
 
-def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) -> list[Any]:
+def _order(source: Any, shuffled: int, nodesplitter: Any, workersplitter: Any) -> list[Any]:
     """Return the stages that order shards and divide them among ranks and workers."""
+    asked = [each for each in (nodesplitter, workersplitter) if each not in ("auto", None)]
     if getattr(source, "is_endless", False):
         # Every worker draws independently; splitting would only discard draws.
-        return [each for each in (nodesplitter, workersplitter) if each not in ("auto", None)]
+        return asked
+    if not isinstance(source, Stage):
+        # A source of the program's own, which may have divided its shards, or have no end.
+        return [filters.shuffle(100 if shuffled is True else shuffled), *asked]
     by_node = DealShards(by_node=True, by_worker=False) if nodesplitter == "auto" else nodesplitter
     by_worker = (
         DealShards(by_node=False, by_worker=True) if workersplitter == "auto" else workersplitter
@@ -205,7 +209,7 @@ def _order(source: Any, shuffled: bool, nodesplitter: Any, workersplitter: Any) 
     if not shuffled:
         return [by_node or None, by_worker or None]
     # All ranks must divide the same order, or some shards would be read twice and others never.
-    return [ShuffleShards("job"), by_node or None, ShuffleShards("rank"), by_worker or None]
+    return [ShuffleShards(same_for_all=True), by_node or None, ShuffleShards(), by_worker or None]
 
 
 __getattr__ = reexport(

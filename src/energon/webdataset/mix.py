@@ -14,7 +14,9 @@ from energon.webdataset.compat import FluidInterface, WebDataset
 from energon.webdataset.dataset_spec import DatasetSpec, load_spec
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.base import (
+    ALL_SPLITS,
     Context,
+    SplitAxis,
     Stage,
     StageIterator,
     State,
@@ -44,6 +46,10 @@ class _Mixture(Stage):
     @property
     def generators(self) -> Sequence[random.Random]:
         return [each for part in self.parts for each in part.generators]
+
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        return ALL_SPLITS.intersection(*(part.splits for part in self.parts))
 
     @property
     def parts(self) -> tuple[Stage, ...]:

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.samples.notebook import register_with_notebook
 from energon.webdataset.running.epochs import EpochCounter
-from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot
+from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot, runs_within_stage
 from energon.webdataset.running.place import (
     TorchLookalike,
     add_length_method,
     current_place,
 )
-from energon.webdataset.stages.base import Context, Stage, State, close
+from energon.webdataset.stages.base import ALL_SPLITS, Context, Stage, State, close
 from energon.webdataset.stages.make import as_stages, flat
 from energon.webdataset.stages.shuffling import default_seed
 from energon.webdataset.utils import reexport
@@ -115,6 +116,7 @@ class DataPipeline(TorchLookalike):
             # Positions in other stages mean nothing here.
             self._first_epoch = self._epochs.epochs
             snapshot, before = self.snapshot(), None
+        snapshot = replace(snapshot, divides=not runs_within_stage())
         state, self._pending = self._pending, None
         if state is None:
             epoch = self._epochs.begin()
@@ -137,7 +139,8 @@ class DataPipeline(TorchLookalike):
             return iter(f(*args, **kw))
         (stage,) = as_stages([f], has_source=bool(args))
         source = iter(args[0]) if args else iter(())
-        return stage.open(source, Context(current_place(), self.seed, self._epochs.epochs))
+        place, epoch = current_place(), self._epochs.epochs
+        return stage.open(source, Context(place, self.seed, epoch, later_splits=ALL_SPLITS))
 
     def compose(self, *stages: Any) -> Self:
         """Return another pipeline, with more stages at its end."""

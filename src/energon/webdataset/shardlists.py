@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -17,7 +18,7 @@ from energon.errors import ConfigError, EmptyDatasetError
 from energon.plan.randomness import derive_seed, permute
 from energon.webdataset.reading.urls import envlookup, envsubst, expand_source, expand_urls
 from energon.webdataset.running.place import Place, TorchLookalike, current_place
-from energon.webdataset.stages.base import Context, Stage
+from energon.webdataset.stages.base import Context, SplitAxis, Stage
 from energon.webdataset.stages.shuffling import default_seed, make_draws
 from energon.webdataset.utils import pytorch_worker_seed, reexport
 
@@ -141,9 +142,11 @@ class ResampledShards(ShardSource):
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
         is_own = self.worker_seed is not pytorch_worker_seed
         worker = (int(self.worker_seed()),) if is_own else ()
-        draws = make_draws(None, lambda block: context.seed_of(self.seed, *worker, block))
+        draws = make_draws(
+            None, lambda block: context.seed_of(self.seed, *worker, block, shared=False)
+        )
         shown = os.environ.get("WDS_SHOW_SEED", "0") not in ("", "0")
-        seed = context.seed_of(self.seed, *worker)
+        seed = context.seed_of(self.seed, *worker, shared=False)
         level = logging.INFO if shown else logging.DEBUG
         logger.log(level, "drawing from %d shards with seed %d", len(self.urls), seed)
         numbers = range(self.nshards) if self.nshards < sys.maxsize else count()
@@ -165,19 +168,18 @@ class ShuffleShards(Stage):
     """Yields all shards in an order that changes with every epoch.
 
     Args:
-        scope: Which workers get the same order, so that they can divide the shards afterwards: all
-            workers of the job, whatever their seeds, or those of a rank.
+        same_for_all: Whether all ranks get the same order whatever their seeds, so that they can
+            divide the shards afterwards.
     """
 
     is_random = True
 
-    scope: str = "rank"
+    same_for_all: bool = False
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        if self.scope == "job":
+        seed = context.seed_of()
+        if self.same_for_all:
             seed = derive_seed("shards of all ranks", context.epoch)
-        else:
-            seed = derive_seed(context.seed, "shards", context.epoch, context.place.rank)
         return iter(permuted(list(source), seed))
 
 
@@ -196,7 +198,18 @@ class DealShards(Stage):
     by_node: bool = True
     by_worker: bool = True
 
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        splits: list[SplitAxis] = []
+        if self.by_node:
+            splits.append("rank")
+        if self.by_worker:
+            splits.append("worker")
+        return frozenset(splits)
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        if not context.divides:
+            return source
         shards = list(source)
         place = context.place
         if self.by_node:
@@ -279,7 +292,7 @@ class _Resampled(Stage):
         items = list(source)
         if not items:
             raise EmptyDatasetError("there is nothing to draw from: the source is empty")
-        draws = make_draws(None, context.seed_of)
+        draws = make_draws(None, partial(context.seed_of, shared=False))
         return (items[draws.below(len(items))] for _ in range(self.n))
 
 

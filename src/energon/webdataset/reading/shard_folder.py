@@ -78,7 +78,7 @@ class DirectoryShardList(TorchLookalike, Stage):
         return self._claimed_files(random.Random(), puts_back=False)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        files = self._claimed_files(random.Random(context.seed_of()), puts_back=True)
+        files = self._claimed_files(random.Random(context.seed_of(shared=False)), puts_back=True)
         return UnsavableIterator(files, "DirectoryShardList")
 
     def recycle(self, activename: str) -> None:

@@ -10,6 +10,7 @@ import os
 from bisect import bisect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, count
 from typing import Any
 
@@ -131,7 +132,7 @@ class MultiShardSample(ShardSource):
 
     def _drawn(self, content: DatasetSpec, context: Context) -> Iterator[Shard]:
         """Draw a source by its weight, then one of its shards."""
-        draws = Draws(context.seed_of)
+        draws = Draws(partial(context.seed_of, shared=False))
         weights = [
             len(shards) if each.weight is None else each.weight
             for each, shards in zip(content.dataset, self._shards, strict=True)

@@ -10,27 +10,36 @@ also to those in workers (`EpochCounter`).
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from typing import Any, Literal
 
-from energon.errors import ConfigError, StateError
+from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.webdataset.running.epochs import EpochCounter
-from energon.webdataset.running.place import Place, torch_worker_info
+from energon.webdataset.running.place import Place, running_at, torch_worker_info
 from energon.webdataset.stages.base import (
     Context,
+    SplitAxis,
     Stage,
     StageIterator,
     State,
+    UnsavableSource,
     close,
+    contexts,
     describe,
     load_state,
+    open_source,
     state_of,
     unpack,
 )
 from energon.webdataset.stages.shuffling import generator_state, set_generator
+
+logger = logging.getLogger("energon")
 
 Scope = Literal["job", "rank", "worker"]
 """Who counts the items of an epoch together: all ranks, the workers of a rank, or each alone."""
@@ -95,6 +104,8 @@ class Snapshot:
         seed: See `DataPipeline`.
         extent: How far a loop goes.
         sends: Whether its items are pickled as they are, and nothing else sees them.
+        later_splits: The splits of the pipeline of which it is a part, see `Context`.
+        divides: See `Context`.
     """
 
     listed: tuple[Any, ...]
@@ -102,6 +113,8 @@ class Snapshot:
     seed: int
     extent: Extent
     sends: bool = False
+    later_splits: frozenset[SplitAxis] = frozenset()
+    divides: bool = True
 
     @property
     def generators(self) -> list[random.Random]:
@@ -122,17 +135,23 @@ class Snapshot:
         """Return the items of one pass, opened stage after stage."""
         if not self.stages:
             raise ConfigError("a pipeline without stages has nothing to iterate over")
+        context = replace(context, later_splits=self.later_splits, divides=self.divides)
         items: Iterator[Any] = iter(())
-        *rest, last = enumerate(self.stages)
-        for number, stage in rest:
-            items = stage.open(items, context.at(number))
-        number, stage = last
-        return stage.open(items, replace(context.at(number), sends=self.sends))
+        *rest, last = contexts(self.stages, context)
+        for stage, within in zip(self.stages, rest, strict=False):
+            items = stage.open(items, within)
+        return self.stages[-1].open(items, replace(last, sends=self.sends))
 
     def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
         """Return the items of `count` passes from number `first` on; None means no end."""
+
+        def open_pass(number: int, place: Place) -> Iterator[Any]:
+            return self.open(Context(place, self.seed, number))
+
         return Passes(
-            lambda number: self.open(Context(place, self.seed, number)),
+            open_pass,
+            place,
+            is_random=any(getattr(stage, "is_random", False) for stage in self.stages),
             first=first,
             count=count,
             generators=self.generators,
@@ -152,8 +171,14 @@ class Snapshot:
 class Passes(StageIterator):
     """Items of one pass over the data after the other.
 
+    A place may have no items in a pass: no shard, or too few samples for a batch. Passes without
+    end then read a wider part of the data, that of more and more workers together, until there is
+    an item.
+
     Args:
-        open_pass: Opens the pipeline for the pass of a number, which seeds shuffles.
+        open_pass: Opens the pipeline for the pass of a number, which seeds shuffles, at a place.
+        place: Where it runs.
+        is_random: Whether a place may have other items in the next pass.
         first: The number of the first pass.
         count: How many passes; None means no end.
         generators: What the passes draw from, one after the other.
@@ -161,13 +186,18 @@ class Passes(StageIterator):
 
     def __init__(
         self,
-        open_pass: Callable[[int], Iterator[Any]],
+        open_pass: Callable[[int, Place], Iterator[Any]],
+        place: Place,
         *,
+        is_random: bool,
         first: int,
         count: int | None,
         generators: Sequence[random.Random],
     ) -> None:
         self._open_pass = open_pass
+        self._places = [place] * is_random + [place, *place.wider()]
+        self._level = 0
+        self._is_random = is_random
         self._number = first
         self._left = count
         self._generators = generators
@@ -178,38 +208,112 @@ class Passes(StageIterator):
         while self._left is None or self._left > 0:
             is_whole = self._current is None
             if self._current is None:
-                self._current = self._open_pass(self._number)
+                self._current = self._opened()
+            place = self._places[self._level]
             items = iter(self._current)
+            if place != self._places[0]:
+                items = _items_at(place, items)
             first = next(items, _END)
             if first is not _END:
                 yield first
-                del first  # it may be a large batch
+                first = None  # it may be a large batch
                 yield from items
-            elif self._left is None and is_whole:
-                # Whoever waits for items that never come would wait forever.
-                return
             close(self._current)
             self._current = None
             self._number += 1
             self._left = None if self._left is None else self._left - 1
+            if self._left is None:
+                self._choose_level(is_empty=is_whole and first is _END)
+
+    def _opened(self) -> Iterator[Any]:
+        place = self._places[self._level]
+        if place == self._places[0]:
+            return self._open_pass(self._number, place)
+        with running_at(place):
+            return self._open_pass(self._number, place)
+
+    def _choose_level(self, *, is_empty: bool) -> None:
+        """Choose the part of the data that the next pass reads.
+
+        Raises:
+            EmptyDatasetError: If all of the data was read, and nothing was in it.
+        """
+        if not is_empty:
+            self._level = 0 if self._is_random else self._level
+            return
+        self._level += 1
+        if self._level == len(self._places):
+            raise EmptyDatasetError(
+                f"the pipeline yields nothing for {self._places[0]}, not even from the data of all "
+                "workers, but loops of a set length need items: are all samples dropped, are there "
+                "fewer than a batch, or does a splitter of the program leave this worker out?"
+            )
+        if self._places[self._level] != self._places[0]:
+            _warn_of_empty_part(self._places[0])
 
     def state_dict(self) -> State:
         current = None if self._current is None else state_of(self._current)
         drawn = list(map(generator_state, self._generators))
-        return {"epoch": self._number, "left": self._left, "generators": drawn, "pass": current}
+        return {
+            "epoch": self._number,
+            "left": self._left,
+            "level": self._level,
+            "generators": drawn,
+            "pass": current,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        names = ("epoch", "left", "generators", "pass")
-        self._number, self._left, drawn, current = unpack(state, *names)
+        names = ("epoch", "left", "level", "generators", "pass")
+        self._number, self._left, self._level, drawn, current = unpack(state, *names)
         for generator, saved in zip(self._generators, drawn, strict=True):
             set_generator(generator, saved)
         if current is not None:
-            self._current = self._open_pass(self._number)
+            self._current = self._opened()
             load_state(self._current, current)
 
     def close(self) -> None:
         super().close()
         close(self._current)
+
+
+def runs_within_stage() -> bool:
+    """Return whether a stage of a running pipeline has called this, directly or not.
+
+    A pipeline that a stage iterates over reads what belongs to an item, such as the captions of a
+    shard. Its shards are not divided once more. The pipelines that make up a source of the
+    program's own are divided, since nothing else divides that.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is Passes._run.__code__:
+            return True
+        if frame.f_code in _SOURCE_CODES:
+            return False
+        frame = frame.f_back
+    return False
+
+
+_SOURCE_CODES = (open_source.__code__, UnsavableSource._run.__code__)
+
+
+def _items_at(place: Place, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of a pipeline that runs at another place than its process."""
+    while True:
+        with running_at(place):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item
+
+
+@cache
+def _warn_of_empty_part(place: Place) -> None:
+    logger.warning(
+        "%s has no items in its part of the data, and reads that of other workers as well, so that "
+        "its loops have the length that is set: some samples are seen more often than others; use "
+        "fewer workers, or more and equal shards",
+        place,
+    )
 
 
 class Limited(StageIterator):
@@ -271,6 +375,7 @@ class Loop(StageIterator):
         self._epochs = epochs
         self._given = 0
         self.is_over = False
+        self._has_failed = False
         super().__init__()
         if state is None:
             self._passes = self._first_pass(before)
@@ -286,6 +391,7 @@ class Loop(StageIterator):
         if (
             before is not None
             and before.snapshot.extent.goes_on
+            and not before._has_failed
             and (before.place, before.epoch + 1) == (place, epoch)
         ):
             return before._passes
@@ -387,7 +493,12 @@ class Loop(StageIterator):
         self._passes.close()
 
     def _run(self) -> Iterator[Any]:
-        yield from self._limited()
+        try:
+            yield from self._limited()
+        except Exception:
+            # Generators that have raised an error have ended.
+            self._has_failed = True
+            raise
         self.is_over = True
         if self.snapshot.extent.goes_on and torch_worker_info() is not None:
             # This process may end now, and another one continue.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,21 @@ class Place:
     def count(self) -> int:
         """How many workers there are in the whole job."""
         return self.world_size * self.num_workers
+
+    def wider(self) -> Iterator[Place]:
+        """Yield places with more and more of the data, up to all: half as many share it each."""
+        place = self
+        while place.count > 1:
+            rank, ranks, worker, workers = astuple(place)
+            if workers > 1:
+                place = Place(rank, ranks, worker // 2, -(-workers // 2))
+            else:
+                place = Place(rank // 2, -(-ranks // 2))
+            yield place
+
+    def __str__(self) -> str:
+        rank = f"rank {self.rank} of {self.world_size}"
+        return f"worker {self.worker} of {self.num_workers} on {rank}"
 
 
 _local = threading.local()

@@ -22,8 +22,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import islice
-from typing import Any
+from itertools import accumulate, islice
+from operator import or_
+from typing import Any, Literal
 
 from energon.errors import ConfigError, StateError, is_whole
 from energon.plan.randomness import derive_seed
@@ -35,6 +36,11 @@ State = dict[str, Any]
 
 NOTHING: Iterator[Any] = iter(())
 """The source of the first stage."""
+
+SplitAxis = Literal["rank", "worker"]
+"""Among what a stage divides its items: the ranks of the job, or the workers of a rank."""
+
+ALL_SPLITS: frozenset[SplitAxis] = frozenset(("rank", "worker"))
 
 
 @dataclass(frozen=True)
@@ -48,20 +54,30 @@ class Context:
     """The position of a stage in the pipeline, which distinguishes its random numbers."""
     sends: bool = False
     """Whether what the stage yields is pickled next, and nothing else sees it."""
+    later_splits: frozenset[SplitAxis] = frozenset()
+    """The splits after the stage. All who divide its items afterwards must draw the same ones."""
+    divides: bool = True
+    """Whether ranks and workers divide the shards; not if their caller has divided its data."""
 
     @property
     def is_in_pipeline(self) -> bool:
         """Whether a pipeline has opened the stage, so nothing else takes from its source."""
         return bool(self.address)
 
-    def seed_of(self, *purpose: int | str, shared: bool = False) -> int:
+    def seed_of(self, *purpose: int | str, shared: bool | None = None) -> int:
         """Return a seed for this stage and epoch.
 
         Args:
             purpose: Distinguishes several seeds of one stage.
-            shared: Whether all workers of the job get the same seed.
+            shared: Whether all workers of the job get the same seed; None: only those among which
+                a later stage divides the items.
         """
-        where = () if shared else (self.place.rank, self.place.worker)
+        splits = self.later_splits
+        if shared is not None:
+            splits = ALL_SPLITS if shared else frozenset()
+        rank = "any" if "rank" in splits else self.place.rank
+        worker = "any" if "worker" in splits else self.place.worker
+        where = () if splits == ALL_SPLITS else (rank, worker)
         return derive_seed(self.seed, *self.address, self.epoch, *where, *purpose)
 
     def at(self, *address: int | str) -> Context:
@@ -140,14 +156,24 @@ class Stage:
         """The generators of the program that it draws from, which continue from pass to pass."""
         return ()
 
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        """Among what the stage divides its items."""
+        return frozenset()
+
+    @property
+    def may_split(self) -> bool:
+        """Whether the stage is a function of the program, which may divide its items as well."""
+        return False
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         """Return the iterator of this stage over `source`, which is empty for the first stage."""
         raise NotImplementedError
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
-        """Run on its own on any iterable."""
+        """Run on its own on any iterable. What comes after it is unknown, and may be a split."""
         items = source if isinstance(source, StageIterator) else iter(source)
-        return self.open(items, Context(current_place()))
+        return self.open(items, Context(current_place(), later_splits=ALL_SPLITS))
 
     def run(self, src: Iterable[Any] = ()) -> Iterator[Any]:
         """Run on its own on any iterable."""
@@ -166,6 +192,26 @@ class Stage:
         names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         settings = {name: describe(getattr(self, name)) for name in names}
         return {"stage": type(self).__name__, **settings}
+
+
+def contexts(stages: Sequence[Stage], context: Context) -> Iterator[Context]:
+    """Yield the context of each stage of a pipeline, which may be a part of another one.
+
+    A function of the program may be a split, unless the items are divided already.
+    """
+    nothing: frozenset[SplitAxis] = frozenset()
+    before = list(accumulate((stage.splits for stage in stages), or_, initial=nothing))
+    later = [context.later_splits]
+    for stage, done in zip(reversed(stages), reversed(before[:-1]), strict=True):
+        unknown = ALL_SPLITS - done if stage.may_split else nothing
+        later.append(later[-1] | stage.splits | unknown)
+    for number, splits in enumerate(reversed(later[:-1])):
+        yield replace(context.at(number), later_splits=splits)
+
+
+def open_source(function: Callable[..., Iterable[Any]], *args: Any) -> Iterator[Any]:
+    """Return the iterator of a source of the program's own, see `runs_within_stage`."""
+    return iter(function(*args))
 
 
 class UnsavableIterator(StageIterator):
@@ -188,6 +234,13 @@ class UnsavableIterator(StageIterator):
 
     def load_state_dict(self, state: State) -> None:
         self.state_dict()
+
+
+class UnsavableSource(UnsavableIterator):
+    """The items of a source of the program's own, see `runs_within_stage`."""
+
+    def _run(self) -> Iterator[Any]:
+        yield from self._iterable
 
 
 def state_of(iterator: Iterator[Any]) -> State:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from energon.errors import ConfigError
+from energon.webdataset.shardlists import split_by_node, split_by_worker
 from energon.webdataset.stages.base import (
     Context,
+    SplitAxis,
     Stage,
     StageIterator,
     State,
     UnsavableIterator,
+    UnsavableSource,
     describe,
+    open_source,
 )
 
 
@@ -32,6 +37,14 @@ class FilterFunction(Stage):
         return f"<{getattr(self.f, '__name__', self.f)} {self.args} {self.kw}>"
 
     __repr__ = __str__
+
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        return _splits(self.f)
+
+    @property
+    def may_split(self) -> bool:
+        return _may_split(self.f)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         items = self.f(source, *self.args, **self.kw)
@@ -89,9 +102,18 @@ class CallStage(Stage):
     function: Callable[..., Iterable[Any]]
     is_source: bool = False
 
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        return _splits(self.function)
+
+    @property
+    def may_split(self) -> bool:
+        return _may_split(self.function)
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        items = self.function() if self.is_source else self.function(source)
-        return UnsavableIterator(items, describe(self.function), source)
+        if self.is_source:
+            return UnsavableSource(open_source(self.function), describe(self.function))
+        return UnsavableIterator(self.function(source), describe(self.function), source)
 
 
 @dataclass(frozen=True)
@@ -105,10 +127,10 @@ class IterableStage(Stage):
             return _SequenceIterator(self.items)
         if isinstance(self.items, Stage):
             return self.items.open(source, context)
-        opened: Iterator[Any] = iter(self.items)
+        opened = open_source(iter, self.items)
         if hasattr(opened, "state_dict"):
             return opened
-        return UnsavableIterator(opened, describe(self.items))
+        return UnsavableSource(opened, describe(self.items))
 
     def describe(self) -> dict[str, Any]:
         items = self.items
@@ -145,12 +167,43 @@ class PipelineSource(Stage):
         found: Sequence[random.Random] = self.pipeline.snapshot().generators
         return found
 
+    @property
+    def splits(self) -> frozenset[SplitAxis]:
+        stages: Sequence[Stage] = self.pipeline.snapshot().stages
+        return frozenset[SplitAxis]().union(*(stage.splits for stage in stages))
+
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        items: Iterator[Any] = self.pipeline.snapshot().items_of_loop(context.place, context.epoch)
+        snapshot = replace(
+            self.pipeline.snapshot(),
+            later_splits=context.later_splits,
+            divides=context.divides,
+        )
+        items: Iterator[Any] = snapshot.items_of_loop(context.place, context.epoch)
         return items
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "PipelineSource", "pipeline": self.pipeline.describe()}
+
+
+def _splits(function: Callable[..., Any]) -> frozenset[SplitAxis]:
+    """Return among what a function is known to divide its items."""
+    function = _unbound(function)
+    return frozenset(split for splitter, split in _SPLITTERS if function is splitter)
+
+
+def _may_split(function: Callable[..., Any]) -> bool:
+    """Return whether a function may divide its items: those of this package are known not to."""
+    return not str(_unbound(function).__module__).startswith("energon.webdataset.")
+
+
+def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _unbound(function.func) if isinstance(function, partial) else function
+
+
+_SPLITTERS: tuple[tuple[Any, SplitAxis], ...] = (
+    (split_by_node, "rank"),
+    (split_by_worker, "worker"),
+)
 
 
 def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from energon.errors import ConfigError, StateError
 from energon.webdataset.running.place import current_place
 from energon.webdataset.stages.base import (
+    ALL_SPLITS,
     NOTE_ITEMS,
     Context,
     ReplayLog,
@@ -203,7 +204,8 @@ class detshuffle(Stage):
         self.epoch = epoch
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
-        return self.open(iter(source), Context(current_place(), epoch=self.epoch + 1))
+        context = Context(current_place(), epoch=self.epoch + 1, later_splits=ALL_SPLITS)
+        return self.open(iter(source), context)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         self.epoch += 1
