@@ -26,7 +26,7 @@ from energon.messages import counted, describe_error
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
-from energon.samples.crude import PART_FILES
+from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.files.open import SystemFileStore
 from energon.sources.kinds import Source
 from energon.sources.webdataset import WebdatasetSource
@@ -183,6 +183,9 @@ class _Check:
 
     def _sample(self, sample: Any) -> Iterator[Finding]:
         place = {"shard": sample["__shard__"], "key": sample["__key__"]}
+        if isinstance(sample, UnreadableSample):
+            yield self._finding(str(sample.error), **place)
+            return
         decoded = dict(sample)
         failed = False
         for part, data in sample.items():

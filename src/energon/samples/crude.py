@@ -25,6 +25,8 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, TypeVar, cast, final
 
+from energon.errors import SampleError
+
 RestoreKey = tuple[Any, ...]
 
 
@@ -325,6 +327,29 @@ class CrudeSample(dict[str, Any]):
             f"a crude sample is a dict and has no attribute {name!r}; its parts are {parts}: take "
             "them as sample[part], or give the dataset a sample type or the task encoder a cooker"
         )
+
+
+class UnreadableSample(CrudeSample):
+    """A sample of which a value cannot be read. It has no parts: looking one up raises the error.
+
+    Its source cannot raise it, because other samples are read with it. The first hook does.
+
+    Args:
+        entries: Its key and origin.
+        error: Says which value cannot be read, and why.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, entries: Mapping[str, Any], error: SampleError) -> None:
+        super().__init__(entries)
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnreadableSample, (dict(self), self.error)
+
+    def __missing__(self, name: str) -> Any:
+        raise self.error
 
 
 def basic_sample_keys(

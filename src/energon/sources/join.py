@@ -110,6 +110,11 @@ class JoinedSource:
         """Whether any of the datasets is remote."""
         return any(member.is_remote for member in self.members)
 
+    @property
+    def reads_values(self) -> bool:
+        """Whether any of the datasets yields samples that cannot be read, see `Source.read`."""
+        return any(getattr(member, "reads_values", False) for member in self.members)
+
     @cached_property
     def mean_sample_bytes(self) -> float:
         """Average size of a joined sample in bytes."""

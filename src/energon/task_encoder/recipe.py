@@ -31,7 +31,7 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import LeafLoading, load_hooks, needs_sources
+from energon.task_encoder.load import check_readable, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -153,7 +153,7 @@ class Recipe:
     def samples(self) -> Dataset[Any]:
         """Return the samples in the order of the plan: read, decoded, cooked."""
         hooks = self._hooks
-        per_leaf = tuple(leaf_hooks(hooks, leaf.loading) for leaf in self.opened)
+        per_leaf = tuple(leaf_hooks(hooks, leaf) for leaf in self.opened)
         return then(ReadDataset(self.plan, self.reader), per_leaf)
 
     def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
@@ -385,13 +385,18 @@ def _yields(encoder: AnyTaskEncoder) -> bool:
     return cooks or any(encoder._hook_method(name).may_yield for name in _YIELDING)
 
 
-def leaf_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
+def leaf_hooks(hooks: HookMaker, leaf: OpenedLeaf) -> tuple[Hook, ...]:
     """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
+    loading = leaf.loading
     if loading.join is None:
-        return load_hooks(hooks, loading)
-    from energon.task_encoder.join_hooks import join_hooks
+        loads = load_hooks(hooks, loading)
+    else:
+        from energon.task_encoder.join_hooks import join_hooks
 
-    return join_hooks(hooks, loading, loading.join)
+        loads = join_hooks(hooks, loading, loading.join)
+    if getattr(leaf.source, "reads_values", False):
+        return (hooks.make("read", check_readable), *loads)
+    return loads
 
 
 def _unit_batches() -> type[BatchDataset]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from decimal import Decimal
 from itertools import islice
 
 import numpy as np
@@ -629,9 +631,95 @@ def test_mixed_schemas_are_refused_where_they_matter(folder):
         ParquetSource(folder)
     options = ParquetOptions(columns=["text"])
     assert len(ParquetSource(folder, options=options)) == N + 2
-    pq.write_table(pa.table({"n": [1]}), folder / "003.parquet")
-    with pytest.raises(FormatError, match=r"003\.parquet: has no column 'text'"):
-        ParquetSource(folder)
+
+
+TEXT, STRUCT = pa.string(), pa.struct
+PROMOTED = [
+    (["a"], TEXT, [None], pa.null()),
+    ([["a"]], pa.list_(TEXT), [[], None], pa.list_(pa.null())),
+    ([1, None], pa.int32(), [2**40], pa.int64()),
+    ([0.5], pa.float32(), [0.1], pa.float64()),
+    ([2], pa.int64(), [0.5], pa.float64()),
+    (["a"], TEXT, ["b"], pa.large_string()),
+    (["a"], TEXT, ["b"], pa.string_view()),
+    (["a", "b"], pa.dictionary(pa.int8(), TEXT), ["b"], TEXT),
+    ([b"a"], pa.binary(1), [b"bc"], pa.binary()),
+    ([[1]], pa.list_(pa.int32()), [[2]], pa.large_list(pa.int64())),
+    ([[1, 2]], pa.list_(pa.int32(), 2), [[3]], pa.list_(pa.int32())),
+    ([dt.datetime(2024, 1, 1)], pa.timestamp("us"), [dt.datetime(2025, 1, 1)], pa.timestamp("ns")),
+    ([Decimal("1.50")], pa.decimal128(10, 2), [Decimal("0.1234")], pa.decimal128(12, 4)),
+    (
+        [{"a": 1, "b": "x"}, None],
+        STRUCT([("a", pa.int32()), ("b", TEXT)]),
+        [{"a": 2, "b": "y"}],
+        STRUCT([("b", TEXT), ("a", pa.int32())]),
+    ),
+    ([[{"a": 1}]], pa.list_(STRUCT([("a", pa.int8())])), [], pa.list_(STRUCT([("b", TEXT)]))),
+    ([[("a", 1)]], pa.map_(TEXT, pa.int32()), [[("a", 2)]], pa.map_(TEXT, pa.int64())),
+]
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+@pytest.mark.parametrize("case", range(len(PROMOTED)))
+def test_values_of_several_types_become_those_that_pyarrow_promotes_them_to(
+    tmp_path, case, is_later
+):
+    first, kind, second, other = PROMOTED[case]
+    tables = [pa.table({"x": pa.array(first, kind)}), pa.table({"x": pa.array(second, other)})]
+    if is_later:
+        tables.reverse()
+    for number, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    samples = ParquetSource(tmp_path).read(np.arange(len(first) + len(second)))
+    values = [value for table in tables for value in table["x"].to_pylist()]
+    read = [sample["x"] for sample in samples]
+    # Python sees equal values, whatever the type; of structs, those that have all fields.
+    assert [_with_fields(each, "b") for each in read] == [
+        _with_fields(each, "b") for each in values
+    ]
+    kinds = {type(value) for value in read if value is not None}
+    assert len(kinds) <= 1 or pa.types.is_temporal(kind)
+
+
+def test_large_whole_numbers_become_the_nearest_float(tmp_path):
+    pq.write_table(pa.table({"x": [2**60 + 1]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": [0.5]}), tmp_path / "1.parquet")
+    assert [row["x"] for row in ParquetSource(tmp_path).read(np.arange(2))] == [2.0**60, 0.5]
+
+
+def _with_fields(value, name):
+    match value:
+        case dict():
+            return {name: None, **value}
+        case list():
+            return [_with_fields(each, name) for each in value]
+    return value
+
+
+def test_columns_that_only_some_files_have_are_none_in_the_others(tmp_path):
+    files = [{"bytes": jpeg(n), "path": None} for n in range(2)]
+    pq.write_table(pa.table({"n": [0, 1]}), tmp_path / "0.parquet")
+    pq.write_table(
+        pa.table({"n": [2, 3], "image": files, "tag": ["a", "b"]}), tmp_path / "1.parquet"
+    )
+    source = ParquetSource(tmp_path)
+    assert source.part_names == ["n", "image", "tag"]
+    samples = source.read(np.arange(4))
+    assert [sample["tag"] for sample in samples] == [None, None, "a", "b"]
+    assert [sample["image"] for sample in samples] == [None, None, *(f["bytes"] for f in files)]
+    only = ParquetSource(tmp_path, options=ParquetOptions(columns=["tag"]))
+    assert [sample["tag"] for sample in only.read(np.arange(4))] == [None, None, "a", "b"]
+    described = KIND.describe(str(tmp_path))["columns"]
+    assert {name: described[name] for name in ("n", "tag")} == {"n": "int64", "tag": "string"}
+
+
+def test_a_value_that_the_common_type_has_no_room_for_is_one_failed_sample(tmp_path, caplog):
+    late = pa.array([0, 2**60], pa.timestamp("us"))  # nanoseconds end in 2262
+    pq.write_table(pa.table({"x": late}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": pa.array([0], pa.timestamp("ns"))}), tmp_path / "1.parquet")
+    dataset = get_train_dataset(tmp_path, worker_config=config(), batch_size=1, repeat=False)
+    assert sorted(batch["__key__"][0] for batch in dataset) == ["0/0", "1/0"]
+    assert "0.parquet: row 1 has a value in column 'x' that cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
 from energon.plan.leaves.subset import exclude_indices
-from energon.samples.crude import PART_FILES
+from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
@@ -246,6 +246,8 @@ class Contents:
         """Return samples as files, and keep them until others replace them."""
         found = []
         for ordinal, sample in zip(ordinals, self._any.read(np.array(ordinals)), strict=True):
+            if isinstance(sample, UnreadableSample):
+                raise sample.error
             shard = str(sample.get("__shard__", ""))
             known = sample.get(PART_FILES) or {}
             contents = [

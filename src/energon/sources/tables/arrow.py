@@ -86,8 +86,9 @@ class ArrowBatches(RowGroups):
         import pyarrow as pa
 
         number, own = self.place(group)
-        batch = self._batches[number][1][own]
-        return RowTable(pa.Table.from_batches([batch]).select(list(columns)))
+        schema, batches = self._batches[number]
+        names = [name for name in columns if name in schema.names]
+        return RowTable(pa.Table.from_batches([batches[own]]).select(names), self.columns)
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return the approximate range of a record batch in the file."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from energon.arrays import Ints
+from energon.messages import describe_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,34 +21,58 @@ SHORT_TABLE_ROWS = 256
 _FILE_FIELDS = frozenset({"bytes", "path"})
 
 
+class Values(NamedTuple):
+    """The values of some rows of a column.
+
+    Args:
+        values: The values. Bytes are views, which are not copied: later code makes bytes of them
+            if necessary.
+        paths: The paths of files, if the values are files.
+        failures: Why values cannot be read, by their indices in `values`, where they are None.
+    """
+
+    values: list[Any]
+    paths: list[Any] | None
+    failures: Mapping[int, str]
+
+    def pick(self, indices: Sequence[int]) -> Values:
+        """Return the values at some indices."""
+        failures = self.failures
+        return Values(
+            [self.values[n] for n in indices],
+            self.paths and [self.paths[n] for n in indices],
+            failures and {at: failures[n] for at, n in enumerate(indices) if n in failures},
+        )
+
+
 class RowTable:
     """A table from which the values of a few rows at a time are taken.
 
     Args:
         table: The table.
+        columns: The types of the columns of the dataset. The values of a table of other types are
+            converted; those of a column that it lacks are None.
         is_kept: Whether it is the same object until all rows have been taken. The columns of a
             short table are then converted as a whole, which costs no more than for a few rows.
     """
 
-    def __init__(self, table: pa.Table, *, is_kept: bool = False) -> None:
+    def __init__(
+        self, table: pa.Table, columns: Mapping[str, pa.DataType], *, is_kept: bool = False
+    ) -> None:
         self.table = table
         self.num_bytes = table.nbytes
+        self._columns = columns
         self._is_kept = is_kept and table.num_rows <= SHORT_TABLE_ROWS
-        self._values: dict[str, _Values] = {}
+        self._values: dict[str, Values] = {}
 
-    def values(self, name: str, rows: Ints) -> _Values:
-        """Return the values of some rows of a column, and their paths if they are files.
-
-        Bytes are views, which are not copied: later code makes bytes of them if necessary.
-        """
+    def values(self, name: str, rows: Ints) -> Values:
+        """Return the values of some rows of a column."""
         found = self._values.get(name)
         if found is None:
             if not self._is_converted_whole(name):
-                return _values_and_paths(self.table.column(name), rows)
+                return self._read(name, rows)
             found = self._convert(name)
-        values, paths = found
-        numbers = rows.tolist()
-        return [values[n] for n in numbers], paths and [paths[n] for n in numbers]
+        return found.pick(rows.tolist())
 
     def convert(self) -> None:
         """Convert the columns that are converted as a whole now, for example in another thread."""
@@ -55,18 +81,46 @@ class RowTable:
                 self._convert(name)
 
     def _is_converted_whole(self, name: str) -> bool:
-        return self._is_kept and not _is_nested(self.table.schema.field(name).type)
+        return self._is_kept and not _is_nested(self._columns[name])
 
-    def _convert(self, name: str) -> _Values:
-        every = np.arange(self.table.num_rows)
-        found = self._values[name] = _values_and_paths(self.table.column(name), every)
+    def _convert(self, name: str) -> Values:
+        found = self._values[name] = self._read(name, np.arange(self.table.num_rows))
         return found
 
+    def _read(self, name: str, rows: Ints) -> Values:
+        at = self.table.schema.get_field_index(name)
+        if at < 0:
+            return Values([None] * len(rows), None, {})
+        return _read_values(self.table.column(at), self._columns[name], rows)
 
-_Values = tuple[list[Any], list[Any] | None]
+
+def _read_values(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Values:
+    """Return the values of some rows of a column, converted to a type."""
+    try:
+        return Values(*_values_and_paths(column, kind, rows), {})
+    except MemoryError:
+        raise
+    except Exception as error:  # Python has no dates after 9999, and text may not be UTF-8
+        if len(rows) == 1:
+            return Values([None], None, {0: describe_error(error)})
+    single = [_read_values(column, kind, rows[at : at + 1]) for at in range(len(rows))]
+    has_paths = any(each.paths is not None for each in single)
+    return Values(
+        [each.values[0] for each in single],
+        [each.paths and each.paths[0] for each in single] if has_paths else None,
+        {at: each.failures[0] for at, each in enumerate(single) if each.failures},
+    )
 
 
-def _values_and_paths(column: pa.ChunkedArray, rows: Ints) -> _Values:
+def _values_and_paths(
+    column: pa.ChunkedArray, kind: pa.DataType, rows: Ints
+) -> tuple[list[Any], list[Any] | None]:
+    if plain_type(column.type) != kind:
+        import pyarrow.compute as pc
+
+        # A whole number becomes the nearest float.
+        options = pc.CastOptions(kind, allow_float_truncate=True)
+        column, rows = _taken(column, rows).cast(options=options), np.arange(len(rows))
     if _is_list_of_files(column.type):
         return _lists_of_files(column, rows)
     return _files(column, rows) if is_file_column(column.type) else (_values(column, rows), None)
@@ -118,14 +172,41 @@ def is_data(column: str) -> bool:
     return not column.startswith("__")
 
 
+@lru_cache(maxsize=4096)
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values of a column, however they are stored."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    return small.get(kind, kind)
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([(field.name, plain_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if types.is_large_binary(kind) or types.is_binary_view(kind) else kind
+
+
+def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type to which the values of two plain types can be converted; None if none fits.
+
+    It is the one to which pyarrow promotes both if it is permissive.
+    """
+    import pyarrow as pa
+
+    if first == second:
+        return first
+    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
+    try:
+        return plain_type(pa.unify_schemas(schemas, promote_options="permissive").field(0).type)
+    except pa.ArrowException:
+        return None
 
 
 def class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
@@ -147,14 +228,17 @@ def class_name(names: Sequence[str], label: Any) -> str | None:
 
 
 def _python_values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
-    import pyarrow as pa
-
     if len(rows) <= FEW_ROWS:
         return [column[row].as_py() for row in rows.tolist()]
+    return list(_taken(column, rows).to_pylist())
+
+
+def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.ChunkedArray:
+    import pyarrow as pa
+
     # Making an array of numbers in the usual way imports pandas, which takes a second.
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
-    places = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
-    return list(column.take(places).to_pylist())
+    return column.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer]))
 
 
 def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:

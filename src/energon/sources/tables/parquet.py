@@ -58,7 +58,8 @@ class ParquetSource(RowSource):
 
     Raises:
         DatasetNotFoundError: If there are no files.
-        FormatError: If one of them is not a Parquet file, or has other columns than the first.
+        FormatError: If one of them is not a Parquet file, or its values do not have a type that
+            fits all files.
         ConfigError: If there is no such split or column.
         EmptyDatasetError: If no sample is left.
         MissingExtraError: If pyarrow is not installed.

@@ -134,7 +134,7 @@ class ParquetGroups(RowGroups):
 
     def _made(self, place: _Place) -> _DecodedGroup:
         table = self._decode(*place)
-        return _DecodedGroup(RowTable(table, is_kept=True), table.num_rows)
+        return _DecodedGroup(RowTable(table, self.columns, is_kept=True), table.num_rows)
 
     def _made_ahead(self, place: _Place) -> _DecodedGroup:
         made = self._made(place)

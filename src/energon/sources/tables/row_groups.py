@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,10 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from energon.errors import FormatError
 from energon.formats.parquet import ParquetFooter
 from energon.io.range_file import RangeFile
-from energon.sources.tables.columns import RowTable, is_data
+from energon.sources.tables.columns import RowTable, common_type, is_data, plain_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +57,55 @@ class RowGroups(ABC):
         """The columns of the first file."""
         return self.schema_of(0)
 
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The columns of all files, with the types to which their values are converted.
+
+        If the values of two files cannot have the same type, it is that of the first one.
+        """
+        return self._columns[0]
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Make sure that columns have the same type in all files, or can be converted to one.
+
+        Raises:
+            FormatError: If that is not the case, or a file has two columns of the same name.
+        """
+        _, problems = self._columns
+        for name in names:
+            if name in problems:
+                raise FormatError(problems[name])
+
+    @cached_property
+    def _columns(self) -> tuple[dict[str, pa.DataType], dict[str, str]]:
+        """The types of the columns, and the problems of some."""
+        kinds: dict[str, pa.DataType] = {}
+        files: dict[str, int] = {}
+        problems: dict[str, str] = {}
+        schemas = set()
+        for number in range(len(self.footers)):
+            schema = self.schema_of(number)
+            if schema in schemas:
+                continue
+            schemas.add(schema)
+            for field in schema:
+                name, kind = field.name, plain_type(field.type)
+                known = kinds.setdefault(name, kind)
+                common = common_type(known, kind)
+                if schema.names.count(name) > 1:
+                    problems.setdefault(name, f"{self.origin(number)}: has two columns {name!r}")
+                elif common is None:
+                    problems.setdefault(
+                        name,
+                        f"{self.origin(number)}: has {kind} in column {name!r}, but "
+                        f"{self.origin(files[name])} has {known} there, and no type has room for "
+                        "both; write one of them with the type of the other, or leave the column "
+                        "out with `read: {columns: […]}`",
+                    )
+                elif name not in files or common != known:
+                    kinds[name], files[name] = common, number
+        return kinds, problems
+
     @cached_property
     def partitions(self) -> dict[str, list[Any]]:
         """The values in the names of folders, as in `year=2024/`: by key, that of each file.
@@ -68,7 +118,7 @@ class RowGroups(ABC):
 
     def column_types(self) -> dict[str, str]:
         """Return the types of the columns, and of the values in the names of folders."""
-        types = {each.name: str(each.type) for each in self.schema if is_data(each.name)}
+        types = {name: str(kind) for name, kind in self.columns.items() if is_data(name)}
         for key, values in self.partitions.items():
             types[key] = "int64" if any(isinstance(value, int) for value in values) else "string"
         return types

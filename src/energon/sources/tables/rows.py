@@ -7,21 +7,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError, FormatError
+from energon.errors import ConfigError, DecodeError
 from energon.formats.meta.split import ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
-from energon.samples.crude import PART_FILES, CrudeSample, find_part, record_sources
+from energon.samples.crude import (
+    PART_FILES,
+    CrudeSample,
+    UnreadableSample,
+    find_part,
+    record_sources,
+)
 from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
-from energon.sources.shard_samples import PartFilter
-from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, plain_type
+from energon.sources.shard_samples import META_NAMES, PartFilter
+from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 
@@ -48,10 +54,12 @@ class RowSource(LazySource):
         exclude: Keys of excluded samples, or names of files.
 
     Raises:
-        FormatError: If a file has other columns than the first.
+        FormatError: If the values of a column cannot have the same type in all files.
         ConfigError: If there is no such split or column.
         EmptyDatasetError: If no sample is left.
     """
+
+    reads_values: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -122,7 +130,9 @@ class RowSource(LazySource):
             name = self.groups.footers[number].name
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
             table = self.groups.table(group, self.columns, num_rows=len(places))
-            values, own_paths = self._values(table, rows[places] - self.groups.ends[group])
+            values, own_paths, failures = self._values(
+                table, rows[places] - self.groups.ends[group]
+            )
             given = {
                 key: own[number] for key, own in self.groups.partitions.items() if self.takes(key)
             }
@@ -147,6 +157,15 @@ class RowSource(LazySource):
                 )
                 if has_files:
                     paths[place] = dict(zip(own_paths, files, strict=True))
+            for index, (column, problem) in failures.items():
+                place = int(places[index])
+                row = int(rows[place]) - base
+                samples[place] = _unreadable(
+                    samples[place],
+                    f"{self.groups.origin(number)}: row {row} has a value in column {column!r} "
+                    f"that cannot be read: {problem}",
+                )
+                paths[place] = None
             held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
@@ -228,7 +247,7 @@ class RowSource(LazySource):
 
     @cached_property
     def all_parts(self) -> list[str]:
-        columns = filter(is_data, self.groups.schema.names)
+        columns = filter(is_data, self.groups.columns)
         names = list(dict.fromkeys((*columns, *self.groups.partitions)))
         named = [f"{column}_name" for column in self.class_names if column in names]
         return [*names, *(name for name in named if name not in names)]
@@ -238,10 +257,10 @@ class RowSource(LazySource):
 
     def _columns(self, chosen: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
         """Return the columns to read, and the parts to yield; None for all."""
-        schema = self.groups.schema
+        columns = self.groups.columns
         if chosen is None:
             given = None
-            names = list(filter(is_data, schema.names))
+            names = list(filter(is_data, columns))
         else:
             given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
             if self.options.columns is not None and len(given) < len(set(chosen)):
@@ -249,51 +268,32 @@ class RowSource(LazySource):
                 raise ConfigError(
                     f"{self.path}: there is no column {missing!r}, only {', '.join(self.all_parts)}"
                 )
-            named = {name.removesuffix("_name") for name in given - set(schema.names)}
-            names = [name for name in schema.names if name in given | named]
-        doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if doubled:
-            raise FormatError(f"{self.groups.origin(0)}: has two columns {doubled[0]!r}")
-        self._check_schemas(names)
+            named = {name.removesuffix("_name") for name in given - set(columns)}
+            names = [name for name in columns if name in given | named]
+        self.groups.check_columns(names)
         return tuple(names), given
-
-    def _check_schemas(self, names: Sequence[str]) -> None:
-        """Make sure that the columns to read are the same in all files.
-
-        Writers give a column without values the type null, which goes with any other.
-        """
-        kinds = {name: (plain_type(self.groups.schema.field(name).type), 0) for name in names}
-        for number in range(1, len(self.groups.footers)):
-            schema = self.groups.schema_of(number)
-            for name, (kind, first) in kinds.items():
-                at = schema.get_field_index(name)
-                found = None if at < 0 else plain_type(schema.field(at).type)
-                if found is not None and str(kind) == "null":
-                    kinds[name] = found, number
-                elif found != kind and str(found) != "null":
-                    problem = "has no column" if found is None else f"has {found} in column"
-                    raise FormatError(
-                        f"{self.groups.origin(number)}: {problem} {name!r}, but "
-                        f"{self.groups.origin(first)} has {kind} there; train on files of one "
-                        "schema"
-                    )
 
     def _values(
         self, table: RowTable, rows: Ints
-    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Return the values of some rows of a row group by column, and the paths of files."""
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[int, tuple[str, str]]]:
+        """Return the values of some rows of a row group by column, and the paths of files.
+
+        The last dict tells of rows that cannot be read, by index, in which column and why.
+        """
         values, paths = {}, {}
+        failures: dict[int, tuple[str, str]] = {}
         for name in self.columns:
-            own, own_paths = table.values(name, rows)
+            own, own_paths, own_failures = table.values(name, rows)
+            failures |= {at: (name, problem) for at, problem in own_failures.items()}
             if own_paths is not None:
                 paths[name] = own_paths
             if self.takes(name):
                 values[name] = own
             called = f"{name}_name"
-            is_named = name in self.class_names and called not in self.groups.schema.names
+            is_named = name in self.class_names and called not in self.groups.columns
             if is_named and self.takes(called):
                 values[called] = [class_name(self.class_names[name], each) for each in own]
-        return values, paths
+        return values, paths, failures
 
     def _why_empty(self) -> str:
         rows = counted(int(self.groups.ends[-1]), "row")
@@ -331,6 +331,11 @@ class _LazyTableRows:
         """Record in the samples where they come from."""
         record_sources(dataset_path, self.samples)
         return self
+
+
+def _unreadable(sample: CrudeSample, problem: str) -> UnreadableSample:
+    entries = {name: value for name, value in sample.items() if name in META_NAMES}
+    return UnreadableSample(entries, DecodeError(problem))
 
 
 def _holds_bytes(values: list[Any]) -> bool:

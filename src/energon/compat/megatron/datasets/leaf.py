@@ -164,7 +164,7 @@ class LeafDataset(Sharder, DatasetClass):
             self.worker_config.global_error_handler,
             seed_each=True,
         )
-        own_hooks = leaf_hooks(hooks, self.opened.loading)
+        own_hooks = leaf_hooks(hooks, self.opened)
         return MapStage(stage, (own_hooks,)) if own_hooks else stage
 
     def config(self) -> dict[str, Any]:
