@@ -34,7 +34,7 @@ from energon import (
     edataclass,
     get_train_dataset,
 )
-from energon.errors import FormatError, TruncatedError
+from energon.errors import DecodeError, FormatError, TruncatedError
 from energon.formats.chunks.litdata import LitDataFormat, litdata_decoder
 from energon.formats.chunks.mds import MdsFormat
 from energon.io.address import join_address
@@ -44,6 +44,7 @@ from energon.samples.crude import PART_FILES
 from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
 from energon.sources.tables.row_kind import RowOptions
+from energon.task_encoder.load import check_readable
 from tests.commands import run
 from tests.task_encoder.runs import config
 
@@ -57,7 +58,8 @@ def source_of(path, **settings):
 
 
 def every(source):
-    return source.read(np.arange(len(source)))
+    """All samples; the error of the first one that cannot be read is raised."""
+    return [check_readable(sample) for sample in source.read(np.arange(len(source)))]
 
 
 @pytest.fixture(params=NAMES)
@@ -159,7 +161,7 @@ def test_damaged_tables_are_reported(tmp_path):
         whole[: -12 - size] + whole[-12 - size :].replace(b"text", b"\xff\xff\xff\xff"),
     ):
         chunk.write_bytes(content)
-        with pytest.raises(FormatError, match=r"chunk-0-0\.bin: "):
+        with pytest.raises((FormatError, DecodeError), match=r"chunk-0-0\.bin[:,] "):
             every(source_of(tmp_path / "x"))
     chunk.write_bytes(whole[:-30])
     with pytest.raises(FormatError, match=rf"has {len(whole) - 30} bytes, but index.json says"):
@@ -304,7 +306,9 @@ def test_allowed_pickles_are_read_by_name_and_in_joins_too(tmp_path, kind):
 def test_pickles_that_cannot_be_loaded_are_reported(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("ENERGON_ALLOW", "pickle")
     write_pickles(tmp_path / "data", kind, [b"cno_such_module\nx\n."])
-    with pytest.raises(FormatError, match=r"x\.bin: .*cannot be unpickled: ModuleNotFoundError"):
+    with pytest.raises(
+        DecodeError, match=r"x\.bin, record 0: .*cannot be unpickled: ModuleNotFoundError"
+    ):
         every(source_of(tmp_path / "data"))
 
 
@@ -409,7 +413,7 @@ def test_damaged_chunks_are_reported(folder):
     whole = path.read_bytes()
     for content in (b"", whole[:40], whole[:-60], b"PK" + whole[2:], bytes(len(whole))):
         path.write_bytes(content)
-        with pytest.raises((FormatError, TruncatedError), match=path.name):
+        with pytest.raises((FormatError, TruncatedError, DecodeError), match=path.name):
             every(source_of(folder))
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match=path.name):
@@ -556,3 +560,72 @@ def test_a_compression_that_needs_another_library_is_named(tmp_path):
     folder = compressed(tmp_path / "data", "snappy", bytes)
     with pytest.raises(FormatError, match="compressed with 'snappy:6'; expected zstd, gz or bz2"):
         every(source_of(folder))
+
+
+def write_mds(folder, column, encoding, contents):
+    """An MDS shard with one column of the given contents."""
+    folder.mkdir()
+    records = [struct.pack("<I", len(content)) + content for content in contents]
+    ends = np.cumsum([4 + 4 * (len(records) + 1), *map(len, records)]).tolist()
+    data = struct.pack(f"<I{len(ends)}I", len(records), *ends) + b"".join(records)
+    (folder / "shard.mds").write_bytes(data)
+    about = {
+        "format": "mds",
+        "samples": len(records),
+        "compression": None,
+        "column_names": [column],
+        "column_encodings": [encoding],
+        "column_sizes": [None],
+        "raw_data": {"basename": "shard.mds", "bytes": len(data), "hashes": {}},
+        "zip_data": None,
+    }
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [about]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("encoding", "good", "bad"),
+    [
+        ("json", b"{}", b"{"),
+        ("str_decimal", b"1.5", b"\xff"),
+        ("str_int", b"7", b"seven"),
+        ("pil", struct.pack("<3I", 1, 1, 1) + b"L" + b"\0", struct.pack("<3I", 9, 9, 1) + b"L"),
+        ("pil", struct.pack("<3I", 1, 1, 1) + b"L" + b"\0", struct.pack("<3I", 1, 1, 3) + b"XYZ"),
+        ("ndarray", b"\x08\x04\x01\0", b"\xff"),
+        ("jpeg_array", struct.pack("<I", 0), b"\xff\xff\xff\xff"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_one_failed_sample(tmp_path, caplog, encoding, good, bad):
+    folder = write_mds(tmp_path / "data", "x", encoding, [good, bad, good])
+    dataset = get_train_dataset(folder, worker_config=config(), batch_size=1, repeat=False)
+    keys = sorted(batch["__key__"][0] for batch in dataset)
+    assert keys == ["000000000", "000000002"]
+    assert "shard.mds, record 1: has an invalid record: " in caplog.text
+    result = run("lint", folder, "--num-workers", 1)
+    assert "shard.mds, record 1: " in result.output
+    assert "3 samples: 1 problem" in result.output
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I", "I;16", "F", "LAB"]
+)
+def test_images_of_every_mode_are_kept_and_decoded(tmp_path, mode):
+    from PIL import Image
+
+    values = np.arange(96, dtype={"I": "<i4", "F": "<f4"}.get(mode, "u1")).tobytes()
+    size = {"1": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "I;16": 2, "LAB": 3}.get(mode, 1)
+    size = {"I": 4, "F": 4}.get(mode, size)
+    image = Image.frombytes(mode, (8, 1 if mode == "1" else 2), values[: 16 * size])
+    header = struct.pack("<3I", *image.size, len(mode)) + mode.encode()
+    folder = write_mds(tmp_path / "data", "x", "pil", [header + image.tobytes()])
+    [sample] = every(MdsRecords(folder))
+    kept = Image.open(io.BytesIO(sample["x"]))
+    assert kept.size == image.size
+    assert kept.convert("RGB").tobytes() == image.convert("RGB").tobytes() or mode in (
+        "I;16",
+        "LAB",
+    )
+    if mode != "P":  # without a palette, a file of these has one of grays
+        assert (np.asarray(kept) == np.asarray(image)).all()
+    [batch] = get_train_dataset(folder, worker_config=config(), batch_size=1, repeat=False)
+    assert batch["x"].shape == (1, 3, *reversed(image.size))

@@ -64,8 +64,7 @@ class ChunkFiles:
         low, high = edges[own], edges[own + 1]
         buffers, begin = read_spans(self.open(number), low, high)
         bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
-        origin, one = self.origin(number), self.format.record
-        return [one(memoryview(data)[start:stop], origin) for data, start, stop in bounds]
+        return [memoryview(data)[start:stop] for data, start, stop in bounds]
 
     def extents(self, number: int, own: Ints) -> tuple[Ints, Ints]:
         """Return which bytes of a chunk hold some of its records; of a packed chunk, all."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon.arrays import Ints, distinct
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError, DecodeError, FormatError
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
 from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat
@@ -28,7 +28,13 @@ from energon.sources.chunk_files import ChunkFiles
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.kinds import Extents, description, split_description
 from energon.sources.shard_samples import PartFilter
-from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions, file_of_part
+from energon.sources.tables.row_kind import (
+    Item,
+    ItemSource,
+    RowKind,
+    RowOptions,
+    file_of_part,
+)
 from energon.utf8 import decode_utf8
 
 ASSUMED_RATIO = 4
@@ -87,6 +93,7 @@ class ChunkSource(ItemSource):
     """
 
     format_type: ClassVar[type[MdsFormat] | type[LitDataFormat]]
+    reads_values: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -186,13 +193,17 @@ class ChunkSource(ItemSource):
     def content(self) -> Any:
         return [list(file) for file in self.files]
 
-    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def items(self, numbers: Ints) -> list[Item | DecodeError]:
         found: list[Any] = [None] * len(numbers)
         for file, order in self._by_file(numbers):
             origin = self._chunks.origin(file)
-            records = self._chunks.records(file, numbers[order] - self.ends[file])
-            for place, record in zip(order.tolist(), records, strict=True):
-                found[place] = self._item(file, record, origin)
+            own = numbers[order] - self.ends[file]
+            records = zip(own.tolist(), self._chunks.records(file, own), strict=True)
+            for place, (number, record) in zip(order.tolist(), records, strict=True):
+                try:
+                    found[place] = self._item(file, record, f"{origin}, record {number}")
+                except FormatError as error:
+                    found[place] = DecodeError(str(error))
         return found
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
@@ -211,7 +222,7 @@ class ChunkSource(ItemSource):
             places = np.flatnonzero(at == file)
             yield file, places[np.argsort(numbers[places], kind="stable")]
 
-    def _item(self, file: int, record: Sized, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _item(self, file: int, record: Sized, origin: str) -> Item:
         parts: dict[str, Any] = {}
         files: dict[str, Any] = {}
         for name, value in self.format.row(file, record, origin, self._is_read).items():
@@ -249,9 +260,16 @@ def _lossless(image: Any) -> tuple[bytes, str]:
     if image.mode in ("RGB", "L"):
         kind, extension = ("P6", "ppm") if image.mode == "RGB" else ("P5", "pgm")
         return f"{kind}\n{image.width} {image.height}\n255\n".encode() + image.tobytes(), extension
+    if image.mode in ("HSV", "RGBa", "La"):  # no format has these
+        image = image.convert({"HSV": "RGB", "RGBa": "RGBA", "La": "LA"}[image.mode])
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue(), "png"
+    # PNG has no other colors, and no more than 16 bits.
+    extension = "png" if image.mode in _PNG_MODES else "tiff"
+    image.save(buffer, extension.upper(), **({"compress_level": 1} if extension == "png" else {}))
+    return buffer.getvalue(), extension
+
+
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
 class MdsRecords(ChunkSource):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
@@ -82,6 +83,24 @@ def test_splits_are_those_of_the_dataset(tmp_path):
         "train": 8,
         "validation": 3,
     }
+
+
+def test_columns_and_types_may_differ_and_bad_values_fail_alone(tmp_path, caplog):
+    offsets, text = np.array([0, 1, 3], np.int32), b"a\xff\xfe"
+    bad = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    tables = [
+        pa.table({"n": pa.array([0, 1], pa.int32())}),
+        pa.table({"n": [2, 3], "text": bad, "list": [["x"], []]}),
+    ]
+    for number, table in enumerate(tables):
+        with pa.ipc.new_stream(tmp_path / f"{number}.arrow", table.schema) as stream:
+            stream.write_table(table)
+    names = [{"filename": f"{number}.arrow"} for number in range(2)]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": names}))
+    dataset = get_train_dataset(tmp_path, worker_config=config(), batch_size=1, repeat=False)
+    read = sorted((b["n"][0], b["text"][0], b["list"][0]) for b in dataset)
+    assert read == [(0, None, None), (1, None, None), (2, "a", ["x"])]
+    assert "1.arrow: row 1 has a value in column 'text' that cannot be read" in caplog.text
 
 
 def test_a_ratio_deals_rows_where_there_are_no_splits(folder):

@@ -30,7 +30,7 @@ from energon import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon.errors import FormatError, StateError, TruncatedError
+from energon.errors import DecodeError, FormatError, StateError, TruncatedError
 from energon.inspect.planned_run import list_step
 from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.io.address import join_address
@@ -804,3 +804,57 @@ assert "pandas" not in sys.modules
 def test_rows_are_read_without_importing_pandas_which_takes_a_second(folder):
     pytest.importorskip("pandas")
     subprocess.run([sys.executable, "-c", NO_PANDAS, str(folder)], check=True)
+
+
+def unreadable_table():
+    """Four rows, of which the second and third have values that Python does not have."""
+    offsets, text = np.array([0, 1, 3, 4, 5], np.int32), b"a\xff\xfecd"
+    column = pa.Array.from_buffers(TEXT, 4, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return pa.table({"text": column, "day": pa.array([0, 1, 3 * 10**6, 3], pa.date32())})
+
+
+UNREADABLE = ["row 1 has a value in column 'text'", "row 2 has a value in column 'day'"]
+
+
+@pytest.mark.parametrize("decoder", [None, SampleDecoder()])
+@pytest.mark.parametrize("rows", [4, 400])
+def test_a_value_that_cannot_be_read_is_one_failed_sample(tmp_path, caplog, decoder, rows):
+    more = pa.table({"text": ["x"] * rows, "day": pa.array([0] * rows, pa.date32())})
+    pq.write_table(pa.concat_tables([unreadable_table(), more]), tmp_path / "a.parquet")
+
+    class Encoder(DefaultTaskEncoder):
+        pass
+
+    Encoder.decoder = decoder
+    dataset = get_train_dataset(
+        tmp_path, worker_config=config(), batch_size=1, repeat=False, task_encoder=Encoder()
+    )
+    read = {batch["__key__"][0] for batch in dataset}
+    assert read == {f"a/{n}" for n in range(rows + 4)} - {"a/1", "a/2"}
+    for problem in UNREADABLE:
+        assert f"a.parquet: {problem} that cannot be read: " in caplog.text
+
+
+def test_samples_that_cannot_be_read_fail_in_joins_and_lint_too(tmp_path, caplog):
+    pq.write_table(unreadable_table(), tmp_path / "a.parquet")
+    write_rows(tmp_path / "other" / "a.parquet", range(4))
+    result = run("lint", tmp_path / "a.parquet", "--num-workers", 1)
+    assert all(problem in result.output for problem in UNREADABLE)
+    assert "4 samples: 2 problems" in result.output
+    paths = [{"path": str(tmp_path / name)} for name in ("other/a.parquet", "a.parquet")]
+    joiner = {"__module__": __name__, "__function__": "first_of_join"}
+    document = {"splits": {"train": {"join": paths, "joiner": joiner}}}
+    dataset = get_train_dataset(
+        document, worker_config=config(), batch_size=1, repeat=False, allow=("code",)
+    )
+    assert sorted(batch["n"][0] for batch in dataset) == [0, 3]
+    sample = pickle.loads(
+        pickle.dumps(ParquetSource(tmp_path / "a.parquet").read(np.array([1]))[0])
+    )
+    assert sample["__key__"] == "a/1"
+    with pytest.raises(DecodeError, match="cannot be read"):
+        sample["text"]
+
+
+def first_of_join(first, second):
+    return first

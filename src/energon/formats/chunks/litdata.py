@@ -184,10 +184,6 @@ class LitDataFormat:
             data, origin, compression=index.compression, level=index.level, start=start
         )
 
-    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
-        """Return an item, decompressed if items are compressed one by one."""
-        return decompress(data, origin, self.index.compression) if self.index.compression else data
-
     def row(
         self,
         number: int,
@@ -197,7 +193,10 @@ class LitDataFormat:
     ) -> dict[str, Any]:
         """Return the entries of an item that are taken."""
         if isinstance(record, TableRow):
-            return record.values(takes)
+            return record.values(takes, origin)
+        compression = self.index.compression
+        if compression and self.index.level == "sample":
+            record = decompress(record, origin, compression)
         contents = (
             [bytes(record)]
             if self.index.is_bare
@@ -232,7 +231,7 @@ def litdata_items(
         origin: Its name in messages.
         compression: Name of the method; None for none.
         level: "chunk" or None if the whole file is compressed, "batch" for frames of items,
-            "sample" for items.
+            "sample" for items, which are yielded as they are.
         start: Number of the first item.
 
     Raises:
@@ -243,11 +242,7 @@ def litdata_items(
         return
     if compression and level in (None, "", "chunk"):
         data = decompress(data, origin, compression)
-    for record in records(data, origin, start):
-        if compression and level == "sample":
-            yield memoryview(decompress(record, origin, compression))
-        else:
-            yield record
+    yield from records(data, origin, start)
 
 
 def _of_frames(data: bytes, origin: object, compression: str, start: int) -> Iterator[memoryview]:

@@ -189,10 +189,6 @@ class MdsFormat:
         _check_hashes(shard, data, origin)
         return records(decompress(data, origin, shard.compression), origin, start)
 
-    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
-        """Return a record as it is: records are not compressed one by one."""
-        return data
-
     def row(
         self,
         number: int,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.allow import is_allowed, refusal
-from energon.errors import FormatError, TruncatedError, needs_extra
+from energon.errors import EnergonError, FormatError, TruncatedError, needs_extra
 from energon.formats.meta.info import MAX_SAMPLES, leads_out
 from energon.messages import describe_error
 
@@ -72,9 +72,6 @@ class ChunkFormat(Protocol):
         Raises:
             FormatError: If it is damaged.
         """
-
-    def record(self, data: bytes | memoryview, origin: object) -> bytes | memoryview:
-        """Return a record that was read on its own, decompressed."""
 
     def row(
         self,
@@ -230,8 +227,12 @@ def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: ob
     """
     try:
         return [decode(content) for decode, content in decoders]
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        problem = str(error) if isinstance(error, FormatError) else repr(error)
+    except FormatError as error:
+        raise FormatError(f"{origin}: has an invalid record: {error}") from error
+    except (EnergonError, MemoryError):
+        raise
+    except Exception as error:  # of Pillow, numpy, or the library that wrote the records
+        problem = describe_error(error)
         raise FormatError(f"{origin}: has an invalid record: {problem}") from error
 
 

@@ -27,7 +27,7 @@ from energon.sources.kinds import Extents, description, split_description
 from energon.sources.media.media_files import MediaFiles, note_listing
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
-from energon.sources.tables.row_kind import ItemSource, RowKind, RowOptions
+from energon.sources.tables.row_kind import Item, ItemSource, RowKind, RowOptions
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class MediaFolderSource(ItemSource):
                 digest.update(f"{name}\0{self.media.sizes[name].size}\0".encode())
         return [digest.hexdigest(), self.media.classes]
 
-    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    def items(self, numbers: Ints) -> list[Item]:
         media = self.media
         keys = [self.key_of(number) for number in numbers.tolist()]
         names = [

@@ -66,7 +66,15 @@ class ParquetGroups(RowGroups):
 
     def schema_of(self, number: int) -> pa.Schema:
         """Return the columns of a file."""
-        return self.metadata(number).schema.to_arrow_schema()
+        import pyarrow as pa
+
+        try:
+            return self.metadata(number).schema.to_arrow_schema()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise FormatError(
+                f"{self.origin(number)}: its columns are not known to pyarrow: {error}; write the "
+                "file again with other types"
+            ) from error
 
     def metadata(self, number: int) -> FileMetaData:
         """Return what a file says about its content."""

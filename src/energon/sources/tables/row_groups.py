@@ -88,8 +88,15 @@ class RowGroups(ABC):
             if schema in schemas:
                 continue
             schemas.add(schema)
-            for field in schema:
-                name, kind = field.name, plain_type(field.type)
+            try:
+                fields = list(zip(schema.names, schema, strict=True))
+            except ValueError as error:
+                raise FormatError(
+                    f"{self.origin(number)}: the name of a column is not UTF-8 text: {error}; "
+                    "write the file again"
+                ) from error
+            for name, field in fields:
+                kind = plain_type(field.type)
                 known = kinds.setdefault(name, kind)
                 common = common_type(known, kind)
                 if schema.names.count(name) > 1:

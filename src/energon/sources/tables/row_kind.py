@@ -14,7 +14,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
-from energon.errors import ConfigError
+from energon.errors import ConfigError, SampleError
 from energon.formats.media import guess_extension
 from energon.formats.meta.info import META
 from energon.formats.meta.split import parse_shares, ratio_names
@@ -23,7 +23,7 @@ from energon.io.epath import AnyPath
 from energon.io.files import is_file
 from energon.metadataset.dataset_config import DatasetConfig, load_dataset_config
 from energon.metadataset.leaf import Leaf
-from energon.samples.crude import PART_FILES, CrudeSample, find_part
+from energon.samples.crude import PART_FILES, CrudeSample, UnreadableSample, find_part
 from energon.samples.field_map import FieldMap
 from energon.sources.kinds import (
     DatasetKind,
@@ -164,6 +164,10 @@ class RowKind(DatasetKind):
         field_map.check_parts(source.all_parts, origin=str(source.path))
 
 
+Item = tuple[dict[str, Any], dict[str, Any]]
+"""The parts of an item, and their file names where part names do not tell."""
+
+
 class ItemSource(NumberedSource):
     """The items of a split of files, each read separately.
 
@@ -228,8 +232,8 @@ class ItemSource(NumberedSource):
         """Return what must be unchanged in a saved state, besides the range of the split."""
 
     @abstractmethod
-    def items(self, numbers: Ints) -> list[tuple[dict[str, Any], dict[str, str]]]:
-        """Return the parts of items, and their file names where part names do not tell."""
+    def items(self, numbers: Ints) -> Sequence[Item | SampleError]:
+        """Return items; the error for one that cannot be read."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what identifies the samples and their order, which a saved state must match."""
@@ -250,18 +254,20 @@ class ItemSource(NumberedSource):
         """Return samples, in the order of `ordinals`; see `Source.read`."""
         numbers = self.numbers(ordinals)
         keys = restore_keys_of(ordinals, restore_keys)
-        samples = []
+        samples: list[CrudeSample] = []
         found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
-        for number, restore_key, (parts, files) in found:
-            sample = CrudeSample(
-                {
-                    "__key__": self.key_of(number),
-                    "__shard__": self.shard_of(number),
-                    "__restore_key__": restore_key,
-                    "__subflavors__": subflavors,
-                    **parts,
-                }
-            )
+        for number, restore_key, item in found:
+            entries = {
+                "__key__": self.key_of(number),
+                "__shard__": self.shard_of(number),
+                "__restore_key__": restore_key,
+                "__subflavors__": subflavors,
+            }
+            if isinstance(item, SampleError):
+                samples.append(UnreadableSample(entries, item))
+                continue
+            parts, files = item
+            sample = CrudeSample({**entries, **parts})
             if files:
                 sample[PART_FILES] = files
             samples.append(sample)
