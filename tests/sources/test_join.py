@@ -11,7 +11,8 @@ from energon.formats.tables.join_index import JoinIndex, key_hashes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.join import JOINED, JoinedSource, hashed_keys
+from energon.samples.crude import JOINED
+from energon.sources.join import JoinedSource, hashed_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.read import ReadDataset

@@ -262,6 +262,8 @@ _NOTHING = object()
 PART_FILES = "__part_files__"
 """Entry of a crude sample for parts whose names lack an extension: maps the name of a part to a
 file name that has one."""
+JOINED = "__joined__"
+"""Part of a joined sample: a tuple of the samples it consists of, with None for missing ones."""
 
 
 def find_part(names: Iterable[str], requested: str) -> str | None:

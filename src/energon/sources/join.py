@@ -20,7 +20,7 @@ from energon.formats.tables.join_index import (
 )
 from energon.io.epath import AnyPath
 from energon.plan.leaves.subset import exclude_indices, resolve_range
-from energon.samples.crude import CrudeSample
+from energon.samples.crude import JOINED, CrudeSample
 from energon.sources.kinds import Extents, Location, Source, content_fingerprint, restore_keys_of
 from energon.sources.webdataset import WebdatasetSource
 
@@ -49,10 +49,6 @@ def _hash_shard(source: WebdatasetSource, shard: int) -> tuple[Hashes, Ints]:
     chosen = (ordinals >= 0) & (ordinals < len(source))
     indices = raw[chosen] - low + int(source.firsts[shard])
     return table_hashes(source.open_shard(shard).table, indices), ordinals[chosen]
-
-
-JOINED = "__joined__"
-"""Part of a joined sample: a tuple of the samples it consists of, with None for missing ones."""
 
 
 class JoinedSource:

@@ -12,10 +12,9 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import CrudeSample, UnreadableSample, sources_of
+from energon.samples.crude import JOINED, CrudeSample, UnreadableSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
-from energon.sources.join import JOINED
 from energon.sources.shard_samples import META_NAMES
 from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_generator
