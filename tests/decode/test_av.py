@@ -14,7 +14,15 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata
 from energon.sources.files.open import SystemFileStore
-from tests.decode.videos import KINDS, encode_video, plain_audio, plain_frames
+from tests.decode.videos import (
+    KINDS,
+    Kind,
+    cut_segment,
+    encode_lasting,
+    encode_video,
+    plain_audio,
+    plain_frames,
+)
 
 FRAMES = 45
 
@@ -288,6 +296,102 @@ def test_a_picture_that_was_overwritten_fails_the_check():
     data[middle : middle + 200] = bytes(200)
     with pytest.raises(DecodeError):
         AVDecoder(bytes(data)).check()
+
+
+def test_a_file_with_neither_audio_nor_video_fails_the_check():
+    with pytest.raises(DecodeError, match="neither a video nor an audio stream"):
+        AVDecoder(b"1\n00:00:00,000 --> 00:00:01,000\nwords\n\n" * 9).check()
+
+
+@pytest.mark.parametrize("name", ["mp4", "fragmented mp4", "mov"])
+def test_files_that_end_within_their_header_cannot_be_read(name):
+    data = video(name)[0]
+    start = data.index(b"moov") - 4
+    size = int.from_bytes(data[start : start + 4], "big")
+    for part in range(1, 20):
+        cut = data[: start + size * part // 20]
+        with pytest.raises(DecodeError, match="header|not a complete|bytes"):
+            AVDecoder(cut).get_metadata()
+        with pytest.raises(DecodeError, match="header|not a complete|bytes"):
+            AVDecoder(cut).check()
+
+
+SEGMENTS = {
+    "mp4": ("mp4", "libx264", "aac"),
+    "mov": ("mov", "libx264", "aac"),
+    "matroska": ("matroska", "libx264", "aac"),
+    "webm": ("webm", "libvpx", "libopus"),
+    "mpegts": ("matroska", "libx264", "aac"),
+    "flv": ("matroska", "libx264", "aac"),
+}
+
+
+@cache
+def segment(name, *, audio):
+    origin, codec, sound = SEGMENTS[name]
+    rate = 48000 if sound == "libopus" else 44100
+    bframes = {"x264-params": "bframes=3:keyint=11:scenecut=0"} if codec == "libx264" else {}
+    whole = encode_video(Kind(name, origin, codec, sound, bframes, rate=rate), frames=70)
+    return cut_segment(whole, name, 3.3, 6.3, audio=audio)
+
+
+@pytest.mark.parametrize("audio", [True, False])
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_time_begins_with_a_segment_that_was_cut_out(name, audio):
+    data = segment(name, audio=audio)
+    frames, times = plain_frames(data)
+    decoder = AVDecoder(data)
+    decoder.check()
+    (clip,), (span,) = (found := decoder.get_video()).video_clips, found.video_timestamps
+    duration, count = decoder.get_video_duration(get_frame_count=True)
+    assert count == len(frames) == clip.shape[0]
+    assert (times[0], duration) == pytest.approx((0, times[-1] + 0.1), abs=2e-3)
+    assert span == pytest.approx((0, duration), abs=2e-3)
+    middle = [0.05 + each for each in times]
+    found, _ = decoder.get_video_clips([(time, time) for time in middle])
+    assert all(
+        np.array_equal(one[0].numpy().transpose(1, 2, 0), frame)
+        for one, frame in zip(found, frames, strict=True)
+    )
+    assert len(get_single_frames_uniform(decoder, 9)) == 9
+    if audio:
+        (heard,) = decoder.get_audio().audio_timestamps
+        assert heard[1] == pytest.approx(decoder.get_audio_duration(), abs=0.03)
+        assert heard[0] == pytest.approx(3.3 - (6.3 - duration), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("format", "codec"),
+    [
+        ("mp4", "mpeg4"),
+        ("mov", "mpeg4"),
+        ("matroska", "mpeg4"),
+        ("webm", "libvpx"),
+        ("avi", "mpeg4"),
+    ],
+)
+def test_a_last_frame_that_lasts_is_shown_until_the_end(format, codec):
+    data, times = encode_lasting(format, codec, last_seconds=3)
+    decoder = AVDecoder(data)
+    decoder.check()
+    end = times[-1] + 3
+    assert decoder.get_video_duration(get_frame_count=True) == (pytest.approx(end, abs=2e-3), 20)
+    assert decoder.get_video().video_timestamps == [pytest.approx((0, end), abs=2e-3)]
+    clips, _ = decoder.get_video_clips([(time, time) for time in (times[-1] + 0.01, end - 1, end)])
+    last = decoder.get_video().video_clips[0][-1]
+    assert all(torch.equal(clip[0], last) for clip in clips)
+    frames, shown = get_single_frames_uniform(decoder, 8, return_timestamps=True)
+    assert len(frames) == len(shown) == 8
+    assert shown[-1] == pytest.approx(times[-1], abs=2e-3)
+
+
+def test_a_file_that_lacks_its_end_has_no_frames_there():
+    data, _ = encode_lasting("matroska", "mpeg4", last_seconds=3)
+    decoder = AVDecoder(data[: len(data) // 2], suppress_warnings=True)
+    clips, _ = decoder.get_video_clips([(4, 4)])
+    assert clips[0].shape[0] == 0
+    with pytest.raises(DecodeError, match="truncated"):
+        get_single_frames_uniform(decoder, 8)
 
 
 class _Counting(io.BytesIO):

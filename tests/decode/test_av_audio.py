@@ -131,6 +131,33 @@ def test_headers_tell_rate_channels_and_duration(kind):
         assert reader.num_samples == expected.shape[1]
 
 
+@pytest.mark.parametrize(("kind", "tolerance"), [("opus", 0), ("weba", 150), ("mka", 1100)])
+def test_samples_that_only_start_the_decoder_do_not_count(kind, tolerance):
+    data, expected = encoded(kind)
+    reader = AudioReader(io.BytesIO(data))
+    assert reader.num_samples == pytest.approx(expected.shape[1], abs=tolerance)
+    assert reader.duration == pytest.approx(expected.shape[1] / reader.rate, abs=0.03)
+    assert reader.start == 0
+
+
+@pytest.mark.parametrize("damage", [bytes(40), b"", bytes(range(200, 240))])
+def test_damaged_flac_is_an_error_and_not_shorter_or_noise(damage):
+    data, _ = written("flac")
+    middle = len(data) // 2
+    reader = AudioReader(io.BytesIO(data[:middle] + damage + data[middle + 40 :]))
+    for question in (reader.all, reader.check):
+        with pytest.raises(DecodeError, match="missing|not a complete"):
+            question()
+
+
+@pytest.mark.parametrize("stated", [10**5, 10**6])
+def test_a_flac_file_must_have_as_many_samples_as_its_header_states(stated):
+    data = bytearray(written("flac")[0])
+    data[22:26] = stated.to_bytes(4, "big")
+    with pytest.raises(DecodeError, match=f"samples, and its header states {stated}"):
+        AudioReader(io.BytesIO(bytes(data))).check()
+
+
 def test_a_file_without_audio_is_an_error():
     with pytest.raises(DecodeError, match="no audio stream"):
         AudioReader(io.BytesIO(encode_video(next(k for k in KINDS if not k.audio))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from typing import NamedTuple
 
 import av
@@ -88,6 +89,50 @@ def encode_video(kind: Kind, *, frames: int = 45, size: tuple[int, int] = (48, 3
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             container.mux(packet)
     return buffer.getvalue()
+
+
+def cut_segment(
+    data: bytes, format: str, start: float, stop: float, *, audio: bool = True
+) -> bytes:
+    """Packets of a file from the key frame before `start`, copied with their time stamps."""
+    buffer = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(buffer, "w", format=format) as target:
+        streams = [stream for stream in source.streams if audio or stream.type == "video"]
+        copies = {stream: target.add_stream_from_template(stream) for stream in streams}
+        packets = [packet for packet in source.demux(streams) if packet.size]
+        keys = [
+            packet.pts * packet.time_base
+            for packet in packets
+            if packet.stream.type == "video" and packet.is_keyframe
+        ]
+        key = max(time for time in keys if time <= start)
+        for packet in packets:
+            first = key if packet.stream.type == "video" else start
+            if first <= packet.pts * packet.time_base < stop:
+                packet.stream = copies[packet.stream]
+                target.mux(packet)
+    return buffer.getvalue()
+
+
+def encode_lasting(format: str, codec: str, *, last_seconds: float) -> tuple[bytes, list[float]]:
+    """Twenty frames of 0.04 or 0.1 s before a last one that lasts; and when each one is shown."""
+    times = np.cumsum([0, *(100 if number % 3 else 40 for number in range(19))])
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=format) as container:
+        stream = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        packets = []
+        for number, time in enumerate(times.tolist()):
+            pixels = np.full((32, 48, 3), 12 * number, np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            packets += stream.encode(frame)
+        packets = [packet for packet in packets + stream.encode(None) if packet.size]
+        packets[-1].duration = round(Fraction(last_seconds) / packets[-1].time_base)
+        for packet in packets:
+            container.mux(packet)
+    return buffer.getvalue(), [time / 1000 for time in times.tolist()]
 
 
 def tones(rate: int, seconds: float) -> np.ndarray:

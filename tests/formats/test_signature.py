@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
+from energon.decode.av import AVDecoder
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from tests.decode.test_av_audio import written
 from tests.decode.videos import KINDS, encode_video
@@ -40,11 +41,29 @@ def test_sounds_are_told_by_their_first_bytes(kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "extension"), [("mp4", "mp4"), ("mov", "mp4"), ("mkv", "mkv"), ("avi", "avi")]
+    ("name", "extension"),
+    [
+        ("mp4", "mp4"),
+        ("mov", "mp4"),
+        ("mkv", "mkv"),
+        ("avi", "avi"),
+        ("mpeg transport stream", "ts"),
+    ],
 )
 def test_videos_are_told_by_their_first_bytes(name, extension):
     kind = next(kind for kind in KINDS if kind.name == name)
     assert guess_extension(encode_video(kind)[:SIGNATURE_BYTES]) == extension
+
+
+def test_transport_streams_with_times_between_packets_are_told_apart():
+    kind = next(kind for kind in KINDS if kind.name == "mpeg transport stream")
+    data = encode_video(kind)
+    packets = (data[at : at + 188] for at in range(0, len(data), 188))
+    timed = b"".join(b"\0\0\1\2" + packet for packet in packets)
+    assert guess_extension(timed[:SIGNATURE_BYTES]) == "m2ts"
+    assert AVDecoder(timed).get_video_duration(get_frame_count=True)[1] == 45
+    assert guess_extension(b"GATTACA" * 100) is None
+    assert guess_extension(b"G" * 1000) is None
 
 
 @given(st.sampled_from(["", "BM", "ID3", "GIF8", "OggS", "FLV", "RIFF", "FORM", "fLaC"]), st.text())

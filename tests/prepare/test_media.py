@@ -138,6 +138,24 @@ def test_headers_are_noted_by_file_name(place):
     assert "UnidentifiedImageError" in reason
 
 
+def test_files_that_end_too_early_are_reported(tmp_path):
+    (tmp_path / "whole.mp4").write_bytes(VIDEO)
+    header = VIDEO.index(b"moov") - 4
+    cuts = {"header": VIDEO[: header + 600], "tables": VIDEO[:-300], "media": VIDEO[: header // 2]}
+    mkv = encode_video(next(kind for kind in KINDS if kind.name == "mkv"), frames=8)
+    for name, content in cuts.items():
+        (tmp_path / f"{name}.mp4").write_bytes(content)
+    (tmp_path / "half.mkv").write_bytes(mkv[: len(mkv) // 2])
+    report = prepare_media(tmp_path, BY_EXTENSION, engine=INLINE)
+    assert report.stored == 1
+    assert sorted(name for name, _ in report.failed) == [
+        "half.mkv",
+        "header.mp4",
+        "media.mp4",
+        "tables.mp4",
+    ]
+
+
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [

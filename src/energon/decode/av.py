@@ -2,7 +2,7 @@
 
 Frames are uint8 tensors of shape (frames, channels, height, width), audio is float32 from -1 to
 1 of shape (channels, samples); without torch they are arrays. Times are in seconds from the
-beginning of the file.
+beginning of the file, where its first frame is shown or its first sample is heard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from energon.decode.av_container import (
     StreamView,
     as_stream,
     check_claims,
-    check_riff,
+    check_size,
+    clock_start,
+    container_stop,
     decoding,
     open_container,
 )
@@ -60,6 +62,10 @@ def as_tensor(array: Any) -> Any:
 MISSING_SECONDS = 0.5
 MISSING_SHARE = 0.02
 """How much may be missing at the end of a file, since headers are not exact."""
+
+LASTING_FORMATS = ("avi", "flv")
+"""Formats that do not store how long a frame lasts, so the last one may end much later. An AVI file
+that is truncated is shorter than it states, and a truncated FLV file ends within a packet."""
 
 TimeRange = tuple[float, float]
 VideoUnit = Literal["seconds", "frames"]
@@ -161,14 +167,19 @@ class AVDecoder:
         Raises:
             DecodeError: If it is damaged or truncated, or has neither video nor audio.
         """
-        check_riff(self.stream)
-        reached = [0.0]
+        check_size(self.stream)
+        reached = []
         if self.has_video_stream():
             reached.append(self._video.check())
         if self.has_audio_stream():
             reached.append(self._audio.check())
+        if not reached:
+            raise DecodeError("the file has neither a video nor an audio stream")
         with open_container(self._view()) as container:
-            expected = (container.duration or 0) / 1_000_000
+            if container.format.name in LASTING_FORMATS:
+                return
+            start = clock_start(container)
+            expected = float(container_stop(container) - start)
         if max(reached) <= min(expected - MISSING_SECONDS, (1 - MISSING_SHARE) * expected):
             raise DecodeError(f"the file ends after {max(reached):.3f} of {expected:.3f} s")
 
@@ -279,7 +290,7 @@ class AVDecoder:
 
     @decoding()
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float, int | None]:
-        """Return the duration in seconds and the number of frames.
+        """Return when the last frame ends, in seconds, and the number of frames.
 
         Args:
             get_frame_count: Whether to count frames, which may read the whole file; if False,
@@ -289,8 +300,18 @@ class AVDecoder:
 
     @decoding()
     def get_audio_duration(self) -> float:
-        """Return the duration of the audio in seconds, from its header."""
+        """Return when the audio ends, in seconds, from its header."""
         return self._audio.duration
+
+    @decoding()
+    def get_span(self, *, video: bool, audio: bool) -> TimeRange:
+        """Return the seconds from and until which there is video, audio, or both."""
+        spans = []
+        if video:
+            spans.append((self._video.start, self._video.duration))
+        if audio:
+            spans.append((self._audio.start, self._audio.duration))
+        return max(start for start, _ in spans), min(stop for _, stop in spans)
 
     @decoding()
     def get_metadata(

@@ -14,12 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.av_container import MediaStream, decoding, open_container
+from energon.decode.av_container import (
+    MediaStream,
+    clock_start,
+    decoding,
+    is_matroska,
+    open_container,
+    stated_stop,
+    tick_seconds,
+)
 from energon.errors import DecodeError
 from energon.limits import DECODED_BYTES, check_limit
 
@@ -90,17 +99,13 @@ class AudioReader:
 
     @property
     def duration(self) -> float:
-        """Seconds until the last sample, according to the headers."""
-        if self._stream.duration:
-            return float(Fraction(self._stream.duration) * self._tick)
-        if self._container.duration:
-            return float(self._container.duration / 1_000_000)
-        return self._count() / self.rate
+        """When the last sample ends, according to the headers or else to the packets."""
+        return self._start + float(self._length)
 
     @property
     def num_samples(self) -> int:
         """How many samples each channel has, according to the headers."""
-        return round(Fraction(self.duration).limit_denominator(self.rate * 1000) * self.rate)
+        return round(self._length * self.rate)
 
     @property
     def start(self) -> float:
@@ -120,7 +125,10 @@ class AudioReader:
         Raises:
             DecodeError: If they are damaged.
         """
-        return self.to_seconds(self._count())
+        count, stated = self._count(), self._stream.duration
+        if self._is_flac and stated and stated != count:
+            raise DecodeError(f"the file has {count} samples, and its header states {stated}")
+        return self.to_seconds(count)
 
     def by_number(self, first: int, stop: int) -> AudioSamples:
         """Return samples `first` to `stop` (exclusive); see `all`."""
@@ -156,8 +164,12 @@ class AudioReader:
         self._stream.codec_context.thread_count = 1
         if self._end is not None:
             self._stream.codec_context.options = {"flags2": "+skip_manual"}
-        self._tick = Fraction(self._stream.time_base or Fraction(1, 1_000_000))
-        self._origin = max(0, self._container.start_time or 0) / 1_000_000
+        self._is_flac = self._container.format.name == "flac"
+        if self._is_flac:
+            # Checksums are ignored otherwise, and damaged frames are played.
+            self._stream.codec_context.options = {"err_detect": "crccheck+explode"}
+        self._tick = tick_seconds(self._stream)
+        self._origin = clock_start(self._container)
 
     def _probe(self) -> None:
         """Derive from the first frames how times map to samples."""
@@ -180,12 +192,35 @@ class AudioReader:
             # Some files have one after the first frame, and the later one counts.
             self._known_tick, self._known_place = times[1], lengths[0]
         start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
-        self._start = max(0.0, float(start) - self._origin)
+        self._start = max(0.0, float(start - self._origin))
+
+    @cached_property
+    def _length(self) -> Fraction:
+        """For how many seconds there is audio."""
+        start = self._origin + Fraction(self._start)
+        stop = stated_stop(self._container, self._stream)
+        if stop is None:
+            stop = self._stop_of_packets()
+        elif self._container.format.name == "ogg" or is_matroska(self._container):
+            # They count the samples that only start the decoder, too.
+            stop -= Fraction(self._stream.codec_context.delay, self.rate)
+        return max(Fraction(0), stop - start)
+
+    def _stop_of_packets(self) -> Fraction:
+        self._reopen()
+        with decoding():
+            stops = [
+                packet.pts + (packet.duration or 0)
+                for packet in self._container.demux(self._stream)
+                if packet.size and packet.pts is not None
+            ]
+        self._reopen()
+        return max(stops, default=0) * self._tick
 
     def _count(self) -> int:
         """Return the number of samples, decoding and discarding all."""
         self._reopen()
-        total = sum(frame.samples for frame in self._frames())
+        total = sum(frame.samples for _, frame in self._placed_frames())
         self._reopen()
         return total if self._end is None else self._end
 
@@ -213,11 +248,22 @@ class AudioReader:
                     return
                 back -= max(1, 4 * int(RUN_UP_SECONDS * self.rate))
         self._reopen()
-        place = 0
-        for frame in self._frames():
+        for place, frame in self._placed_frames():
             samples = _to_floats(frame)
             yield place, samples if self._end is None else samples[:, : max(0, self._end - place)]
-            place += samples.shape[1]
+
+    def _placed_frames(self) -> Iterator[tuple[int, AudioFrame]]:
+        """Yield all frames with the number of their first sample, from the beginning.
+
+        Raises:
+            DecodeError: If there is a gap in a FLAC file, whose frames are numbered: they are lost.
+        """
+        place = 0
+        for frame in self._frames():
+            if self._is_flac and frame.pts is not None and frame.pts != place:
+                raise DecodeError(f"samples {place} to {frame.pts} are missing")
+            yield place, frame
+            place += frame.samples
 
     def _sought(self, target: int) -> Iterator[tuple[int, AudioSamples]]:
         ahead = Fraction(target - self._known_place, self.rate) / self._tick

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from energon.errors import ConfigError, DecodeError, EnergonError, needs_extra
-from energon.formats.media import Piece, count_claimed_packets, read_headers
+from energon.formats.media import (
+    Piece,
+    count_claimed_packets,
+    count_missing_bytes,
+    read_headers,
+)
 from energon.limits import IMAGE_PIXELS, MEDIA_PACKETS, check_limit
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
+    from fractions import Fraction
 
+    from av.container import InputContainer
+    from av.stream import Stream
 
 MediaStream = IO[bytes]
+
+TICKS_PER_SECOND = 1_000_000
+"""The unit of the time stamps of containers, and of streams that do not say."""
 
 
 def import_av() -> Any:
@@ -138,15 +149,65 @@ def check_claims(stream: IO[bytes]) -> list[Piece]:
     return [] if isinstance(stream, io.BytesIO) else pieces
 
 
-def check_riff(stream: IO[bytes]) -> None:
-    """Raise DecodeError if an AVI or WAV file is shorter than it claims; decoders ignore that."""
-    stream.seek(0)
-    head = stream.read(8)
-    size = stream.seek(0, 2)
-    # A file that is being streamed says 0 or 2^32 - 1.
-    said = int.from_bytes(head[4:8], "little")
-    if head[:4] == b"RIFF" and size < said + 8 < 1 << 32:
-        raise DecodeError(f"the file has {size} of {said + 8} bytes")
+def check_size(stream: IO[bytes], *, after_header: bool = True) -> None:
+    """Raise DecodeError if a file is shorter than it states, which decoders ignore.
+
+    Args:
+        stream: The file.
+        after_header: See `count_missing_bytes`.
+    """
+    missing = count_missing_bytes(stream, after_header=after_header)
+    if missing:
+        size = stream.seek(0, os.SEEK_END)
+        raise DecodeError(f"the file has {size} of {size + missing} bytes")
+
+
+def tick_seconds(stream: Stream) -> Fraction:
+    """Return the unit of the time stamps of a stream in seconds."""
+    from fractions import Fraction
+
+    return Fraction(stream.time_base or Fraction(1, TICKS_PER_SECOND))
+
+
+def clock_start(container: InputContainer) -> Fraction:
+    """Return the time stamp, in seconds, of the first frame or sample: where time begins.
+
+    That of a segment cut out of a longer file is seldom 0.
+    """
+    from fractions import Fraction
+
+    starts = [
+        # The audio before 0 is not heard: it only starts the decoder.
+        max(stream.start_time, 0 if stream.type == "audio" else stream.start_time)
+        * tick_seconds(stream)
+        for stream in (*container.streams.video[:1], *container.streams.audio[:1])
+        if stream.start_time is not None
+    ]
+    return min(starts, default=Fraction(0))
+
+
+def stated_stop(container: InputContainer, stream: Stream) -> Fraction | None:
+    """Return the time stamp, in seconds, at which a stream ends; None if no header states it."""
+    if stream.duration:
+        return ((stream.start_time or 0) + stream.duration) * tick_seconds(stream)
+    # FLV counts from the first packet in decoding order.
+    if not container.duration or len(container.streams) > 1 or container.format.name == "flv":
+        return None
+    return container_stop(container)
+
+
+def container_stop(container: InputContainer) -> Fraction:
+    """Return the time stamp, in seconds, at which a file ends according to its header, or 0."""
+    from fractions import Fraction
+
+    duration = Fraction(container.duration or 0, TICKS_PER_SECOND)
+    # Matroska states when the file ends, all others how long it lasts.
+    return duration if is_matroska(container) else clock_start(container) + duration
+
+
+def is_matroska(container: InputContainer) -> bool:
+    """Return whether a file is a Matroska or WebM file."""
+    return container.format.name == "matroska,webm"
 
 
 AUDIO_EXTENSIONS = frozenset(
@@ -157,6 +218,7 @@ AUDIO_EXTENSIONS = frozenset(
 )
 AV_EXTENSIONS = AUDIO_EXTENSIONS | {
     *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
+    *("ts", "m2ts"),
 }
 
 AV_SPECS = ("AVDecoder", "torch", "pyav")

@@ -9,7 +9,7 @@ import numpy as np
 from energon.decode.av import AVData, AVDecoder, as_tensor
 from energon.decode.av_container import decoding
 from energon.decode.av_video import FrameSize
-from energon.errors import ConfigError, is_whole
+from energon.errors import ConfigError, DecodeError, is_whole
 
 
 @decoding()
@@ -49,14 +49,10 @@ def get_clips_uniform(
         raise ConfigError(
             f"{num_clips!r} clips of {clip_duration_seconds} s: expected 1 or more, of 0 s or more"
         )
-    durations = []
-    if request_video:
-        durations.append(av_decoder.get_video_duration()[0])
-    if request_audio:
-        durations.append(av_decoder.get_audio_duration())
+    start, stop = av_decoder.get_span(video=request_video, audio=request_audio)
     margin = 0.5 / (av_decoder.get_video_fps() or 1) if request_video else 0.0
-    first = 0.0 if clip_duration_seconds else margin
-    last = max(first, min(durations) - (clip_duration_seconds or margin))
+    first = start if clip_duration_seconds else start + margin
+    last = max(first, stop - (clip_duration_seconds or margin))
     starts = np.linspace(first, last, num_clips).tolist()
     ranges = [(start, start + clip_duration_seconds) for start in starts]
     return av_decoder.get_clips(
@@ -95,5 +91,7 @@ def get_single_frames_uniform(
         av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
     )
     clips, times = found.video_clips or [], found.video_timestamps or []
+    if not all(len(clip) for clip in clips):
+        raise DecodeError("the video ends before its header states: it is truncated")
     frames = as_tensor(np.concatenate([np.asarray(clip[:1]) for clip in clips]))
     return (frames, [start for start, _ in times]) if return_timestamps else frames

@@ -1,8 +1,8 @@
 """Frames of a video by time and by number, decoded from the key frame before them.
 
-A frame is shown from its time stamp to that of the next one. Times are counted in ticks, the unit
-of the stream. The key frames listed in containers are not trusted: if decoding starts after the
-requested frame, it starts again further back.
+A frame is shown from its time stamp to that of the next one, the last one until the stream ends.
+Times are counted in ticks, the unit of the stream. The key frames listed in containers are not
+trusted: if decoding starts after the requested frame, it starts again further back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,16 @@ from numpy.typing import NDArray
 
 from energon.decode.av_container import (
     MediaStream,
+    clock_start,
     codec_options,
     decoding,
     import_av,
     open_container,
+    stated_stop,
+    tick_seconds,
 )
 from energon.errors import DecodeError
+from energon.formats.media import count_missing_bytes
 from energon.limits import DECODED_BYTES, IMAGE_PIXELS, check_limit
 
 if TYPE_CHECKING:
@@ -50,6 +55,17 @@ class Clip(NamedTuple):
     """When the last frame ends."""
 
 
+class _Packets(NamedTuple):
+    """All shown packets of a stream, in ticks."""
+
+    times: list[int]
+    """Ascending."""
+    keys: list[int]
+    """The times of key frames, ascending."""
+    stop: int
+    """When the last frame ends."""
+
+
 class VideoReader:
     """The frames of the first video stream of a file. For one thread at a time.
 
@@ -64,8 +80,7 @@ class VideoReader:
 
     def __init__(self, stream: MediaStream) -> None:
         self._file = stream
-        self._times: list[int] | None = None
-        self._keys: list[int] = []
+        self._packets: _Packets | None = None
         self._reformatter = import_av().video.reformatter.VideoReformatter()
         self._reopen()
 
@@ -82,37 +97,25 @@ class VideoReader:
     @property
     def num_frames(self) -> int:
         """How many frames there are. Reads the whole file unless its header is exact."""
-        # AVI counts empty places too.
-        known = self._stream.frames if "mp4" in self._container.format.name else 0
-        return known or len(self.times)
+        # Elsewhere headers are not exact: AVI, for one, counts empty places.
+        if self._stream.frames and "mp4" in self._container.format.name:
+            return sum(not entry.is_discard for entry in self._stream.index_entries)
+        return len(self.times)
 
     @property
     def duration(self) -> float:
-        """Seconds until the last frame ends, according to the headers."""
-        if self._stream.duration:
-            return float(self._stream.duration * self._tick)
-        if self._container.duration and len(self._container.streams) == 1:
-            return self._container.duration / 1_000_000
-        return float((self.times[-1] - self._origin) * self._tick + self._frame_seconds)
+        """When the last frame ends, according to the headers or else to the packets."""
+        return self._to_seconds(self._stop)
+
+    @property
+    def start(self) -> float:
+        """When the first frame is shown, in seconds from the beginning of the file."""
+        return self._to_seconds(self._first)
 
     @property
     def times(self) -> list[int]:
         """The times of all frames in ticks, ascending. Reads all packets and decodes none."""
-        if self._times is None:
-            self._reopen()
-            codec = self._stream.codec_context.name
-            with decoding():
-                packets = [
-                    (_time(packet), packet.is_keyframe)
-                    for packet in self._container.demux(self._stream)
-                    if packet.size and _is_shown(packet, codec)
-                ]
-            if not packets:
-                raise DecodeError("the video stream has no frames")
-            self._times = sorted(time for time, _ in packets)
-            self._keys = sorted(time for time, is_key in packets if is_key)
-            self._reopen()
-        return self._times
+        return self._read_packets().times
 
     def all(self, size: FrameSize | None = None) -> Clip:
         """Return all frames; see `by_time` for `size`."""
@@ -123,17 +126,19 @@ class VideoReader:
         """Decode and discard all frames, and return when the last one ends.
 
         Raises:
-            DecodeError: If one is damaged.
+            DecodeError: If one is damaged, or there are none.
         """
         self._reopen()
         self._stream.codec_context.options |= {"err_detect": "explode"}
-        reached = 0.0
+        reached = None
         for number, frame in enumerate(self._frames()):
             if frame.is_corrupt:
                 raise DecodeError(f"frame {number} of the video is damaged")
-            reached = self._to_seconds(self._end(frame))
+            reached = self._end(frame)
         self._reopen()
-        return reached
+        if reached is None:
+            raise DecodeError("the video stream has no frames")
+        return self._to_seconds(reached)
 
     def by_time(self, start: float, stop: float, size: FrameSize | None = None) -> Clip | None:
         """Return the frames shown at any time from `start` to `stop`, both inclusive.
@@ -144,7 +149,7 @@ class VideoReader:
             size: Height and width to scale frames to; None does not scale.
 
         Returns:
-            None if the last frame ends before `start`.
+            None if the stream ends before `start`.
         """
         return self._by_tick(self._to_tick(start), self._to_tick(stop), size)
 
@@ -169,9 +174,11 @@ class VideoReader:
         codec.thread_count = 1
         codec.options = codec_options()
         _check_size(codec.width, codec.height)
-        self._tick = Fraction(self._stream.time_base or Fraction(1, 1_000_000))
-        origin = max(0, self._container.start_time or 0)
-        self._origin = int(Fraction(origin, 1_000_000) / self._tick)
+        self._tick = tick_seconds(self._stream)
+        self._origin = clock_start(self._container)
+        self._first = self._stream.start_time or 0
+        stop = stated_stop(self._container, self._stream)
+        self._stated_stop = None if stop is None else round(stop / self._tick)
         self._cursor: _Cursor | None = None
 
     @property
@@ -179,16 +186,15 @@ class VideoReader:
         return 1 / self.frames_per_second if self.frames_per_second else 0.0
 
     def _to_tick(self, seconds: float) -> int:
-        ticks = (Fraction(seconds) + TOLERANCE_SECONDS) / self._tick
-        return math.floor(ticks) + self._origin
+        return math.floor((Fraction(seconds) + TOLERANCE_SECONDS + self._origin) / self._tick)
 
     def _to_seconds(self, tick: int) -> float:
-        return float((tick - self._origin) * self._tick)
+        return float(tick * self._tick - self._origin)
 
     def _by_tick(self, start: int, stop: int, size: FrameSize | None) -> Clip | None:
         cursor = self._go_to(start)
         last = cursor.present
-        if last is None or (cursor.following is None and self._end(last) <= start):
+        if last is None or (cursor.following is None and self._end_of_last(last) < start):
             return None
         return self._clip(cursor, stop, size)
 
@@ -209,13 +215,51 @@ class VideoReader:
                 f"{len(frames)} frames of {frame.width} x {frame.height} pixels have {total} bytes "
                 "already; ask for shorter clips or smaller frames",
             )
-        end = self._end(frame) if cursor.following is None else _time(cursor.following)
+        following = cursor.following
+        end = self._end_of_last(frame) if following is None else _time(following)
         return Clip(frames, self._to_seconds(start), self._to_seconds(end))
 
-    def _end(self, frame: VideoFrame) -> int:
-        """Return when the last frame of the stream ends."""
-        ticks = frame.duration or round(Fraction(self._frame_seconds) / self._tick)
-        return _time(frame) + ticks
+    @property
+    def _stop(self) -> int:
+        """When the last frame ends, in ticks."""
+        return self._read_packets().stop if self._stated_stop is None else self._stated_stop
+
+    def _read_packets(self) -> _Packets:
+        if self._packets is None:
+            self._reopen()
+            codec = self._stream.codec_context.name
+            with decoding():
+                packets = [
+                    (_time(packet), self._end(packet), packet.is_keyframe)
+                    for packet in self._container.demux(self._stream)
+                    if packet.size and _is_shown(packet, codec)
+                ]
+            if not packets:
+                raise DecodeError("the video stream has no frames")
+            times, stops, _ = zip(*packets, strict=True)
+            keys = [time for time, _, is_key in packets if is_key]
+            self._packets = _Packets(sorted(times), sorted(keys), max(stops))
+            self._reopen()
+        return self._packets
+
+    def _end(self, timed: VideoFrame | Packet[Any]) -> int:
+        """Return when a frame ends, by its own duration or the average one."""
+        ticks = timed.duration or round(Fraction(self._frame_seconds) / self._tick)
+        return _time(timed) + ticks
+
+    def _end_of_last(self, frame: VideoFrame) -> int:
+        """Return when the last frame ends: its own duration is often unknown, or the average."""
+        end = self._end(frame)
+        if self._stated_stop is None or self._is_truncated:
+            return end
+        return max(end, self._stated_stop)
+
+    @cached_property
+    def _is_truncated(self) -> bool:
+        place = self._file.tell()
+        missing = count_missing_bytes(self._file, after_header=False)
+        self._file.seek(place)  # where the decoder reads on
+        return missing > 0
 
     def _pixels(self, frame: VideoFrame, size: FrameSize | None) -> Frame:
         # FFmpeg reduces MJPEG and MPEG while it decodes (lowres), but no newer format, and takes a
@@ -242,9 +286,10 @@ class VideoReader:
         return key > present
 
     def _key_before(self, tick: int) -> int | None:
-        if self._keys:
-            at = bisect_right(self._keys, tick) - 1
-            return self._keys[at] if at >= 0 else None
+        if self._packets is not None:
+            keys = self._packets.keys
+            at = bisect_right(keys, tick) - 1
+            return keys[at] if at >= 0 else None
         entries = self._stream.index_entries
         if len(entries) < 2:
             return None
@@ -254,7 +299,7 @@ class VideoReader:
     def _seek(self, tick: int) -> _Cursor:
         """Return a cursor at a key frame that is shown at `tick` or before it, or at the first."""
         target, back = tick, max(1, int(Fraction(1, 4) / self._tick))
-        while target > self._origin:
+        while target > self._first:
             try:
                 with decoding():
                     self._container.seek(target, stream=self._stream, backward=True)

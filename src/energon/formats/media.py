@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import IO, Any, ClassVar, NamedTuple, Self
 
-from energon.errors import FormatError
+from energon.errors import DecodeError, FormatError
 from energon.formats.json_text import parse_json
 
-SIGNATURE_BYTES = 16
+SIGNATURE_BYTES = 392
+"""Transport streams are known by the first bytes of their packets, of which this has three."""
 
+_EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _SIGNATURES = {
     b"\xff\xd8\xff": "jpg",
     b"\x89PNG\r\n\x1a\n": "png",
@@ -35,7 +37,7 @@ _SIGNATURES = {
     b"\0\0\1\0": "ico",
     b"\0\0\0\x0cjP  ": "jp2",
     b"\xff\x4f\xff\x51": "j2k",
-    b"\x1aE\xdf\xa3": "mkv",
+    _EBML: "mkv",
     b"FLV\x01": "flv",
     b"\0\0\1\xba": "mpg",
     b"\0\0\1\xb3": "mpg",
@@ -71,6 +73,11 @@ def guess_extension(data: bytes) -> str | None:
     # Text may begin with these letters, but has no zero bytes and no control characters.
     if data[:2] == b"BM":
         return "bmp" if data[6:10] == bytes(4) else None
+    for extension, at in (("ts", 0), ("m2ts", 4)):
+        step = 188 + at
+        # The first packet has no options, so its fourth byte is a control character.
+        if all(data[n : n + 1] == b"G" for n in range(at, at + 3 * step, step)):
+            return extension if 0x10 <= data[at + 3] < 0x20 else None
     if data[:3] == b"ID3":
         return "mp3" if data[3:4] < b"\x08" and len(data) > 3 else None
     return next((name for start, name in _SIGNATURES.items() if data.startswith(start)), None)
@@ -98,31 +105,91 @@ def read_headers(stream: IO[bytes]) -> list[Piece]:
 
     Args:
         stream: The file. If it is not in memory, nothing after the header is read.
+
+    Raises:
+        DecodeError: If the header is truncated, which decoders take for one with fewer tracks.
     """
     stream.seek(0)
     first = stream.read(_FIRST_BYTES)
     pieces = [Piece(0, first)]
-    if first[4:8] not in _FIRST_BOXES:
-        return pieces
     end = stream.seek(0, os.SEEK_END)
-    place = 0
-    while place + 8 <= end:
-        start = first[place : place + 16]
-        if len(start) < 16:
-            stream.seek(place)
-            start = stream.read(16)
-        size, kind, head = int.from_bytes(start[:4], "big"), start[4:8], 8
-        if size == 1:
-            size, head = int.from_bytes(start[8:16], "big"), 16
-        if size < head:
-            size = end - place
+    for place, kind, size in _boxes(stream, first, end):
+        if kind == b"moov" and place + size > end:
+            raise DecodeError(f"the file has {end} bytes, but its header ends at {place + size}")
         if kind not in (b"mdat", b"free", b"skip", b"wide"):
             stream.seek(place)
             pieces.append(Piece(place, stream.read(min(size, end - place))))
         if kind == b"moov" and not isinstance(stream, io.BytesIO):
             break
-        place += size
     return pieces
+
+
+def _boxes(stream: IO[bytes], first: bytes, end: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield position, name and size of the outermost boxes of an MP4 file.
+
+    Args:
+        stream: The file.
+        first: Its first bytes.
+        end: How many bytes it has.
+    """
+    place = 0
+    while place + 8 <= end and first[4:8] in _FIRST_BOXES:
+        start = first[place : place + 16]
+        if len(start) < 16:
+            stream.seek(place)
+            start = stream.read(16)
+        size, head = int.from_bytes(start[:4], "big"), 8
+        if size == 1:
+            size, head = int.from_bytes(start[8:16], "big"), 16
+        if size < head:
+            size = end - place
+        yield place, start[4:8], size
+        place += size
+
+
+def count_missing_bytes(stream: IO[bytes], *, after_header: bool = True) -> int:
+    """Return how many bytes a file lacks at its end, by the sizes that it states.
+
+    Only MP4, Matroska, AVI and WAV state sizes, and not if they were written to a pipe.
+
+    Args:
+        stream: The file.
+        after_header: Whether to look at all boxes of an MP4 file, each of which takes a read, or
+            only at those up to the first one of media after its header.
+    """
+    stream.seek(0)
+    first = stream.read(_FIRST_BYTES)
+    end = stated = stream.seek(0, os.SEEK_END)
+    if first[:4] == b"RIFF":
+        size = int.from_bytes(first[4:8], "little")
+        # A file that is being streamed says 0 or 2^32 - 1, and many lack the byte that pads.
+        stated = size + 8 if end + 1 < size + 8 < 1 << 32 else end
+    elif first[:4] == _EBML:
+        stated = _end_of_segment(first) or end
+    has_header = False
+    for place, kind, size in _boxes(stream, first, end):
+        stated = max(end, place + size)
+        if has_header and not after_header and kind in (b"mdat", b"moof"):
+            break
+        has_header = has_header or kind == b"moov"
+    return max(0, stated - end)
+
+
+def _end_of_segment(first: bytes) -> int | None:
+    """Return where the segment of a Matroska file ends, None if it does not say that."""
+    header = _ebml_size(first, len(_EBML))
+    if header is None or first[sum(header) :][: len(_SEGMENT)] != _SEGMENT:
+        return None
+    segment = _ebml_size(first, sum(header) + len(_SEGMENT))
+    return None if segment is None else sum(segment)
+
+
+def _ebml_size(data: bytes, place: int) -> tuple[int, int] | None:
+    """Return where an element begins and how long it is, None if its size is unknown."""
+    length = 9 - (data[place] if place < len(data) else 0).bit_length()
+    value = int.from_bytes(data[place : place + length], "big") ^ 1 << 7 * length
+    known = length < 9 and place + length <= len(data) and value != (1 << 7 * length) - 1
+    return (place + length, value) if known else None
 
 
 def count_claimed_packets(header: bytes) -> int:

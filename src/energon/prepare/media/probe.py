@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, Protocol
 
 from energon.decode.av import AVDecoder
+from energon.decode.av_container import AV_EXTENSIONS, check_size
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -22,7 +23,13 @@ from energon.errors import (
     ObjectChangedError,
     StorageError,
 )
-from energon.formats.media import SIGNATURE_BYTES, ImageMetadata, MediaMetadata, guess_extension
+from energon.formats.media import (
+    SIGNATURE_BYTES,
+    AVMetadata,
+    ImageMetadata,
+    MediaMetadata,
+    guess_extension,
+)
 from energon.formats.tables.media_table import MediaJob, Strategy
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table
@@ -133,12 +140,6 @@ IMAGES = frozenset(
         "avif",
     }
 )
-AV = frozenset(
-    {
-        *("aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "opus"),
-        *("wav", "webm", "aif", "aiff", "aifc"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _extension(name: str) -> str:
 def _kind_of(extension: str | None) -> MediaKind | None:
     if extension in IMAGES:
         return "image"
-    return "av" if extension in AV else None
+    return "av" if extension in AV_EXTENSIONS else None
 
 
 class Probed(NamedTuple):
@@ -377,7 +378,11 @@ def _image_metadata(stream: IO[bytes]) -> ImageMetadata:
 
 
 def _av_metadata(stream: IO[bytes]) -> MediaMetadata:
-    return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+    check_size(stream, after_header=False)
+    metadata = AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+    if metadata == AVMetadata():
+        raise DecodeError("the file has neither a video nor an audio stream")
+    return metadata
 
 
 _METADATA = {"image": _image_metadata, "av": _av_metadata}
