@@ -101,7 +101,7 @@ def test_a_cut_between_members_is_forgiven_where_the_index_is_elsewhere():
 
 
 def test_other_files_are_refused():
-    for data in (b"PK\3\4" + bytes(2000), bytes(range(256)) * 8, b"\x1f\x8b" + bytes(3000)):
+    for data in (b"PK\3\4" + bytes(2000), bytes(range(256)) * 8, b"\x1f" + bytes(3000)):
         with pytest.raises(FormatError, match="no tar header at byte 0"):
             found_in(data)
 

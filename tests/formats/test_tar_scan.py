@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import tarfile
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -192,3 +196,15 @@ def test_a_scan_groups_members_to_samples(tmp_path):
     assert scan.sample_offset.tolist() == [0, 3072, 6144, 7168]
     for offset, size in zip(scan.part_offset.tolist(), scan.part_size.tolist(), strict=True):
         assert data[offset : offset + size].decode() in names
+
+
+@pytest.mark.parametrize(
+    ("compress", "name"),
+    [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")],
+)
+def test_a_compressed_archive_named_tar_is_called_compressed(tmp_path, compress, name):
+    (tmp_path / "x.tar").write_bytes(
+        compress(archive([("a", "bin", Random(0).randbytes(2000), "f")]))
+    )
+    with pytest.raises(FormatError, match=rf"x\.tar: is compressed with {name}, expected a plain"):
+        scan_tar(tmp_path / "x.tar")

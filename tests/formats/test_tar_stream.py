@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
 from energon.formats.tar import sample_parser, stream, window_parts
+from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
-from energon.formats.tar.scan import iter_members
+from energon.formats.tar.scan import iter_members, scan_archive
 from energon.formats.tar.stream import StreamReader
 from tests.webdataset.shards import members_of, numbered, tar_bytes
 
@@ -411,7 +412,44 @@ def test_sparse_files_are_passed_over_and_counted(tmp_path, format, step):
     while (block := reader.next_block()) is not None:
         found += block
     assert found == [{"__key__": "a", "txt": b"a"}, {"__key__": "c", "txt": b"c"}]
-    assert re.match(r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.loss)
+    assert re.match(
+        r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.warnings[0]
+    )
+
+
+def scanned(data):
+    def read_into(offset, buffer):
+        piece = data[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    return scan_archive(read_into, len(data), origin="x.tar").num_samples
+
+
+@pytest.mark.parametrize("count", [lambda data: len(read(data)), scanned], ids=["stream", "scan"])
+@pytest.mark.parametrize("kept", [1, 43, 60])
+def test_many_zeros_after_the_end_marker_are_a_warning_with_their_number(caplog, count, kept):
+    samples = [(f"{number:02}.txt", b"x" * 700) for number in range(60)]
+    whole = tar_bytes(samples).rstrip(b"\0")
+    end = kept * (512 + 1024)
+    for zeros, is_expected in (
+        (RECORD_BYTES, True),
+        (RECORD_BYTES + 512, False),
+        (1_024_000, False),
+    ):
+        caplog.clear()
+        assert count(whole.ljust(60 * 1536, b"\0")[:end] + bytes(1024 + zeros)) == kept
+        message = f"x.tar: {zeros:,} bytes of zeros follow the end marker at byte {end}, expected"
+        assert [message in record.getMessage() for record in caplog.records] == [True] * (
+            not is_expected
+        )
+
+
+@pytest.mark.parametrize("count", [lambda data: len(read(data)), scanned], ids=["stream", "scan"])
+def test_a_shard_of_zeros_is_an_error_and_an_empty_one_is_none(count):
+    assert count(bytes(RECORD_BYTES)) == 0
+    with pytest.raises(TruncatedError, match=r"x\.tar: has 20480 bytes, all of them zeros"):
+        count(bytes(2 * RECORD_BYTES))
 
 
 def sparse_file(map_blocks):
@@ -437,7 +475,9 @@ def test_the_map_of_a_sparse_file_is_read_once_however_long_it_is():
     parser.finish(len(data))
     assert [sample["__key__"] for sample in parser.samples] == ["a", "c"]
     assert given <= len(data) + 2 * 512  # headers of plain members are seen with their content
-    assert re.match(r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.loss)
+    assert re.match(
+        r"x\.tar: skipped 1 member, the first of them '\S*b\.bin': links", parser.warnings[0]
+    )
     assert read(data) == parser.samples
     assert names_in(data) == ["a.txt", "c.txt"]
 

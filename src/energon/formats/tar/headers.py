@@ -20,7 +20,16 @@ from energon.limits import TAR_HEADER_BYTES, TAR_NAME_BYTES, TAR_RECORDS
 
 BLOCK = 512
 """Archives are made of blocks of this many bytes."""
+END_MARKER_BYTES = 2 * BLOCK
+RECORD_BYTES = 10_240
+"""Archives are written in records; the last one is filled with zeros after the end marker."""
 
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 MIN_TOGETHER = 64
 """Fewer checksums are compared one by one."""
 
@@ -69,6 +78,13 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
         FormatError: If it does not.
     """
     if not _has_checksum(header):
+        for magic, name in _COMPRESSIONS.items():
+            if pos == 0 and header.startswith(magic):
+                raise FormatError(
+                    f"{origin}: is compressed with {name}, expected a plain tar archive, whose "
+                    "samples can be read one by one; unpack it, or write it again with `energon "
+                    "pack`"
+                )
         raise FormatError(
             f"{origin}: no tar header at byte {pos} (its checksum does not match); the file is "
             "damaged or not a plain tar archive"

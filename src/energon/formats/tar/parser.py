@@ -28,6 +28,8 @@ from energon.arrays import Bytes, Ints
 from energon.errors import TruncatedError
 from energon.formats.tar.headers import (
     BLOCK,
+    END_MARKER_BYTES,
+    RECORD_BYTES,
     check_extension,
     have_checksums,
     long_name,
@@ -79,6 +81,8 @@ class TarParser:
         """How many bytes are needed there."""
         self.ended = False
         """Whether the end marker has come, and nothing after it."""
+        self._zeros_at = 0
+        self._num_zeros = 0
         self._num_passed_over = 0
         self._first_passed_over = ""
         self._first = -1
@@ -92,16 +96,25 @@ class TarParser:
         return self._extended >= 0 or bool(self._extension) or self._map_before >= 0
 
     @property
-    def loss(self) -> str | None:
-        """Which members were skipped, for a warning; None if all are files or folders."""
-        if not self._num_passed_over:
-            return None
-        members = counted(self._num_passed_over, "member")
-        return (
-            f"{self.origin}: skipped {members}, the first of them {self._first_passed_over!r}: "
-            "links, devices and sparse files are not parts of samples; write the archive again "
-            "from the files themselves, as `tar --dereference --hard-dereference` does"
-        )
+    def warnings(self) -> list[str]:
+        """Warnings about members that are missing, after `finish`."""
+        warnings = []
+        if self._num_passed_over:
+            members = counted(self._num_passed_over, "member")
+            warnings.append(
+                f"{self.origin}: skipped {members}, the first of them "
+                f"{self._first_passed_over!r}: links, devices and sparse files are not parts of "
+                "samples; write the archive again from the files themselves, as "
+                "`tar --dereference --hard-dereference` does"
+            )
+        if self._num_zeros > RECORD_BYTES:
+            warnings.append(
+                f"{self.origin}: {self._num_zeros:,} bytes of zeros follow the end marker at byte "
+                f"{self._zeros_at}, expected {RECORD_BYTES:,} at most: members may be missing, as "
+                "from a download into preallocated space that was interrupted; compare the shard "
+                "with its source, or restore it"
+            )
+        return warnings
 
     def take(self, data: bytes) -> Member | None:
         """Take the next `needed_bytes` bytes; return the file if they complete its headers.
@@ -125,7 +138,7 @@ class TarParser:
         """Check that an archive may end at byte `end`, with or without an end marker.
 
         Raises:
-            TruncatedError: If it may not.
+            TruncatedError: If it may not, or consists of more zeros than an empty archive.
         """
         missing = self.position - end
         if missing > 0:
@@ -134,6 +147,13 @@ class TarParser:
             )
         if missing < 0 or self.is_within:
             raise TruncatedError(f"{self.origin}: ends at byte {end} within a member; {_CUT_OFF}")
+        if self.ended:
+            self._num_zeros = end - self._zeros_at - END_MARKER_BYTES
+            if self._zeros_at == 0 and self._num_zeros > RECORD_BYTES:
+                raise TruncatedError(
+                    f"{self.origin}: has {end} bytes, all of them zeros, expected a tar archive; "
+                    "restore or write it again"
+                )
 
     def check_end(self, end: int) -> None:
         """Check that the end marker was the last thing before byte `end`.
@@ -222,6 +242,7 @@ class TarParser:
                 f"end marker, expected the member that it describes; {_CUT_OFF}"
             )
         self._begin()
+        self._zeros_at = self._zeros_at if self.ended else self.position
         self.ended = True
         self.position += BLOCK
 

@@ -109,9 +109,9 @@ class SampleParser:
         return self._key is not None
 
     @property
-    def loss(self) -> str | None:
-        """Which members were skipped, for a warning; None if all are files or folders."""
-        return self._parser.loss
+    def warnings(self) -> list[str]:
+        """What may be missing, after `finish`; see `TarParser.warnings`."""
+        return self._parser.warnings
 
     def feed(self, window: bytes) -> None:
         """Consume all complete members at the start of `window`.

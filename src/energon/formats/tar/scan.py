@@ -273,15 +273,15 @@ class TarScanner:
         return run, start
 
     def finish(self, *, strict: bool) -> None:
-        """Check the end of the archive, after `next` returned None, and warn of skipped members.
+        """Check the end of the archive, after `next` returned None, and log its warnings.
 
         Raises:
             TruncatedError: If it is strict and the end marker is missing.
         """
         if strict:
             self._parser.check_end(self.size)
-        if self._parser.loss is not None:
-            logger.warning("%s", self._parser.loss)
+        for warning in self._parser.warnings:
+            logger.warning("%s", warning)
 
     def _check_content(self, member: Member) -> None:
         parser = self._parser

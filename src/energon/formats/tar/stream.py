@@ -111,8 +111,8 @@ class StreamReader:
             self._rest = window[parser.position - before :]
             return True
         parser.finish(self._end)
-        if parser.loss is not None:
-            logger.warning("%s", parser.loss)
+        for warning in parser.warnings:
+            logger.warning("%s", warning)
         return False
 
     def _fill(self, at_least: int) -> bool:

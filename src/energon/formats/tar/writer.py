@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon.errors import ConfigError
-from energon.formats.tar.headers import BLOCK
+from energon.formats.tar.headers import BLOCK, END_MARKER_BYTES
 
 COPY_BYTES = 4 << 20
 
-END = bytes(2 * BLOCK)
+END = bytes(END_MARKER_BYTES)
 """What ends an archive."""
 MAX_USTAR_SIZE = 8**11 - 1
 
