@@ -133,8 +133,9 @@ def test_scattered_recipes_can_be_sorted(tmp_path):
 
 def test_joins_shards_and_keeps_names_and_order(tmp_path):
     (tmp_path / "a.tar").write_bytes(tar_bytes([("A.TXT", b"1"), ("A.JPG", b"2")]))
+    (tmp_path / "b.tar").write_bytes(tar_bytes([("B.TXT", b"1"), ("B.JPG", b"2")]))
     (tmp_path / "b.tar.gz").write_bytes(b"")
-    ok("cat", tmp_path / "a.tar", "-o", tmp_path / "b.tar.gz")
+    ok("cat", tmp_path / "b.tar", "-o", tmp_path / "b.tar.gz")
     ok(
         "cat",
         tmp_path / "a.tar",
@@ -144,7 +145,11 @@ def test_joins_shards_and_keeps_names_and_order(tmp_path):
         "-o",
         tmp_path / "c.tar",
     )
-    assert names(tmp_path / "c.tar") == ["Ax.TXT", "Ax.JPG"] * 2
+    assert names(tmp_path / "c.tar") == ["Ax.TXT", "Ax.JPG", "Bx.TXT", "Bx.JPG"]
+    failed = run("cat", tmp_path / "a.tar", tmp_path / "a.tar", "-o", tmp_path / "d.tar")
+    assert failed.exit_code == 1
+    assert "already has a sample with the key 'A'" in failed.output
+    assert not (tmp_path / "d.tar").exists()
 
 
 def test_shuffles_slices_selects_and_renames(tmp_path):

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError
 from energon.webdataset.wids import descriptor
 from tests.small_disks import LITTLE_ROOM
 
@@ -122,6 +122,15 @@ def test_samples_that_cannot_be_written_are_errors(tmp_path, sample, message):
     with pytest.raises(ConfigError, match=message), wds.TarWriter(str(tmp_path / "x.tar")) as sink:
         sink.write(sample)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_key_is_written_once(tmp_path):
+    with wds.TarWriter(str(tmp_path / "x.tar")) as sink:
+        sink.write({"__key__": "a", "txt": "text"})
+        with pytest.raises(DuplicateSampleKeyError, match=r"x\.tar: already has .* 'a'"):
+            sink.write({"__key__": "a", "cls": 1})
+        sink.write({"__key__": "b", "txt": "text"})
+    assert list(members(tmp_path / "x.tar")) == ["a.txt", "b.txt"]
 
 
 def test_the_same_samples_give_the_same_bytes(tmp_path):

@@ -7,13 +7,16 @@ neither pile up nor need a cleanup.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import stat
 import tempfile
+import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self, TypeGuard
 
@@ -39,6 +42,62 @@ class ClosesOrAborts(ABC):
             self.close()
         else:
             self.abort()
+
+
+class ClosesAtExit(ClosesOrAborts):
+    """Closed, with a warning, when it is collected or the program ends, if nothing else did it.
+
+    Subclasses call `close_at_exit` once they are open.
+    """
+
+    is_owned = False
+    """Whether another object closes it."""
+    _process = 0
+
+    @property
+    @abstractmethod
+    def unfinished(self) -> str | None:
+        """What is open, for the warning; None if it is closed."""
+
+    def close_at_exit(self, *files: object) -> None:
+        """Close it at the end of this process, but not at that of processes forked from it.
+
+        Args:
+            files: The files that `close` needs. In a reference cycle, they would be collected
+                before it.
+        """
+        self._process = os.getpid()
+        _open_writers.add(self)
+        _kept_files[id(self)] = files
+
+    def close_forgotten(self) -> None:
+        """Close it with a warning, if it is open."""
+        name = None if self.is_owned or self._process != os.getpid() else self.unfinished
+        if name is None:
+            return
+        advice = f"call close(), or use `with {type(self).__name__}(...) as writer:`"
+        try:
+            self.close()
+        except Exception as error:
+            message = f"{name} was not closed, and its end could not be written: {error}; {advice}"
+        else:
+            message = f"{name} was not closed, and its end was written only now; {advice}"
+        warnings.warn(message, ResourceWarning, stacklevel=3, source=self)
+
+    def __del__(self) -> None:
+        _kept_files.pop(id(self), None)
+        self.close_forgotten()
+
+
+_open_writers: weakref.WeakSet[ClosesAtExit] = weakref.WeakSet()
+_kept_files: dict[int, tuple[object, ...]] = {}
+
+
+@atexit.register
+def _close_forgotten_writers() -> None:
+    with ExitStack() as writers:  # closes all, even if warnings are errors
+        for writer in _open_writers:
+            writers.callback(writer.close_forgotten)
 
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})

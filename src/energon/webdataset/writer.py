@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.io.atomic import ClosesOrAborts
+from energon.formats.tar.headers import RECORD_BYTES
+from energon.io.atomic import ClosesAtExit
 from energon.messages import type_in_words
 from energon.webdataset.utils import reexport
 from energon.webdataset.writing.encoders import (
@@ -19,7 +20,7 @@ from energon.webdataset.writing.encoders import (
     table_encoder,
     to_image,
 )
-from energon.webdataset.writing.tar_writer import RECORD_BYTES, TarWriter, make_folder
+from energon.webdataset.writing.tar_writer import TarWriter, make_folder
 
 __all__ = [
     "ShardWriter",
@@ -44,7 +45,7 @@ __all__ = [
 logger = logging.getLogger("energon")
 
 
-class ShardWriter(ClosesOrAborts):
+class ShardWriter(ClosesAtExit):
     """Writes samples to numbered tar files.
 
     A file is opened with its first sample, and gets its name once it is complete. It may reach
@@ -112,6 +113,12 @@ class ShardWriter(ClosesOrAborts):
             raise ConfigError(
                 f"{self.pattern!r} gives all files the same name; expected one like shards/%06d.tar"
             )
+        self.close_at_exit()
+
+    @property
+    def unfinished(self) -> str | None:
+        """The incomplete file and how many samples it has; None if there is none."""
+        return None if self.tarstream is None else self.tarstream.unfinished
 
     @property
     def count(self) -> int:
@@ -133,6 +140,7 @@ class ShardWriter(ClosesOrAborts):
             make_folder(name)
         target = name if self.opener is None else self.opener(name)
         self.tarstream = TarWriter(target, **self.kw, index=self._index)
+        self.tarstream.is_owned = True
         self.fname = name
         self.shard += 1
         return self.tarstream

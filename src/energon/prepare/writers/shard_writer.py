@@ -20,7 +20,7 @@ from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.formats.tar.scan_builder import ScanBuilder
 from energon.formats.tar.writer import ArchiveWriter, encode_header
 from energon.io.address import is_remote, local_path, redact
-from energon.io.atomic import ClosesOrAborts, atomic_path, name_if_full, write_atomic
+from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
 from energon.prepare.index.index import index_files, index_shard
@@ -94,7 +94,7 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
     return EncodedPart(part, encode_header(name, size), content, size)
 
 
-class TarWriter(ClosesOrAborts):
+class TarWriter(ClosesAtExit):
     """Writes one shard. The same samples always produce the same bytes.
 
     The shard gets its name once it is complete; an exception leaves nothing behind. Its `.tar.idx`
@@ -131,6 +131,12 @@ class TarWriter(ClosesOrAborts):
         self._temporary = atomic_path(self.path)
         self._file: BinaryIO | None = self._temporary.__enter__().open("wb", buffering=1 << 20)
         self._archive = ArchiveWriter(self._file, checksum=checksum)
+        self.close_at_exit(self._file, self._temporary)
+
+    @property
+    def unfinished(self) -> str | None:
+        """The shard and how many samples it has; None if it is closed."""
+        return None if self._file is None else unfinished_shard(self.path, self.num_samples)
 
     @property
     def num_bytes(self) -> int:
@@ -213,6 +219,11 @@ class TarWriter(ClosesOrAborts):
         self._builder.add(key, name, start, start + len(part.header), part.size)
 
 
+def unfinished_shard(path: str | os.PathLike[str], num_samples: int) -> str:
+    """Return how a warning names a shard that was not closed."""
+    return f"{os.fspath(path)} with {counted(num_samples, 'sample')}"
+
+
 class _ShardAbandoned(Exception):
     """Tells `atomic_path` to discard the file."""
 
@@ -221,7 +232,7 @@ MAX_COUNT = 100_000
 MAX_SIZE = 3_000_000_000
 
 
-class ShardWriter(ClosesOrAborts):
+class ShardWriter(ClosesAtExit):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
     The output depends only on the samples. An interrupted run, even by kill -9, leaves complete
@@ -297,6 +308,12 @@ class ShardWriter(ClosesOrAborts):
             )
         Path(self._path(start_shard)).parent.mkdir(parents=True, exist_ok=True)
         self._look_around(resume=resume, overwrite=overwrite)
+        self.close_at_exit()
+
+    @property
+    def unfinished(self) -> str | None:
+        """The incomplete shard and how many samples it has; None if there is none."""
+        return None if self._shard is None else self._shard.unfinished
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Write a sample: its `__key__` and a value for each part.
@@ -319,6 +336,7 @@ class ShardWriter(ClosesOrAborts):
         if shard is None:
             path = self._path(self._number)
             shard = TarWriter(path, encode=self._encode, checksum=self._checksum)
+            shard.is_owned = True
             self._shard = shard
         num_bytes = shard.write_encoded(encoded)
         self.num_samples += 1

@@ -15,11 +15,23 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError, needs_extra
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    needs_extra,
+)
+from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
-from energon.io.atomic import ClosesOrAborts, atomic_path, name_if_full
+from energon.io.address import redact
+from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full
 from energon.prepare.writers.encode import Content
-from energon.prepare.writers.shard_writer import EncodedPart, EncodedSample, encode_sample
+from energon.prepare.writers.shard_writer import (
+    EncodedPart,
+    EncodedSample,
+    encode_sample,
+    unfinished_shard,
+)
 from energon.webdataset import security
 from energon.webdataset.gopen import open_url, rewrite_url
 from energon.webdataset.reading.urls import local_path
@@ -164,12 +176,10 @@ class _Abandoned(Exception):
     """Tells `atomic_path` to discard the file."""
 
 
-RECORD_BYTES = 10_240
-"""Archives are padded to a multiple of this."""
 _SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
-class TarWriter(ClosesOrAborts):
+class TarWriter(ClosesAtExit):
     """Writes samples to one tar file.
 
     Args:
@@ -229,6 +239,16 @@ class TarWriter(ClosesOrAborts):
         )
         self._archive = ArchiveWriter(self._sink, attributes=attributes)
         self._index = index
+        self._name = str(getattr(fileobj, "name", "an archive"))
+        if isinstance(fileobj, str | os.PathLike):
+            self._name = redact(fileobj)
+        self._keys: set[str] = set()
+        self.close_at_exit(self._sink)
+
+    @property
+    def unfinished(self) -> str | None:
+        """The archive and how many samples it has; None if it is closed."""
+        return None if self._sink is None else unfinished_shard(self._name, self.num_samples)
 
     @staticmethod
     def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
@@ -273,6 +293,7 @@ class TarWriter(ClosesOrAborts):
 
         Raises:
             ConfigError: If the sample cannot be written, or would be read back as another.
+            DuplicateSampleKeyError: If a sample with this key was written before.
         """
         return self.write_encoded(self.encode(obj))
 
@@ -293,6 +314,12 @@ class TarWriter(ClosesOrAborts):
         """Append an encoded sample."""
         if self._sink is None:
             raise ConfigError("the tar file is closed")
+        if sample.key in self._keys:
+            raise DuplicateSampleKeyError(
+                f"{self._name}: already has a sample with the key {sample.key!r}; keys must be "
+                "unique in a shard"
+            )
+        self._keys.add(sample.key)
         payload = 0
         try:
             for part in sample.parts:
