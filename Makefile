@@ -59,13 +59,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing energon, torch and a JPEG decoder into $(VENV) (0.9 GB)"
-	@.ci/install torch,fast-jpeg
+	@.ci/install torch,fast-jpeg 0.9
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing what development needs into $(VENV) (2.3 GB)"
-	@.ci/install dev
+	@.ci/install dev 2.3
 	@touch $@
 
 BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds

@@ -33,6 +33,12 @@ def loader(tmp_path):
         yield loader
 
 
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch):
+    """Without it, rich draws nothing where the tests themselves run in a dumb one."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 def batches(loader, console, count=12):
     return [batch for _, batch in zip(range(count), loader.progress(console), strict=False)]
 
@@ -50,6 +56,13 @@ def test_a_terminal_shows_where_the_run_is(loader):
     loader.close()
     with get_savable_loader(loader.dataset) as plain:
         assert [batch for _, batch in zip(range(12), plain, strict=False)] == found
+
+
+def test_a_dumb_terminal_gets_no_escapes(loader, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    assert len(batches(loader, console)) == 12
+    assert "\x1b[2K" not in console.file.getvalue()
 
 
 def test_a_cell_of_a_notebook_is_drawn_over(loader):
