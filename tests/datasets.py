@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,16 @@ from PIL import Image
 from energon.prepare.dataset import prepare_dataset
 
 CAPTIONING = {"image": "jpg", "caption": "txt"}
+
+
+def _prepare_alike(root: Path, **arguments: object) -> None:
+    """Prepare a dataset whose splits are the same shards, without the warning that they are."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        prepare_dataset(root, **arguments)  # type: ignore[arg-type]
+    finally:
+        logging.disable(level)
 
 
 def write_shard(path: Path, samples: Sequence[tuple[str, Mapping[str, bytes]]]) -> None:
@@ -59,7 +70,7 @@ def make_captions(
         "field_map": CAPTIONING,
         **settings,
     }
-    prepare_dataset(root, **arguments)  # type: ignore[arg-type]
+    _prepare_alike(root, **arguments)
     return root
 
 
@@ -72,5 +83,5 @@ def make_crude(root: Path, shard_counts: Sequence[int], *, prefix: str = "s") ->
             samples.append((f"{prefix}{number}", {"txt": f"text {number}".encode()}))
             number += 1
         write_shard(root / f"{shard:03}.tar", samples)
-    prepare_dataset(root, split_parts=["train:.*", "val:.*"], sample_type="CrudeWebdataset")
+    _prepare_alike(root, split_parts=["train:.*", "val:.*"], sample_type="CrudeWebdataset")
     return root

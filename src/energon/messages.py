@@ -229,8 +229,21 @@ def type_in_words(value: object) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the type and the message of an exception; `assert` without a text has no message."""
-    name, message = type(error).__name__, str(error)
+    name, message = type(error).__name__, cut_text(str(error))
     return f"{name}: {message}" if message else name
+
+
+def cut_text(text: str, most: int = 4000) -> str:
+    """Return text without its middle if it is long: exceptions may quote a whole sample.
+
+    Example:
+        >>> cut_text("0123456789" * 3, 16)
+        '01234567 … 14 characters … 23456789'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
 
 
 def bytes_in_words(data: bytes | bytearray | memoryview, most: int = 16) -> str:

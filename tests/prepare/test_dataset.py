@@ -389,3 +389,21 @@ def test_a_shard_that_is_written_to_while_it_is_read_is_an_error(tmp_path, monke
     monkeypatch.setattr(index, "scan_tar", scan_and_touch)
     with pytest.raises(FormatError, match="was modified while it was read"):
         prepare_dataset(tmp_path, **ALL)
+
+
+def test_a_program_writes_the_description_that_the_command_writes(tmp_path):
+    shards(tmp_path, [3])
+    prepare_dataset(tmp_path, split_ratio={"train": 1})
+    description = tmp_path / ".nv-meta/dataset.yaml"
+    assert "__class__: CrudeWebdataset" in description.read_text()
+    description.write_text("own: 1\n")
+    prepare_dataset(tmp_path, split_ratio={"train": 1})
+    assert description.read_text() == "own: 1\n"
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, sample_type="CrudeWebdataset")
+    assert "CrudeWebdataset" in description.read_text()
+
+
+def test_without_a_sample_type_there_is_no_description(tmp_path):
+    shards(tmp_path, [3])
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, sample_type=None)
+    assert not (tmp_path / ".nv-meta/dataset.yaml").exists()

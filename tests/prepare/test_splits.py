@@ -5,11 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
+from energon.formats.meta.info import DatasetInfo
 from energon.prepare.splits import (
+    SplitRequest,
     parse_ratio,
     split_by_folder,
     split_by_pattern,
     split_by_ratio,
+    split_dataset,
     split_samples_by_ratio,
 )
 
@@ -68,6 +71,24 @@ def test_numbers_in_braces_are_names_if_a_zero_leads():
     assert split_by_pattern(shards, ["a:{002,010}"]) == {"a": [shards[2], shards[10]]}
     assert split_by_pattern(shards, ["a:0{2}[1-9]"]) == {"a": shards[1:10]}
     assert split_by_pattern(shards, ["a:{001..003}"]) == {"a": shards[1:4]}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["train:.*", "val:b"], "1 shard is in several splits, the first of them b.tar in train"),
+        (["train:[ab]", "val:[bc]", "test:b"], "b.tar in train and val and test, so these share"),
+        (["train:[ab]", "train:b", "val:c"], None),
+    ],
+)
+def test_shards_in_several_splits_are_reported(caplog, patterns, message):
+    info = DatasetInfo({"a.tar": 1, "b.tar": 1, "c.tar": 1})
+    split_dataset(info, SplitRequest(parts=patterns), None)
+    if message is None:
+        assert not caplog.records
+    else:
+        (record,) = caplog.records
+        assert message in record.getMessage()
 
 
 @pytest.mark.parametrize("pattern", ["train", ":x", "train:[", "train:nothing.*"])

@@ -152,6 +152,20 @@ def test_rows_of_json_have_to_be_objects(tmp_path):
         MediaFolderSource(tmp_path)
 
 
+@pytest.mark.parametrize("table", ["metadata.jsonl", "a/metadata.jsonl"])
+def test_tables_may_name_files_of_the_folder_by_absolute_paths(tmp_path, monkeypatch, table):
+    image = put(tmp_path / "data", "a/1.jpg", jpeg(1))
+    put(tmp_path / "data", table, json.dumps({"file_name": str(image), "text": "one"}))
+    monkeypatch.chdir(tmp_path)
+    for address in (tmp_path / "data", "data"):
+        (sample,) = every(MediaFolderSource(address))
+        assert (sample["__key__"], sample["text"]) == ("a/1", "one")
+    elsewhere = put(tmp_path, "2.jpg", jpeg(2))
+    put(tmp_path / "data", table, json.dumps({"file_name": str(elsewhere), "text": "two"}))
+    with pytest.raises(FormatError, match=r"2\.jpg', which is not in "):
+        MediaFolderSource(tmp_path / "data")
+
+
 def test_files_of_one_name_are_a_sample(tmp_path, caplog):
     sound = io.BytesIO()
     with wave.open(sound, "wb") as file:

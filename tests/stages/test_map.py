@@ -65,6 +65,19 @@ def test_damaged_data_are_logged_in_a_line_and_failing_hooks_with_traceback(
     assert ("\nTraceback (most recent call last):\n  File" in record.message) is traced
 
 
+def test_exceptions_that_quote_whole_samples_are_logged_without_their_middle(caplog):
+    text = "begin " + "x" * 10**6 + " end"
+    try:
+        raise ValueError(text)
+    except ValueError as raised:
+        log_exception(raised, None)
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 10_000
+    assert record.getMessage().count("ValueError: begin xxx") == 2
+    assert record.getMessage().count("characters … xxx") == 2
+    assert record.getMessage().endswith("xxx end")
+
+
 def test_failed_samples_are_logged_with_the_cause_and_counted(caplog):
     lane = Lane(0, 1)
     items = list(mapped(numbers(10), fail_fives).open(lane))

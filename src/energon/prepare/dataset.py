@@ -15,7 +15,7 @@ from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo
 from energon.io.address import local_path
 from energon.messages import counted, nearest
 from energon.metadataset.advice import INTERRUPTED_PACK
-from energon.prepare.description import Description
+from energon.prepare.description import CRUDE, Description
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index.index import (
@@ -92,7 +92,7 @@ def prepare_dataset(
     shuffle_shards: bool = False,
     exclude: Sequence[str] = (),
     exclude_from: Sequence[str | os.PathLike[str]] = (),
-    sample_type: str | None = None,
+    sample_type: str | None = "auto",
     field_map: Mapping[str, str] | None = None,
     sample_loader: str | None = None,
     dataset_yaml_name: str = "dataset.yaml",
@@ -115,7 +115,8 @@ def prepare_dataset(
         shuffle_shards: Whether to shuffle shards, always in the same way, before dividing them.
         exclude: Regular expressions; shards whose paths match any of them are excluded.
         exclude_from: Quarantine files, or folders of them, whose shards and samples are excluded.
-        sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml.
+        sample_type: "CrudeWebdataset", or the name of a sample type; None writes no dataset.yaml,
+            "auto" writes one for CrudeWebdataset unless there is one.
         field_map: How parts become the fields of the sample type.
         sample_loader: The code that makes samples, instead of a field map: the text of
             `sample_loader.py`, which readers run if allowed.
@@ -154,6 +155,9 @@ def prepare_dataset(
         shuffle=shuffle_shards,
         exclude_from=exclude_from,
     )
+    if sample_type == "auto":
+        is_described = (dataset / META / dataset_yaml_name).exists()
+        sample_type = None if is_described or field_map or sample_loader else CRUDE
     description = Description(sample_type, field_map, sample_loader, dataset_yaml_name)
     if indexing is None:
         indexing = Indexing(Engine(num_workers=num_workers), progress=progress)

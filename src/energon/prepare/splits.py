@@ -272,7 +272,9 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
         exclude |= dict.fromkeys(load_quarantine(path))
     exclude = {entry: None for entry in exclude if excludes_any(entry, info.shard_counts)}
     if request.parts:
-        return named_split(split_by_pattern(shards, request.parts), list(exclude))
+        by_name = split_by_pattern(shards, request.parts)
+        _warn_of_overlap(by_name)
+        return named_split(by_name, list(exclude))
     if request.by_folder:
         return named_split(split_by_folder(shards), list(exclude))
     ratio = request.ratio or {}
@@ -292,6 +294,23 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
     counts = {shard: info.shard_counts[shard] for shard in shards}
     parts, ranges = split_samples_by_ratio(counts, ratio)
     return named_split(parts, list(exclude), ranges)
+
+
+def _warn_of_overlap(parts: Mapping[str, Sequence[str]]) -> None:
+    """Warn of shards that are in several splits: training would see the samples that test it."""
+    splits: dict[str, list[str]] = {}
+    for name, shards in parts.items():
+        for shard in shards:
+            splits.setdefault(shard, []).append(name)
+    shared = [shard for shard, names in splits.items() if len(names) > 1]
+    if shared:
+        logger.warning(
+            "%s in several splits, the first of them %s in %s, so these share samples; change the "
+            "patterns of the splits if that is not intended",
+            counted(len(shared), "shard is", "shards are"),
+            shared[0],
+            " and ".join(splits[shared[0]]),
+        )
 
 
 def named_split(

@@ -240,7 +240,7 @@ class MediaFiles:
                         f"table; there are {', '.join(row) or 'no columns'}"
                     )
                 files = {c: f for c, f in row.items() if c.endswith(FILE_NAME) and f}
-                paths = {c: f"{folder}/{f}".lstrip("/") for c, f in files.items()}
+                paths = {c: self._path_of(folder, f) for c, f in files.items()}
                 missing = next((path for path in paths.values() if path not in self.sizes), None)
                 if missing is not None:
                     raise FormatError(
@@ -265,6 +265,15 @@ class MediaFiles:
                         f"{named[key][min(twice)]}; rename it"
                     )
         return named
+
+    def _path_of(self, folder: str, name: str) -> str:
+        """Return the path below the dataset of a file that a table in `folder` names."""
+        if not os.path.isabs(name):
+            return f"{folder}/{name}".lstrip("/")
+        for top in (os.path.abspath(self.address), os.path.realpath(self.address)):
+            if name.startswith(f"{top}/"):
+                return name[len(top) + 1 :]
+        return name
 
     def _classes(self, labels: bool | None, *, may: bool) -> dict[str, int] | None:
         """Return the number of each class, in the order of their names; None for no classes."""

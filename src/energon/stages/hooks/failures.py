@@ -14,7 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from energon.errors import FatalSampleError, SampleError
-from energon.messages import Lines, by_one_worker, counted, describe_error
+from energon.messages import Lines, by_one_worker, counted, cut_text, describe_error
 from energon.stages.hooks.random_state import is_worker_process
 
 logger = logging.getLogger("energon")
@@ -208,7 +208,9 @@ def log_exception(
         _lost(sample),
         describe_error(e),
         describe_sources(sources),
-        "" if brief else Lines("\n" + "".join(traceback.format_exception(e)).rstrip()),
+        ""
+        if brief
+        else Lines("\n" + "".join(map(cut_text, traceback.format_exception(e))).rstrip()),
         extra=extra,
     )
 
