@@ -55,7 +55,7 @@ def test_every_object_is_a_sample_and_blank_lines_are_none(tmp_path_factory, lin
     [
         ('{"a": 1}\n[1]\n', ":2: .*found b'\\[1\\]'"),
         ('{"a": 1}\n\n{"a"\n', ":3"),
-        ('\ufeff{"a": 1}\n', ":1: .*byte order mark"),
+        ('{"a": 1}\n\ufeff{"a": 1}\n', ":2"),
         ("text", ":1"),
         ('{"a": 1}\n"}"', ":2"),
     ],

@@ -24,7 +24,8 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
     more = f"; {hint}" if hint else ""
     check_document(len(text), origin)
     try:
-        value = json.loads(text)
+        # Of bytes, Python skips the byte order mark itself.
+        value = json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
     except RecursionError:
         raise _too_deep(origin) from None
     except ValueError as error:

@@ -311,3 +311,11 @@ def test_compressed_files_are_refused_with_the_command_that_unpacks_them(tmp_pat
     result = run("prepare", path)
     assert result.exit_code == 2
     assert f"{advice} {path}" in result.output
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('\ufeff{"n": 0}\n{"n": 1}\n')
+    assert prepare_jsonl(path) == 2
+    lines = [sample["json"] for sample in JsonlSource(path).read(np.array([0, 1, 0]))]
+    assert lines == [b'{"n": 0}', b'{"n": 1}', b'{"n": 0}']

@@ -24,6 +24,7 @@ Without `split_parts`, each split is the whole file but for what is excluded.
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -247,12 +248,12 @@ def _checked(
     kept: NDArray[np.bool_] = plain.copy()
     for number in np.flatnonzero(~plain).tolist():
         text = data[starts[number] : ends[number]].strip()
+        if line + number == 0:
+            text = text.removeprefix(BOM_UTF8)
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             raise FormatError(
                 f"{origin}:{line + number + 1}: expected a JSON object in one line, found "
-                f"{text[:40]!r}"
-                + (" with a byte order mark" if text[:3] == b"\xef\xbb\xbf" else "")
-                + "; correct or remove the line"
+                f"{text[:40]!r}; correct or remove the line"
             )
         kept[number] = bool(text)
     return np.asarray(starts[kept])

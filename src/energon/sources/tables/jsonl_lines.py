@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,6 +126,8 @@ class JsonlFile:
         buffers, begin = read_spans(self.file, low, high)
         bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
         lines = [buffer[start:stop].strip() for buffer, start, stop in bounds]
+        if numbers[0] == 0 and lines[0].startswith(BOM_UTF8):
+            lines = [line.removeprefix(BOM_UTF8) for line in lines]
         for number, line in zip(numbers.tolist(), lines, strict=True):
             if line[:1] != b"{":
                 raise ShardChangedError(
