@@ -322,7 +322,9 @@ _EARLY = 0.9
 _given: dict[str, float] = {}
 
 
-def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> None:
+def warn_once(
+    logger: logging.Logger, what: str, message: str, *args: Any, level: int = logging.WARNING
+) -> None:
     """Log a warning, unless this process or a worker of it has done so.
 
     Args:
@@ -330,9 +332,10 @@ def warn_once(logger: logging.Logger, what: str, message: str, *args: Any) -> No
         what: Tells this warning from others.
         message: Its text, and `args` to go into it.
         args: See `message`.
+        level: Another level, for messages that are no warnings.
     """
     if _is_due(what, math.inf):
-        logger.warning(message, *args, extra={"energon_once": what})
+        logger.log(level, message, *args, extra={"energon_once": what})
 
 
 def warn_every(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import load_split, splits_by_name
+from energon.formats.meta.split import load_split
 from energon.io.files import write_bytes
 from energon.prepare.importers.selection import select
 from energon.sources.webdataset import WebdatasetSource
@@ -268,21 +268,6 @@ def test_splits_in_the_names_of_files_and_folders_are_kept(tmp_path):
         write_shard(tmp_path / f"shards/{name}/0.tar", [(f"{name}0", {"txt": b"x"})])
     packs(tmp_path / "shards", tmp_path / "s")
     assert list(samples_of(tmp_path / "s", "val")) == ["dev0"]
-
-
-@pytest.mark.parametrize(
-    ("names", "by_file", "expected"),
-    [
-        (["bus/1.jpg", "train/2.jpg"], False, [""]),
-        (["train.csv", "test.csv"], True, ["train", "test"]),
-        (["training_set/a.csv", "test.csv"], True, [""]),
-        (["data/train/a.csv", "data/val/a.csv"], True, ["train", "val"]),
-        (["train-1.csv", "train-2.csv"], True, [""]),
-        (["training.csv", "trainee.csv"], True, [""]),
-    ],
-)
-def test_only_names_that_say_it_of_all_files_are_splits(names, by_file, expected):
-    assert list(splits_by_name(names, by_file=by_file)) == expected
 
 
 def test_what_is_packed_into_its_own_source_is_not_packed_again(tmp_path, monkeypatch):

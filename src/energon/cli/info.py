@@ -7,7 +7,7 @@ import sys
 import click
 
 from energon.cli.command_group import RefusedCommandError, echo_json, echo_lines
-from energon.cli.options import allow_option
+from energon.cli.options import allow_option, logging_to_terminal
 
 
 @click.command("info")
@@ -45,7 +45,10 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
     """
     from energon.inspect.info import describe, has_problems, info_lines
 
-    about = describe(path, split_config=split_config, dataset_config=dataset_config, parts=parts)
+    with logging_to_terminal():
+        about = describe(
+            path, split_config=split_config, dataset_config=dataset_config, parts=parts
+        )
     if as_json:
         echo_json(about)
     else:

@@ -13,6 +13,7 @@ from energon.cli.options import (
     ADDRESS,
     allow_option,
     is_given,
+    logging_to_terminal,
     option,
     options_object,
     refuse_options,
@@ -108,6 +109,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     """
     if options.key is not None and options.step is not None:
         raise click.UsageError("pass --where or --step, not both")
+    context.with_resource(logging_to_terminal())
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig

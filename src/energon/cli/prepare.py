@@ -17,6 +17,7 @@ from energon.cli.options import (
     IndexingOptions,
     allow_option,
     local_folder,
+    logging_to_terminal,
     options_object,
     refuse_options,
     show_size,
@@ -269,7 +270,9 @@ def _prepare_as_it_is(
 ) -> None:
     """Prepare a dataset that needs no index of ours."""
     refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
-    num_samples = kind.prepare(os.fspath(path))
+    with logging_to_terminal():
+        num_samples = kind.prepare(os.fspath(path))
+        kind.split_names(os.fspath(path))  # logs how names were understood
     if as_json:
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():

@@ -17,7 +17,13 @@ import click
 import numpy as np
 
 from energon.cli.command_group import echo, echo_json, echo_lines, write_output
-from energon.cli.options import ADDRESS, allow_option, option, options_object
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    logging_to_terminal,
+    option,
+    options_object,
+)
 from energon.errors import ConfigError, SampleError
 from energon.inspect.shown_sample import (
     plain_sample,
@@ -100,7 +106,10 @@ class PreviewOptions:
 @click.argument("path", required=False)
 @options_object(PreviewOptions)
 @partial(allow_option, expose_value=True)
-def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -> None:
+@click.pass_context
+def command(
+    context: click.Context, path: str | None, options: PreviewOptions, allow: tuple[str, ...]
+) -> None:
     """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
     Samples of crude datasets are shown part by part, decoded. Images are arrays of pixels, whatever
@@ -117,6 +126,7 @@ def command(path: str | None, options: PreviewOptions, allow: tuple[str, ...]) -
         raise click.UsageError("pass one of --key, --where and --step")
     if bool(options.states) != (options.step is not None):
         raise click.UsageError("--state and --step require each other")
+    context.with_resource(logging_to_terminal())
     saved = _saved_run(path, options) if options.states else None
     if saved is not None:
         read_from = saved.read_from

@@ -5,6 +5,7 @@ Datasets without one are split by the names of their files, or by a ratio.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,9 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces, expand_all
 from energon.formats.meta.info import META, as_path, check_inside, read_if_present
-from energon.messages import nearest, shell_word
+from energon.messages import counted, nearest, shell_word, warn_once
+
+logger = logging.getLogger("energon")
 
 VALIDATION = ("val", "validation", "valid", "dev")
 """Synonymous names of splits."""
@@ -237,48 +240,126 @@ SPLIT_WORDS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Names of folders, and beginnings of file names, that identify a split."""
+"""Words in the names of folders and files that identify a split, as for Hugging Face `datasets`."""
 
 RATIO_SPLITS = ("train", "val", "test")
 """The splits of a ratio such as "99,1,0"."""
 
-_FIRST_WORD = re.compile(r"[A-Za-z]+(?=[-_. ]|$)")
+_WORDS = "|".join(sorted(SPLIT_WORDS, key=len, reverse=True))
+_WORD_ALONE = re.compile(rf"[-._ 0-9]*({_WORDS})[-._ 0-9]*", re.IGNORECASE)
+_WORD_AMONG_OTHERS = re.compile(rf"(?:^|[-._ 0-9])({_WORDS})(?:[-._ 0-9]|$)", re.IGNORECASE)
+_NUMBERED_FILE = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?(?:\.\w+)+")
+"""What `datasets` calls the files of a split, whatever the name of the split."""
+
+
+def guess_splits(names: Sequence[str], *, by_file: bool, origin: str) -> dict[str, list[str]]:
+    """Assign the files of a dataset to splits by their paths, and log the result once.
+
+    Args:
+        names: See `splits_by_name`.
+        by_file: See `splits_by_name`.
+        origin: The dataset, for messages.
+    """
+    splits = splits_by_name(names, by_file=by_file)
+    if "" in splits:
+        return splits
+    message = f"{origin}: splits by the names of its files and folders: " + ", ".join(
+        f"{split} ({counted(len(own), 'file')} like {own[0]})" for split, own in splits.items()
+    )
+    left_out = sorted(set(names).difference(*splits.values()))
+    if left_out:
+        message += f"; left out {counted(len(left_out), 'file')} of no split like {left_out[0]}"
+    level = logging.WARNING if left_out else logging.INFO
+    warn_once(logger, message, "%s", message, level=level)
+    return splits
 
 
 def splits_by_name(names: Sequence[str], *, by_file: bool) -> dict[str, list[str]]:
-    """Assign files to splits by their paths, if every path names one.
+    """Assign files to splits by their paths.
+
+    A name tells a split if it contains one of `SPLIT_WORDS` alone or between `-`, `.`, `_`, spaces
+    and digits. Folders count before files, names that consist of the word and digits before others,
+    and outer folders before inner ones.
+
+    If only some paths tell a split, and one of them tells val or test, the others are left out;
+    they belong to train if no path tells that.
 
     Args:
         names: Paths of files.
-        by_file: Whether file names count too, as in `train-00000.parquet`.
+        by_file: Whether single file names count, as those of tables do. Those of images and other
+            media count only if each of them tells a split, and no folder does.
 
     Returns:
-        Names of files by split; a single split "" if some path names none.
+        Names of files by split; a single split "" if nothing tells one, or only train.
 
     Example:
-        >>> splits_by_name(["train/a.jpg", "validation/b.jpg"], by_file=False)
-        {'train': ['train/a.jpg'], 'val': ['validation/b.jpg']}
-        >>> splits_by_name(["train/a.jpg", "b.jpg"], by_file=False)
-        {'': ['train/a.jpg', 'b.jpg']}
+        >>> splits_by_name(["train2017/a.jpg", "val2017/b.jpg"], by_file=False)
+        {'train': ['train2017/a.jpg'], 'val': ['val2017/b.jpg']}
+        >>> splits_by_name(["my_train.parquet", "x-validation.parquet"], by_file=True)
+        {'train': ['my_train.parquet'], 'val': ['x-validation.parquet']}
+        >>> splits_by_name(["train/a.jpg", "bus/b.jpg"], by_file=False)
+        {'': ['train/a.jpg', 'bus/b.jpg']}
+    """
+    if by_file and (numbered := _numbered_splits(names)):
+        return numbered
+    told = [split_of_folders(name) for name in names]
+    if by_file:
+        told = [split or _split_of_name(name) for split, name in zip(told, names, strict=True)]
+    elif not any(told):
+        told = [_split_of_name(name) for name in names]
+        if None in told or len(set(told)) < 2:
+            return {"": list(names)}
+    if None in told and "train" not in told and not by_file:
+        # A word among others may be a class, such as test_tube beside petri_dish.
+        told = [split_of_folders(name, alone=True) for name in names]
+    if set(told) <= {"train", None}:
+        return {"": list(names)}
+    if "train" not in told:
+        told = [split or "train" for split in told]
+    splits: dict[str, list[str]] = {split: [] for split in RATIO_SPLITS if split in told}
+    for split, name in zip(told, names, strict=True):
+        if split is not None:
+            splits[split].append(name)
+    return splits
+
+
+def split_of_folders(path: str, *, alone: bool = False) -> str | None:
+    """Return the split that the folders of a path tell, or None.
+
+    Args:
+        path: The path of a file.
+        alone: Whether only names count that consist of the word and digits.
+
+    Example:
+        >>> split_of_folders("my_train/val2017/0.jpg"), split_of_folders("bullet_train/0.jpg")
+        ('val', 'train')
+        >>> split_of_folders("bullet_train/0.jpg", alone=True)
+    """
+    folders = path.split("/")[:-1]
+    words = [word[1] for folder in folders if (word := _WORD_ALONE.fullmatch(folder))]
+    if not words and not alone:
+        words = [word[1] for folder in folders if (word := _WORD_AMONG_OTHERS.search(folder))]
+    return SPLIT_WORDS[words[0].lower()] if words else None
+
+
+def _split_of_name(path: str) -> str | None:
+    word = _WORD_AMONG_OTHERS.search(path.rpartition("/")[2])
+    return SPLIT_WORDS[word[1].lower()] if word else None
+
+
+def _numbered_splits(names: Sequence[str]) -> dict[str, list[str]] | None:
+    """Return the splits of files such as `train_sft-00000-of-00003.parquet`, if they have others.
+
+    None if a file has another name, or if all splits have usual names.
     """
     splits: dict[str, list[str]] = {}
     for name in names:
-        split = _split_of(name, by_file=by_file)
-        if split is None:
-            return {"": list(names)}
-        splits.setdefault(split, []).append(name)
-    if len(splits) < 2:
-        return {"": list(names)}
-    return {name: splits[name] for name in dict.fromkeys(SPLIT_WORDS.values()) if name in splits}
-
-
-def _split_of(name: str, *, by_file: bool) -> str | None:
-    *folders, file = name.split("/")
-    for folder in folders:
-        if folder.lower() in SPLIT_WORDS:
-            return SPLIT_WORDS[folder.lower()]
-    word = _FIRST_WORD.match(file)
-    return SPLIT_WORDS.get(word[0].lower()) if by_file and word else None
+        match = _NUMBERED_FILE.fullmatch(name.rpartition("/")[2])
+        if match is None:
+            return None
+        splits.setdefault(match[1], []).append(name)
+    is_usual = all(split.lower() in SPLIT_WORDS for split in splits)
+    return None if is_usual or len(splits) < 2 else splits
 
 
 def parse_shares(ratio: Any, *, origin: str) -> list[float]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, DatasetInfo
+from energon.formats.meta.split import SPLIT_WORDS
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.io.epath import AnyPath
 from energon.messages import counted
@@ -161,7 +162,6 @@ def _completing(words: Sequence[str]) -> Iterator[None]:
 
 SHOWN_SAMPLES = 2
 DEFAULT_RATIO = "8,1,1"
-_SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "eval")
 
 
 class Assistant:
@@ -337,13 +337,13 @@ class Assistant:
             names = list(split_by_folder(self.shards))
         except ConfigError:
             return []
-        known = all(name.lower() in _SPLIT_WORDS for name in names)
+        known = all(name.lower() in SPLIT_WORDS for name in names)
         return names if known and len(names) > 1 else []
 
     def _split_prefixes(self) -> dict[str, str]:
         """Return by split the pattern of its shards, if all names begin with a split."""
         found: dict[str, str] = {}
-        words = "|".join(_SPLIT_WORDS)
+        words = "|".join(SPLIT_WORDS)
         for shard in self.shards:
             match = re.match(rf"({words})(?=[^a-zA-Z])", shard.rpartition("/")[2])
             if match is None:

@@ -8,7 +8,7 @@ import lzma
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energon.formats.meta.split import splits_by_name
+from energon.formats.meta.split import guess_splits
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.stream import StreamReader
@@ -51,7 +51,7 @@ class ArchiveSource(PackSource):
             for name in files.names
             if not (is_archive(name) or name.endswith(INDEX_SUFFIXES) or is_about_data(name))
         ]
-        self._splits = splits_by_name(archives, by_file=True)
+        self._splits = guess_splits(archives, by_file=True, origin=str(files.folder))
 
     def samples(
         self, split: str, start: int = 0, is_selected: Selects = every

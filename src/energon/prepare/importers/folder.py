@@ -17,7 +17,7 @@ from typing import Any
 from energon.decode.sample_decoder import is_decoded, is_media
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import splits_by_name
+from energon.formats.meta.split import guess_splits
 from energon.formats.tar.names import split_name
 from energon.io.epath import AnyPath
 from energon.io.files import read_document
@@ -74,7 +74,7 @@ class FolderSource(PackSource):
         if not as_files:
             groups = self._checked(groups)
         self.labels = _labels(groups, self.folder) if label_from_folder else None
-        keys = splits_by_name(list(groups), by_file=False)
+        keys = guess_splits(list(groups), by_file=False, origin=str(self.folder))
         self._splits = {split: {key: groups[key] for key in found} for split, found in keys.items()}
 
     def samples(
@@ -270,7 +270,8 @@ class ImageFolderSource(TableSource):
 
     def __init__(self, files: FileSelection, rules: RowRules) -> None:
         self.files = files
-        named = splits_by_name([n for n in files.names if is_metadata(n)], by_file=False)
+        tables = [name for name in files.names if is_metadata(name)]
+        named = guess_splits(tables, by_file=False, origin=str(files.folder))
         self._tables = {
             name: _table(files, name, rules) for names in named.values() for name in names
         }

@@ -18,7 +18,7 @@ from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import splits_by_name
+from energon.formats.meta.split import guess_splits
 from energon.io.epath import AnyPath, EPath
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
@@ -117,7 +117,7 @@ def open_tables(files: FileSelection, rules: RowRules) -> TableSource:
     added, existing keys do not change.
     """
     tables = [name for name in files.names if is_table(name)]
-    named = splits_by_name(tables, by_file=True)
+    named = guess_splits(tables, by_file=True, origin=str(files.folder))
     several = len(tables) > 1 and rules.key_column is None
     return TableSource(
         {

@@ -25,7 +25,7 @@ from energon.formats.folder_listing import (
 )
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.formats.meta.split import splits_by_name
+from energon.formats.meta.split import guess_splits, split_of_folders
 from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
@@ -153,6 +153,7 @@ class MediaFiles:
             groups = self._joined(groups, sorted(tables))
         self.keys = sorted(groups)
         self.parts = [groups[key] for key in self.keys]
+        self.splits = guess_splits(self.keys, by_file=False, origin=redact(address))
         self.classes = self._classes(labels, may=not tables)
         if not self.keys:
             raise DatasetNotFoundError(
@@ -277,8 +278,8 @@ class MediaFiles:
 
     def _classes(self, labels: bool | None, *, may: bool) -> dict[str, int] | None:
         """Return the number of each class, in the order of their names; None for no classes."""
-        splits = splits_by_name(self.keys, by_file=False)
-        depth = 2 if "" in splits else 3
+        by_folder = "" not in self.splits and any(map(split_of_folders, self.keys))
+        depth = 3 if by_folder else 2
         if labels is None:
             labels = may and all(key.count("/") + 1 == depth for key in self.keys)
             if labels and len({self.label_of(key) for key in self.keys}) < 2:

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, ShardChangedError
-from energon.formats.meta.split import find_split, ratio_range, splits_by_name
+from energon.formats.meta.split import find_split, ratio_range
 from energon.formats.tar.names import split_name
 from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
@@ -205,7 +205,7 @@ class MediaFolderSource(ItemSource):
 def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -> Ints:
     """Return which of all samples belong to a split, ascending."""
     origin = options.origin or redact(media.address)
-    splits = splits_by_name(media.keys, by_file=False)
+    splits = media.splits
     if options.split is not None or "" in splits:
         low, high = ratio_range(
             options.split, split_part, len(media.keys), what="samples", origin=origin
@@ -220,7 +220,7 @@ def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -
     if found is None:
         raise ConfigError(
             f"{redact(media.address)}: there is no split {split_part!r}, only "
-            f"{', '.join(splits)}, by the names of its folders"
+            f"{', '.join(splits)}, by the names of its folders and files"
         )
     own = set(splits[found])
     return np.array([n for n, key in enumerate(media.keys) if key in own], np.int64)
@@ -245,7 +245,7 @@ class MediaFolderKind(RowKind):
         return len(MediaFiles(address).keys)
 
     def splits_of(self, address: str) -> Collection[str]:
-        return splits_by_name(MediaFiles(address).keys, by_file=False)
+        return MediaFiles(address).splits
 
     def file_store(
         self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()

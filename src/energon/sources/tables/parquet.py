@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +12,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import (
-    SPLIT_WORDS,
-    find_split,
-    splits_by_name,
-)
+from energon.formats.meta.split import find_split, guess_splits
 from energon.formats.parquet import CardConfig
 from energon.io.address import redact
 from energon.io.epath import any_path
@@ -147,9 +142,10 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
     """
     config = _config(files, options)
     if config is None:
-        return _splits_of([found.key for found in files.found])
+        names = [found.key for found in files.found]
+        return {"": names} if files.is_single else _guessed(files, names)
     splits = {split: files.matching(patterns) for split, patterns in config.splits.items()}
-    return _splits_of(splits[""]) if "" in splits else splits
+    return _guessed(files, splits[""]) if "" in splits else splits
 
 
 def _config(files: ParquetFiles, options: ParquetOptions) -> CardConfig | None:
@@ -178,18 +174,8 @@ def _config(files: ParquetFiles, options: ParquetOptions) -> CardConfig | None:
     return configs[chosen]
 
 
-def _splits_of(names: list[str]) -> dict[str, list[str]]:
-    """Return the files of each split by their names, as in `train_sft-00000-of-00003.parquet`."""
-    named = [(_SHARD_NAME.fullmatch(name.rpartition("/")[2]), name) for name in names]
-    splits: dict[str, list[str]] = {}
-    for match, name in named:
-        splits.setdefault(match[1] if match else "", []).append(name)
-    is_known = "" in splits or all(split.lower() in SPLIT_WORDS for split in splits)
-    return splits_by_name(names, by_file=True) if is_known or len(splits) < 2 else splits
-
-
-_SHARD_NAME = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?\.parquet")
-"""What `datasets` calls the files of a split."""
+def _guessed(files: ParquetFiles, names: Sequence[str]) -> dict[str, list[str]]:
+    return guess_splits(names, by_file=True, origin=redact(files.address))
 
 
 class ParquetKind(RowKind):

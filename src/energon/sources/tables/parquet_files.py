@@ -54,6 +54,7 @@ class ParquetFiles:
     def __init__(self, address: str) -> None:
         self.address = address
         self.folder, self.found, self._is_noted = _find(address)
+        self.is_single = bool(self.found) and self.path(self.found[0].key) == address
         if not self.found:
             raise DatasetNotFoundError(f"{redact(address)}: there are no {PARQUET_SUFFIX} files")
 
