@@ -51,22 +51,11 @@ path = root / "mix.yaml"
 sparse(path)
 read_metadataset(str(path))
 """,
-    "what never ends": """
-from energon.metadataset.document import read_metadataset
-(root / "mix.yaml").symlink_to("/dev/zero")
-read_metadataset(str(root / "mix.yaml"))
-""",
     "the splits of a dataset": """
 from energon.formats.meta.split import load_split
 (root / ".nv-meta").mkdir()
 sparse(root / ".nv-meta/split.yaml")
 load_split(root)
-""",
-    "a document behind a wrong size": """
-from energon.formats.meta.info import load_info
-(root / ".nv-meta").mkdir()
-(root / ".nv-meta/.info.json").symlink_to("/dev/zero")
-load_info(root)
 """,
     "a document in a store": """
 from energon.io.files import read_document

@@ -16,7 +16,7 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val
 from energon.formats.meta.info import DatasetInfo
 from energon.formats.meta.split import Split
 from energon.formats.meta.yaml_writer import dump_yaml
-from energon.sources.shards import default_max_open
+from energon.local_file import MAX_OPEN_FILES, open_files_limit
 from energon.stages.lane import Lane
 from tests.datasets import make_crude
 
@@ -135,7 +135,7 @@ def test_reading_everything_keeps_few_files_open(root):
         seen += len(batch)
         most = max(most, descriptors())
     assert seen == SHARDS * SAMPLES
-    assert most <= before + 2 * default_max_open()
+    assert most <= before + min(MAX_OPEN_FILES, open_files_limit() // 2)
     del dataset, batch
     assert descriptors() <= before + 2
 
@@ -162,7 +162,7 @@ def test_many_datasets_keep_no_more_files_open_than_one(tmp_path):
         for batch in islice(dataset.open_lane(Lane(0, 1)), 2_000):
             seen.update(batch)
             most = max(most, descriptors())
-        assert most <= before + 2 * default_max_open()
+        assert most <= before + open_files_limit() // 2
         assert len(seen) == shards * SAMPLES
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from energon.errors import ConfigError, DecodeError, FormatError
+from energon.local_file import open_binary
 
 LIMIT_PREFIX = "ENERGON_LIMIT_"
 _PIECE_BYTES = 16 << 20
@@ -110,6 +111,10 @@ SCHEDULE_POINTS = Limit(
 RESUMED_OUTPUTS = Limit(
     "RESUMED_OUTPUTS", 10_000_000, "outputs that a generator repeats to reach a saved state"
 )
+WALKED_ENTRIES = Limit(
+    "WALKED_ENTRIES", 20_000_000, "files and folders that are listed for a folder or pattern"
+)
+WALKED_SECONDS = Limit("WALKED_SECONDS", 600, "seconds to list a folder or pattern")
 BRACE_NAMES = Limit(
     "BRACE_NAMES", 1_000_000, "names that the brace patterns of a document expand to"
 )
@@ -156,13 +161,13 @@ def read_local_document(path: str | os.PathLike[str]) -> bytes:
     Raises:
         FormatError: If it has more than `DOCUMENT_BYTES`.
     """
-    with open(path, "rb") as file:
+    with open_binary(path) as file:
         size = os.fstat(file.fileno()).st_size
         check_document(size, os.fspath(path))
         content = file.read(size + 1)
         if len(content) <= size:
             return content
-        while more := file.read(_PIECE_BYTES):  # pipes, devices and what grows
+        while more := file.read(_PIECE_BYTES):  # files that grow
             content += more
             check_document(len(content), os.fspath(path))
     return content

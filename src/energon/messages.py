@@ -332,7 +332,7 @@ def warn_once(
         what: Tells this warning from others.
         message: Its text, and `args` to go into it.
         args: See `message`.
-        level: Another level, for messages that are no warnings.
+        level: The level of the message.
     """
     if _is_due(what, math.inf):
         logger.log(level, message, *args, extra={"energon_once": what})

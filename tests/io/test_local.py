@@ -1,28 +1,110 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from energon.errors import DatasetNotFoundError, TruncatedError
+from energon.errors import DatasetNotFoundError, ObjectChangedError, StorageError, TruncatedError
+from energon.io import files
 from energon.io.backends import local
-from energon.io.backends.local import FilePool, OpenFile
+from energon.io.backends.local import OpenFile
+from energon.local_file import map_file, release_pages
 
 
-def test_reads_exact_ranges_with_few_open_files_in_many_threads(tmp_path):
-    for number in range(20):
-        (tmp_path / str(number)).write_bytes(bytes([number]) * 1000)
-    pool = FilePool(max_open=3)
+@pytest.fixture
+def three_open(monkeypatch):
+    """Lets three files be open at a time."""
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(OpenFile, "_kept", deque())
+
+
+def make_files(folder, count):
+    for number in range(count):
+        (folder / str(number)).write_bytes(bytes([number]) * 1000)
+    return [OpenFile(str(folder / str(number))) for number in range(count)]
+
+
+def test_reads_exact_ranges_with_few_open_files_in_many_threads(tmp_path, three_open):
     before = len(os.listdir("/proc/self/fd"))
+    opened = make_files(tmp_path, 20)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
 
     def read(number):
-        return pool.pread(str(tmp_path / str(number % 20)), 10, 100)
+        return opened[number % 20].pread(10, 100)
 
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(read, range(400)))
-    assert found == [bytes([number % 20]) * 100 for number in range(400)]
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
+        found = list(threads.map(read, range(2_000)))
+    assert found == [bytes([number % 20]) * 100 for number in range(2_000)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 3 + 1  # the folder that is listed
+    opened.clear()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_file_that_is_being_read_stays_open(tmp_path, three_open):
+    opened = make_files(tmp_path, 12)
+    held = opened[0]._descriptor()
+    for file in opened[1:]:
+        file.pread(0, 1)
+    assert opened[0]._held is not held
+    assert os.pread(held.number, 1, 0) == b"\0"
+
+
+@pytest.mark.parametrize("change", ["replace", "rewrite"])
+def test_a_file_that_is_another_one_when_it_is_opened_again_is_not_read(
+    tmp_path, three_open, change
+):
+    files = make_files(tmp_path, 8)
+    if change == "replace":
+        (tmp_path / "new").write_bytes(b"new" * 1000)
+        os.replace(tmp_path / "new", tmp_path / "0")
+    else:
+        (tmp_path / "0").write_bytes(b"new" * 1000)
+    with pytest.raises(ObjectChangedError, match="0: was replaced since it was opened"):
+        files[0].pread(0, 10)
+
+
+def test_a_file_is_opened_again_after_the_program_went_to_another_folder(
+    tmp_path, three_open, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_files(tmp_path, 8)
+    files = [OpenFile(str(number)) for number in range(8)]
+    monkeypatch.chdir("/")
+    assert [file.pread(0, 1)[0] for file in files] == list(range(8))
+
+
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "0.tar")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "1.tar"))
+        kinds = {"0.tar": "a pipe", "1.tar": "a socket", "/dev/zero": "a device"}
+        for name, kind in kinds.items():
+            for read in (OpenFile, files.read_bytes, files.read_document):
+                with pytest.raises(StorageError, match=f"is {kind}, expected a regular file"):
+                    read(str(tmp_path / name))
+
+
+def test_mapped_files_need_no_descriptor_and_end_with_their_last_view(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(256)) * 100)
+    before = len(os.listdir("/proc/self/fd"))
+    views = [map_file(path) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert Path("/proc/self/maps").read_text().count(str(path)) == 50
+    release_pages(views[0])
+    assert all(bytes(view) == path.read_bytes() for view in views)
+    part = views[7][255:257]
+    views.clear()
+    assert Path("/proc/self/maps").read_text().count(str(path)) == 1
+    assert bytes(part) == b"\xff\0"
+    del part
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    path.write_bytes(b"")
+    assert map_file(path) == b""
 
 
 def test_a_short_file_says_where_it_ends(tmp_path):
@@ -31,7 +113,7 @@ def test_a_short_file_says_where_it_ends(tmp_path):
     with pytest.raises(
         TruncatedError, match=r"x\.tar: ends at byte 5, expected 10 bytes from byte 2"
     ):
-        FilePool().pread(str(path), 2, 10)
+        OpenFile(str(path)).pread(2, 10)
 
 
 def test_a_size_that_cannot_be_takes_no_memory(tmp_path):
@@ -65,9 +147,8 @@ def test_a_range_is_read_into_memory_of_the_caller(tmp_path, monkeypatch):
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):
-    for read in (lambda pool, path: pool.pread(path, 0, 1), lambda pool, path: pool.size(path)):
-        with pytest.raises(DatasetNotFoundError, match="no such file.*energon prepare"):
-            read(FilePool(), str(tmp_path / "x.tar"))
+    with pytest.raises(DatasetNotFoundError, match="no such file.*energon prepare"):
+        OpenFile(str(tmp_path / "x.tar"))
 
 
 def test_files_that_other_libraries_index_are_not_to_be_prepared(tmp_path):
@@ -79,20 +160,10 @@ def test_files_that_other_libraries_index_are_not_to_be_prepared(tmp_path):
         OpenFile(str(tmp_path / "shard.00001.mds"))
 
 
-def test_a_forked_child_opens_files_of_its_own(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"parent")
-    pool = FilePool()
-    pool.pread(str(path), 0, 6)
-    pool._pid += 1  # as seen in a child
-    assert pool.pread(str(path), 0, 6) == b"parent"
-    assert pool._pid == os.getpid()
-
-
 def test_a_file_is_closed_although_the_interpreter_has_cleared_its_module(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"0123")
     file = OpenFile(str(tmp_path / "x"))
-    descriptor = file.descriptor
+    descriptor = file._descriptor().number
     monkeypatch.setattr(local, "os", None)
     del file
     with pytest.raises(OSError, match="Bad file descriptor"):

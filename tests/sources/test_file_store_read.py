@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StorageError
-from energon.io.backends.local import FilePool
+from energon.io.backends.local import OpenFile
 from energon.sources.files.locate import FilePlace
 from energon.sources.files.webdataset import read_places
 
@@ -19,8 +19,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for number in range(3):
         (folder / f"{number}.tar").write_bytes(bytes([number]) + CONTENT)
-    pool = FilePool()
-    return [pool.open(str(folder / f"{number}.tar")) for number in range(3)]
+    return [OpenFile(str(folder / f"{number}.tar")) for number in range(3)]
 
 
 @given(

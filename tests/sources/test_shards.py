@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from energon.errors import ShardChangedError, TruncatedError
-from energon.sources.shards import MAX_OPEN_SHARDS, ShardPool, default_max_open
+from energon.sources.shards import ShardPool
 from tests.datasets import make_crude, write_shard
 
 
@@ -117,22 +116,3 @@ def test_another_size_is_told_with_both_sizes(root, change, error):
         error, match=rf"has {size + change} bytes, had {size} when .*energon (verify|index) {root}"
     ):
         open_shard(ShardPool(), root, 0)
-
-
-@pytest.fixture
-def set_limit():
-    """Sets how many descriptors this process may have, for one test."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.parametrize("limit", [256, 1024])
-def test_most_descriptors_are_left_to_the_program(set_limit, limit):
-    set_limit(limit)
-    assert 2 * default_max_open() == limit // 4
-
-
-def test_a_bounded_number_is_open_where_all_are_allowed(set_limit):
-    set_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    assert 1 <= default_max_open() <= MAX_OPEN_SHARDS

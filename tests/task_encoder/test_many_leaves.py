@@ -13,7 +13,7 @@ from threading import get_ident
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energon.sources import shards
+from energon.io.backends import local
 from tests.datasets import make_crude
 
 LEAVES = 300
@@ -72,14 +72,14 @@ def test_each_file_is_read_once_and_no_shard_before_it_is_needed(path):
 
 
 def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch):
-    monkeypatch.setattr(shards, "default_max_open", lambda: MAX_OPEN)
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", MAX_OPEN)
     before = len(os.listdir("/proc/self/fd"))
     most = 0
     drawn: Counter[int] = Counter()
     for batch in islice(iter(get_loader(open_dataset(path))), 100):
         drawn.update(batch)
         most = max(most, len(os.listdir("/proc/self/fd")))
-    assert most <= before + 2 * MAX_OPEN + 4
+    assert most <= before + MAX_OPEN + 4
     assert len(drawn) > 0.95 * LEAVES
     total = sum(n % 7 + 1 for n in range(LEAVES))
     for leaf, count in drawn.items():

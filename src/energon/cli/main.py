@@ -16,6 +16,7 @@ from energon.cli.command_group import (
     redacted,
 )
 from energon.errors import EnergonError
+from energon.local_file import working_folder
 from energon.version import __version__
 
 COMMANDS = {
@@ -59,6 +60,7 @@ class _Main(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            working_folder()  # says that it was deleted
             return super().invoke(ctx)
         except click.ClickException as error:
             raise redacted(error, ctx.meta[_ARGUMENTS]) from error.__cause__

@@ -20,7 +20,6 @@ A document is one or more sequences, whose tokens follow one another in `x.bin`.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
+from energon.local_file import release_pages
 
 TOKENS_MAGIC = b"MMIDIDX\x00\x00"
 TOKENS_VERSION = 1
@@ -220,8 +220,7 @@ class TokenIndex:
 
     def forget(self) -> None:
         """Release the mapped pages from memory; they are read again on demand."""
-        if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            self.data.madvise(mmap.MADV_DONTNEED)
+        release_pages(self.data)
 
     def damaged(self, why: str) -> FormatError:
         """Return the error for an invalid index."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import threading
 import time
@@ -37,6 +36,7 @@ from energon.io.block_file import BlockFile, UncachedFile
 from energon.io.file_lock import locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
+from energon.local_file import map_file
 from energon.messages import warn_once
 
 logger = logging.getLogger("energon")
@@ -245,7 +245,7 @@ class DiskCache:
         self.policy.warn(self.folder, error)
 
     def _path(self, name: str, version: str) -> Path:
-        digest = blake2b(f"{name}\0{version}".encode(), digest_size=16).hexdigest()
+        digest = blake2b(os.fsencode(f"{name}\0{version}"), digest_size=16).hexdigest()
         return self.folder / digest[:2] / digest[2:]
 
     def _note(self, count: int) -> None:
@@ -302,14 +302,6 @@ def touch(path: Path) -> None:
     """Record that an entry was used, whether or not the file system tracks access times."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-
-
-def map_file(path: Path) -> Any:
-    """Return the bytes of a file, mapped into memory."""
-    with open(path, "rb") as file:
-        # What is empty cannot be mapped.
-        is_empty = not os.fstat(file.fileno()).st_size
-        return b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _note_checksum(path: Path, checksum: int) -> None:

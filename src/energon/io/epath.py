@@ -6,7 +6,6 @@ import io
 import os
 import tempfile
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from functools import total_ordering
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -25,6 +24,8 @@ from energon.io.address import (
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import open_store
 from energon.io.range_file import RawReader
+from energon.io.walk import PathPattern
+from energon.local_file import open_binary
 
 BUFFER_BYTES = 1 << 20
 """Bytes fetched at a time; small reads are served from this buffer."""
@@ -301,8 +302,9 @@ class EPath:
 
     def glob(self, pattern: str) -> Iterator[EPath]:
         """Yield the files below this folder whose path matches; `**` stands for any folders."""
+        fits = PathPattern(pattern).matches
         for found in files.list_files(self._address):
-            if _matches(found.key.split("/"), pattern.split("/")):
+            if fits(found.key):
                 yield self / found.key
 
     def __fspath__(self) -> str:
@@ -336,17 +338,19 @@ class EPath:
 AnyPath = Path | EPath
 
 
+def open_file(path: AnyPath) -> IO[bytes]:
+    """Return a file, open for reading.
+
+    Raises:
+        DatasetNotFoundError: If there is none in a store; on this machine, FileNotFoundError.
+        StorageError: If it is not a regular file, or cannot be read.
+    """
+    return path.open("rb") if isinstance(path, EPath) else open_binary(path)
+
+
 def any_path(path: str | os.PathLike[str]) -> AnyPath:
     """Return a `pathlib.Path` for a local address, else an `EPath`.
 
     The two share the methods needed to read and write files by name.
     """
     return EPath(path) if is_remote(path) else Path(local_path(path))
-
-
-def _matches(path: list[str], pattern: list[str]) -> bool:
-    if not pattern:
-        return not path
-    if pattern[0] == "**":
-        return any(_matches(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
-    return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

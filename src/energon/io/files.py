@@ -9,15 +9,26 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from glob import has_magic
 from importlib import import_module
 from threading import Lock
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.io.address import Address, is_remote, local_path, redact, scheme_of, split_address
+from energon.io.address import (
+    Address,
+    address_name,
+    is_remote,
+    local_path,
+    parent_address,
+    redact,
+    scheme_of,
+    split_address,
+)
 from energon.io.backends.base import Backend, ObjectInfo
-from energon.io.backends.local import LocalBackend
+from energon.io.backends.local import LocalBackend, object_info
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
+from energon.io.walk import PathPattern, walk_files
 from energon.limits import DOCUMENT_BYTES, check_document
 from energon.messages import list_names, nearest
 from energon.utf8 import decode_utf8
@@ -238,6 +249,44 @@ def list_files(address: LocalPath) -> list[ObjectInfo]:
     store, key = open_store(address)
     cut = len(key) + 1 if key else 0
     return [found._replace(key=found.key[cut:]) for found in store.list(key)]
+
+
+def is_pattern(address: str) -> bool:
+    """Return whether an address is a pattern for files, and not the name of one."""
+    if is_remote(address):
+        return "*" in address or "[" in address  # a question mark begins a query
+    return has_magic(address) and not os.path.exists(local_path(address))
+
+
+def match_files(pattern: str) -> tuple[str, list[ObjectInfo]]:
+    """Return the folder that a pattern begins with, and the files that match.
+
+    Args:
+        pattern: An address with `*`, `?`, `[…]` or `**`, see `PathPattern`.
+
+    Returns:
+        The folder, and the files sorted by their keys, which are relative to it; each occurs once.
+
+    Raises:
+        StorageError: If the place does not support listing, as web servers do not.
+    """
+    folder, names = pattern, ""
+    while is_pattern(folder):
+        names = f"{address_name(folder)}/{names}".rstrip("/")
+        folder = parent_address(folder)
+    if is_remote(pattern):
+        fits = PathPattern(names).matches
+        return folder, [found for found in list_files(folder) if fits(found.key)]
+    top = local_path(folder) or "."
+    if not os.path.isdir(top):
+        return folder, []
+    found = []
+    for path, entry in walk_files(top, names):
+        try:
+            found.append(object_info(path, entry.stat()))
+        except FileNotFoundError as error:
+            raise DatasetNotFoundError(f"{os.path.join(top, path)}: no such file") from error
+    return folder, sorted(found)
 
 
 def has_files(address: LocalPath) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
-from energon.io.address import redact
+from energon.io.address import is_remote, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.local import cut_off
+from energon.io.backends.local import OpenFile, cut_off
 from energon.io.files import open_store
 from energon.io.ranges import RemoteObject, read_ranges
 
@@ -217,6 +217,11 @@ class RemoteFile:
         """Size and version."""
         return self.object.info
 
+    @property
+    def size(self) -> int:
+        """Its size in bytes; -1 if unknown."""
+        return self.object.info.size
+
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`.
 
@@ -235,6 +240,20 @@ class RemoteFile:
                 raise cut_off(self.path, end, offset, size)
         stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         return read_ranges(self.object, offsets, stops)
+
+
+def range_file(address: str, *, info: ObjectInfo | None = None) -> RemoteFile | OpenFile:
+    """Return a file, open for reading ranges.
+
+    Args:
+        address: Its path or address.
+        info: Size and version of a remote file, if known.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageError: If it cannot be opened.
+    """
+    return RemoteFile(address, info=info) if is_remote(address) else OpenFile(address)
 
 
 LOCAL_BUFFER_BYTES = 128 << 10

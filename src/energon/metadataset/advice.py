@@ -19,6 +19,7 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.files import describe_missing, is_file, open_store
+from energon.io.walk import walk_files
 from energon.messages import nearest, shell_word
 from energon.metadataset.kind import KINDS, name_of_lines, table_suffix
 
@@ -282,8 +283,5 @@ def files_below(path: str) -> Iterator[str]:
             if not address_name(each.key).startswith("."):
                 yield f"{root}/{each.key}"
         return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (
-            os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")
-        )
+    if os.path.isdir(path):
+        yield from (os.path.join(path, name) for name, _ in walk_files(path))

@@ -26,6 +26,7 @@ from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain, where
 from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
+from energon.local_file import working_folder
 from energon.messages import nearest
 from energon.metadataset.document import (
     BrokenMetadataset,
@@ -111,7 +112,7 @@ def resolve(
     check_allow(allow)
     walk = _Resolver(training, allow, must_exist)
     context = NodeContext(
-        split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", os.getcwd()
+        split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", working_folder()
     )
     try:
         branch = walk.collecting(lambda: walk.start(path, context))
@@ -225,7 +226,7 @@ class _Resolver:
         """Return the branch of the path or document that a call names."""
         if isinstance(path, Mapping):
             return self.document(parse_mapping(path, self.allow), context, origin="document")
-        address = absolute(os.fspath(path), os.getcwd())
+        address = absolute(os.fspath(path), working_folder())
         return self.address(address, context, origin=address)
 
     def address(self, path: str, context: NodeContext, *, origin: str) -> _Branch:

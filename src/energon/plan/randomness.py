@@ -44,7 +44,9 @@ def derive_seed(*address: int | str) -> int:
     BLAKE2b over the parts with their types, so (1, "2") and ("1", 2) differ.
     """
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in address)
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little"
+    )
 
 
 def mix(values: U64) -> U64:

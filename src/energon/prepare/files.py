@@ -32,6 +32,7 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.io.atomic import is_full, publish, remedy_if_full
 from energon.io.file_lock import FileLock, is_unsupported
+from energon.io.walk import walk_files
 from energon.metadataset.advice import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8
@@ -48,8 +49,7 @@ class FileState(NamedTuple):
 def list_dataset_files(dataset: Path) -> list[str]:
     """Return the paths of all files below a folder, relative to it, sorted.
 
-    Links are followed; `.nv-meta` folders are skipped. A folder that can be reached in several
-    ways, such as one with a link to itself, is listed once.
+    See `walk_files` for links and hidden files.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
@@ -58,19 +58,7 @@ def list_dataset_files(dataset: Path) -> list[str]:
         raise DatasetNotFoundError(f"{dataset} {advice(str(dataset))}")
     if not dataset.is_dir():
         raise DatasetNotFoundError(explain_missing(str(dataset)))
-    found = []
-    seen: set[tuple[int, int]] = set()
-    top = os.fspath(dataset)
-    for folder, folders, names in os.walk(top, followlinks=True):
-        about = os.stat(folder)
-        if (about.st_dev, about.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        folders[:] = sorted(name for name in folders if name != META)
-        below = "" if folder == top else os.path.relpath(folder, top) + os.sep
-        found += [below + name for name in names]
-    return sorted(found)
+    return sorted(path for path, _ in walk_files(os.fspath(dataset)))
 
 
 def file_state(path: str | os.PathLike[str]) -> FileState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Sequence, Sized
 from functools import cached_property
@@ -23,11 +22,10 @@ from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.files import list_files, open_store
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RangeFile, RemoteFile, range_file
 from energon.sources.decoded_blocks import DecodedBlocks
 from energon.sources.shards import read_spans
 
-OPEN_CHUNK_FILES = 64
 KNOWN_CHUNKS = 256
 """Chunks whose offsets are kept."""
 
@@ -47,7 +45,7 @@ class ChunkFiles:
         self.folder = folder
         self.format = chunk_format
         self.chunks = chunk_format.chunks
-        self._open: OrderedDict[int, RemoteFile | OpenFile] = OrderedDict()
+        self._open: dict[int, RemoteFile | OpenFile] = {}
         self._edges: OrderedDict[int, Ints] = OrderedDict()
         self._unpacked: DecodedBlocks[int, list[Sized]] = DecodedBlocks()
 
@@ -98,14 +96,8 @@ class ChunkFiles:
         found = self._open.get(number)
         if found is None:
             name = self.chunks[number].name
-            address = join_address(self.folder, name)
-            if is_remote(address):
-                found = RemoteFile(address, info=self._listed.get(name))
-            else:
-                found = OpenFile(address)
-            self._open[number] = found
-            if len(self._open) > OPEN_CHUNK_FILES:
-                self._open.popitem(last=False)
+            info = self._listed.get(name) if is_remote(self.folder) else None
+            found = self._open[number] = range_file(join_address(self.folder, name), info=info)
         return found
 
     def origin(self, number: int) -> str:
@@ -148,10 +140,7 @@ class ChunkFiles:
         return {each.key: each._replace(key=f"{folder}/{each.key}".lstrip("/")) for each in listed}
 
     def _size(self, number: int) -> int:
-        found = self.open(number)
-        if isinstance(found, RemoteFile):
-            return found.info.size
-        return os.fstat(found.descriptor).st_size
+        return self.open(number).size
 
     def _check_size(self, number: int) -> None:
         size, stated = self._size(number), self.chunks[number].size

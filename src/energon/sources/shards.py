@@ -6,8 +6,6 @@ so that a shard which is replaced in the meantime is never read by the table of 
 
 from __future__ import annotations
 
-import os
-import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
@@ -131,12 +129,12 @@ class ShardPool:
     A pickled copy begins empty.
 
     Args:
-        max_open: How many shards to keep open, with two descriptors each; None for a quarter of
-            the process limit.
+        max_open: How many shards to keep, with their tables. Their files are closed earlier where
+            the process may not open as many, see `OpenFile`.
     """
 
-    def __init__(self, max_open: int | None = None) -> None:
-        self.max_open = default_max_open() if max_open is None else max_open
+    def __init__(self, max_open: int = MAX_OPEN_SHARDS) -> None:
+        self.max_open = max_open
         self._shards: OrderedDict[str, OpenShard] = OrderedDict()
         self._verified: set[str] = set()
         self._probed: set[tuple[str, int]] = set()
@@ -234,18 +232,12 @@ class ShardPool:
         self._probed.add((path, mtime_ns))
 
 
-def default_max_open() -> int:
-    """Return how many shards may be open so that most descriptors are left to the program."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_OPEN_SHARDS if limit < 0 else max(1, min(MAX_OPEN_SHARDS, limit // 8))
-
-
 def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int, int]:
     """Return an open shard, its size and modification time."""
     file = OpenFile(path)
     table = open_part_table(path, verify=verify, dataset=dataset)
     shard = OpenShard(table, file, TAR_PART_BYTES.value)
-    about = os.fstat(file.descriptor)
+    about = file.stat()
     return shard, about.st_size, about.st_mtime_ns
 
 

@@ -63,7 +63,7 @@ def join_digest(leaf: Leaf, sources: Sequence[Source]) -> str:
         for member, source in zip(leaf.join, sources, strict=True)
     ]
     text = json.dumps([INDEX_VERSION, content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:32]
 
 
 def find_index(leaf: Leaf, digest: str) -> JoinIndex | None:

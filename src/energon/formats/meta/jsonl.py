@@ -39,6 +39,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.formats.seek_points import PointFinder
+from energon.local_file import open_binary
 from energon.messages import nearest, shell_word
 
 PACKED = (".gz", ".zst")
@@ -96,7 +97,7 @@ def scan_jsonl(
     if finder is None and is_packed(path):
         finder = PointFinder(None, origin=origin)
     first, size = True, 0
-    with open(path, "rb") as file:
+    with open_binary(path) as file:
         total = os.fstat(file.fileno()).st_size
         plain = iter(partial(file.read, SCAN_BYTES), b"")
         for starts, stop in _samples(finder.blocks(file) if finder else plain, origin):

@@ -23,7 +23,6 @@ resist an adversary, who could write the same key anyway.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -39,6 +38,7 @@ from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.formats.tables.part_table import PartTable
 from energon.limits import check_document
+from energon.local_file import map_file
 
 JOIN_MAGIC = b"ENERGJN1"
 MISSING = -1
@@ -82,10 +82,9 @@ class JoinIndex:
             FileNotFoundError: If there is none.
             FormatError: If it is not a join index, or truncated.
         """
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < _HEADER.size:
-                raise TruncatedError(f"{path}: is too short for a join index; {_AGAIN}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = map_file(path)
+        if len(data) < _HEADER.size:
+            raise TruncatedError(f"{path}: is too short for a join index; {_AGAIN}")
         magic, length, _, text_length = _HEADER.unpack_from(data)
         if magic != JOIN_MAGIC:
             raise FormatError(f"{path}: begins with {magic!r}, expected {JOIN_MAGIC!r}; {_AGAIN}")
@@ -97,7 +96,7 @@ class JoinIndex:
         position = _HEADER.size + text_length
         columns: list[NDArray[Any] | None] = []
         try:
-            about = parse_json(data[_HEADER.size : position], origin="JSON")
+            about = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
             if type(about["rows"]) is not int or about["rows"] < 0:
                 raise ValueError(f"{about['rows']!r} rows")
             for dtype in about["columns"]:

@@ -41,7 +41,6 @@ are not read: they say nothing that the shard does not, which is indexed again.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -54,6 +53,7 @@ from numpy.typing import NDArray
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.formats.tar.headers import BLOCK
+from energon.local_file import map_file, open_binary
 
 TABLE_MAGIC = b"ENERGPT3"
 _FAMILY = TABLE_MAGIC[:-1]
@@ -149,20 +149,18 @@ def decode_part_table(
     return about, columns, keys
 
 
-def map_part_table(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
+def map_part_table(path: str | os.PathLike[str]) -> memoryview | bytes:
     """Map the file of a part table into memory, or read it if it is small.
 
     Raises:
         FileNotFoundError: If there is none.
         TruncatedError: If it is empty.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open_binary(path, buffering=0) as file:
         head = file.read(SMALL_TABLE_BYTES)
-        if not head:
-            raise TruncatedError(f"{path}: is empty, not a part table; {AGAIN}")
-        if len(head) < SMALL_TABLE_BYTES:
-            return head
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if not head:
+        raise TruncatedError(f"{path}: is empty, not a part table; {AGAIN}")
+    return head if len(head) < SMALL_TABLE_BYTES else map_file(path)
 
 
 def has_other_version(data: Any) -> bool:

@@ -26,6 +26,7 @@ from energon.errors import FormatError, TruncatedError
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.parser import Member, Run, TarParser, parse_run
 from energon.formats.tar.scan_builder import ScanBuilder, TarScan
+from energon.local_file import open_descriptor, read_file
 
 logger = logging.getLogger("energon")
 
@@ -48,7 +49,7 @@ def load_tar_index(path: str | os.PathLike[str]) -> NDArray[np.uint64]:
         TruncatedError: If it does not hold whole numbers.
         FormatError: If the offsets do not ascend.
     """
-    return parse_tar_index(Path(path).read_bytes(), origin=str(path))
+    return parse_tar_index(read_file(path), origin=str(path))
 
 
 def parse_tar_index(data: bytes, *, origin: str) -> NDArray[np.uint64]:
@@ -154,7 +155,7 @@ def scan_tar(path: str | os.PathLike[str], *, strict: bool = True) -> TarScan:
         FormatError: If it is not a tar archive.
         FileNotFoundError: If it does not exist.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_descriptor(path)
     try:
 
         def read_into(offset: int, buffer: memoryview) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from energon.errors import ConfigError
 from energon.formats.tar.headers import BLOCK, END_MARKER_BYTES
+from energon.local_file import open_binary
 
 COPY_BYTES = 4 << 20
 
@@ -196,7 +197,7 @@ class ArchiveWriter:
 
     def _copy(self, source: Path, size: int) -> int:
         crc32, left = 0, size
-        with source.open("rb") as file:
+        with open_binary(source) as file:
             while left and (data := file.read(min(left, COPY_BYTES))):
                 self._sink.write(data)
                 crc32 = zlib.crc32(data, crc32) if self._checksum else 0

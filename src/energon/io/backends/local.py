@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import OrderedDict
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from threading import Lock
 from typing import ClassVar
 
 from energon.errors import (
@@ -21,93 +21,72 @@ from energon.errors import (
 )
 from energon.io.atomic import atomic_path
 from energon.io.backends.base import INDEX_AGAIN, ObjectInfo
+from energon.io.walk import walk_files
+from energon.local_file import MAX_OPEN_FILES, open_binary, open_descriptor, open_files_limit
 
-MAX_OPEN_FILES = 256
 TRUSTED_BYTES = 1 << 20
 
 
-class FilePool:
-    """A pool of open files that closes the least recently used. May be used by many threads.
+class _Descriptor:
+    """An open file, which closes with its last reference."""
 
-    Files belong to the process that opened them: a forked child opens its own.
+    __slots__ = ("number",)
 
-    Args:
-        max_open: Maximum number of open files.
-    """
+    def __init__(self, path: str) -> None:
+        self.number = -1
+        self.number = open_descriptor(path)
 
-    def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
-        self.max_open = max_open
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = Lock()
-        self._pid = os.getpid()
-
-    def pread(self, path: str, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes of a file from `offset`, see `OpenFile.pread`."""
-        return self.open(path).pread(offset, size)
-
-    def size(self, path: str) -> int:
-        """Return the size of a file in bytes.
-
-        Raises:
-            DatasetNotFoundError: If there is no such file.
-        """
-        try:
-            return os.stat(path).st_size
-        except FileNotFoundError:
-            raise _missing(path) from None
-
-    def open(self, path: str) -> OpenFile:
-        """Return a file to read from. It stays open as long as it is referenced.
-
-        Raises:
-            DatasetNotFoundError: If there is no such file.
-        """
-        with self._lock:
-            if self._pid != os.getpid():
-                self._files.clear()
-                self._pid = os.getpid()
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = OpenFile(path)
-                if len(self._files) > self.max_open:
-                    # Readers still hold a reference; the file is closed with the last.
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(path)
-            return file
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # `os` may be gone when the interpreter ends.
+        if self.number >= 0:
+            close(self.number)
 
 
 class OpenFile:
-    """A file that closes with its last reference."""
+    """A file to read ranges of. May be used by many threads.
+
+    All of them together keep half of the descriptors that the process may have. Beyond that, those
+    that were not used for the longest time are closed, and opened again when they are used.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageError: If it is not a regular file, or cannot be opened.
+    """
 
     is_remote: ClassVar[bool] = False
+    _kept: ClassVar[deque[weakref.ref[OpenFile]]] = deque()
+    """The open files, those that were opened first at the beginning."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.descriptor = -1
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise _missing(path) from None
-        except OSError as error:
-            raise local_error(path, error) from error
+        self._held: _Descriptor | None = None
+        self._was_used = False
+        # The program may go to another folder before the file is opened again.
+        self._absolute = os.path.join(_working_folder(), path)
+        self._version = object_info("", os.fstat(self._open().number)).version
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`.
 
         Raises:
             TruncatedError: If the file ends earlier.
+            ObjectChangedError: If the file was replaced since it was opened.
         """
+        descriptor = self._descriptor()
+        number = descriptor.number
         # Reading allocates the requested size, so large ones are checked against the file first.
-        if size > TRUSTED_BYTES and offset + size > (end := os.fstat(self.descriptor).st_size):
+        if size > TRUSTED_BYTES and offset + size > (end := os.fstat(number).st_size):
             raise cut_off(self.path, end, offset, size)
         try:
-            data = os.pread(self.descriptor, size, offset)
+            data = os.pread(number, size, offset)
         except OSError as error:
             raise local_error(self.path, error) from error
         while len(data) < size:
             # Linux returns at most 2 GiB at once.
-            more = os.pread(self.descriptor, size - len(data), offset + len(data))
+            more = os.pread(number, size - len(data), offset + len(data))
             if not more:
                 raise cut_off(self.path, offset + len(data), offset, size)
             data += more
@@ -118,11 +97,13 @@ class OpenFile:
 
         Raises:
             TruncatedError: If the file ends earlier.
+            ObjectChangedError: If the file was replaced since it was opened.
         """
+        descriptor = self._descriptor()
         filled = 0
         while filled < len(buffer):
             # Linux returns at most 2 GiB at once.
-            read = os.preadv(self.descriptor, [buffer[filled:]], offset + filled)
+            read = os.preadv(descriptor.number, [buffer[filled:]], offset + filled)
             if not read:
                 raise cut_off(self.path, offset + filled, offset, len(buffer))
             filled += read
@@ -130,25 +111,86 @@ class OpenFile:
     def will_read(self, offset: int, size: int) -> None:
         """Ask the system to load a range from disk, unless it is in memory."""
         if hasattr(os, "posix_fadvise"):  # macOS has none
-            os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+            descriptor = self._descriptor()
+            os.posix_fadvise(descriptor.number, offset, size, os.POSIX_FADV_WILLNEED)
 
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Return several ranges, see `pread`."""
         if max(sizes, default=0) > TRUSTED_BYTES:
             return list(map(self.pread, offsets, sizes))
+        descriptor = self._descriptor()
         try:
             # A call of our own for each would take as long as copying a kilobyte.
-            found = list(map(os.pread, repeat(self.descriptor), sizes, offsets))
+            found = list(map(os.pread, repeat(descriptor.number), sizes, offsets))
         except OSError as error:
             raise local_error(self.path, error) from error
         if list(map(len, found)) != list(sizes):
             return list(map(self.pread, offsets, sizes))  # says which range is cut off
         return found
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # `os` may be gone when the interpreter ends.
-        if self.descriptor >= 0:
-            close(self.descriptor)
+    def stat(self) -> os.stat_result:
+        """Return size and times of the file."""
+        return os.fstat(self._descriptor().number)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self.stat().st_size
+
+    def _descriptor(self) -> _Descriptor:
+        """Return the open file. It is not closed before the last reference to it is gone."""
+        self._was_used = True
+        held = self._held
+        if held is not None:
+            return held
+        held = self._open()
+        if object_info("", os.fstat(held.number)).version != self._version:
+            self._held = None
+            raise ObjectChangedError(
+                f"{self.path}: was replaced since it was opened; restore it, {INDEX_AGAIN}"
+            )
+        return held
+
+    def _open(self) -> _Descriptor:
+        self._close_others()
+        try:
+            held = _Descriptor(self._absolute)
+        except FileNotFoundError:
+            raise _missing(self.path) from None
+        except OSError as error:
+            raise local_error(self.path, error) from error
+        self._held = held
+        # Appending and popping need no lock, which a forked child might never get.
+        self._kept.append(weakref.ref(self))
+        return held
+
+    def _close_others(self) -> None:
+        """Make room for one more open file: close the one that was not used for the longest time.
+
+        Files used since their last turn get another one.
+        """
+        most = min(MAX_OPEN_FILES, open_files_limit() // 2)
+        for _ in range(2 * len(self._kept)):
+            if len(self._kept) < most:
+                return
+            try:
+                other = self._kept.popleft()()
+            except IndexError:  # another thread has taken the last
+                return
+            if other is None:
+                continue
+            if other._was_used:
+                other._was_used = False
+                self._kept.append(weakref.ref(other))
+            else:
+                other._held = None
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # deleted: only absolute paths work
+        return ""
 
 
 def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
@@ -182,12 +224,12 @@ class LocalBackend:
         self.origin = self._folder = folder
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        with self._errors(key), open(self._path(key), "rb") as file:
+        with self._errors(key), open_binary(self._path(key)) as file:
             self._check(file.fileno(), key, version)
             return os.pread(file.fileno(), max(0, stop - start), start)
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
-        with self._errors(key), open(self._path(key), "rb") as file:
+        with self._errors(key), open_binary(self._path(key)) as file:
             self._check(file.fileno(), key, version)
             file.seek(start)
             while chunk := file.read(LOCAL_CHUNK_BYTES):
@@ -198,16 +240,16 @@ class LocalBackend:
         with self._errors(key):
             if os.path.isdir(path):
                 raise IsADirectoryError
-            return _info(key, os.stat(path))
+            return object_info(key, os.stat(path))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self._path(prefix)
-        for folder, _, names in os.walk(top, followlinks=True):
-            for name in names:
-                path = os.path.join(folder, name)
-                key = os.path.join(prefix, os.path.relpath(path, top))
-                with self._errors(key):
-                    yield _info(key, os.stat(path))
+        if not os.path.isdir(top):
+            return
+        for path, entry in walk_files(top, hidden=True):
+            key = os.path.join(prefix, path)
+            with self._errors(key):
+                yield object_info(key, entry.stat())
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         path = self._path(key)
@@ -230,7 +272,7 @@ class LocalBackend:
         return os.path.join(self._folder, key)
 
     def _check(self, descriptor: int, key: str, version: str | None) -> None:
-        found = _info(key, os.fstat(descriptor)).version
+        found = object_info(key, os.fstat(descriptor)).version
         if version is not None and version != found:
             raise ObjectChangedError(
                 f"{self._path(key)}: was rewritten since it was opened; run again"
@@ -248,6 +290,8 @@ class LocalBackend:
 
 def local_error(path: str, error: OSError) -> EnergonError:
     """Return the error for a file that the system does not let us read or write."""
+    if isinstance(error, EnergonError):
+        return error
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return DatasetNotFoundError(f"{path}: no such file")
     if isinstance(error, IsADirectoryError):
@@ -257,6 +301,7 @@ def local_error(path: str, error: OSError) -> EnergonError:
     return StorageError(f"{path}: {error.strerror}")
 
 
-def _info(key: str, about: os.stat_result) -> ObjectInfo:
+def object_info(key: str, about: os.stat_result) -> ObjectInfo:
+    """Return size, version and time of a file."""
     version = f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
     return ObjectInfo(key, about.st_size, version, about.st_mtime_ns)

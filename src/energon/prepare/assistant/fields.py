@@ -18,7 +18,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EnergonError, FieldAccessError
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
-from energon.io.epath import AnyPath
+from energon.io.epath import AnyPath, open_file
 from energon.prepare.files import reporting
 from energon.samples.crude import find_part
 from energon.samples.field_map import FieldMap
@@ -97,7 +97,7 @@ def part_names(samples: Sequence[SeenSample]) -> list[str]:
 
 def _samples(dataset: AnyPath, shard: str) -> Iterator[SeenSample]:
     """Yield the samples of a shard, reading no more of it than requested."""
-    with reporting(str(dataset / shard)), (dataset / shard).open("rb") as file:
+    with reporting(str(dataset / shard)), open_file(dataset / shard) as file:
 
         def read(offset: int, size: int) -> bytes:
             file.seek(offset)

@@ -11,7 +11,7 @@ from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.epath import AnyPath, any_path
-from energon.io.files import read_document
+from energon.io.files import is_pattern, read_document
 from energon.metadataset.kind import ARROW_KEYS, TABLES, table_suffix
 from energon.metadataset.recognition import has_key
 from energon.prepare.importers import table
@@ -21,7 +21,6 @@ from energon.prepare.importers.row import PackSource, RowRules
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
     FileSelection,
-    has_wildcards,
     is_about_data,
     select,
     split_datasets,
@@ -203,7 +202,7 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
 
 def _kind_of_library(address: str) -> SourceKind | None:
     """Return which library wrote what is at an address; None if unknown."""
-    if address.startswith(HUGGING_FACE) and not has_wildcards(address):
+    if address.startswith(HUGGING_FACE) and not is_pattern(address):
         return "huggingface"
     path = any_path(address)
     if path.is_file():

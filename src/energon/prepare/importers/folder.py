@@ -19,7 +19,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import guess_splits
 from energon.formats.tar.names import split_name
-from energon.io.epath import AnyPath
+from energon.io.epath import AnyPath, open_file
 from energon.io.files import read_document
 from energon.messages import counted, shell_word
 from energon.metadataset.kind import METADATA_TABLES, TABLES
@@ -188,7 +188,7 @@ class FolderSource(PackSource):
             if not {"bin", "idx"} <= names.keys():
                 continue
             path = self.folder / names["idx"]
-            with reporting(path), path.open("rb") as file:
+            with reporting(path), open_file(path) as file:
                 magic = file.read(len(MEGATRON_MAGIC))
             if magic == MEGATRON_MAGIC:
                 raise ConfigError(

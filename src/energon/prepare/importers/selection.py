@@ -17,18 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, FormatError, needs_extra
 from energon.formats.meta.info import META
-from energon.io.address import is_remote, local_path
+from energon.io.address import is_remote
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import file_size, open_store, read_bytes
+from energon.io.files import file_size, is_pattern, match_files, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
+from energon.io.walk import is_hidden
+from energon.local_file import open_binary
 from energon.metadataset.advice import explain_missing, refuse_metadata
 from energon.prepare.files import list_dataset_files
 
@@ -43,7 +44,7 @@ def open_ascending(path: AnyPath) -> BinaryIO:
         StorageError: If it cannot be read.
     """
     if not isinstance(path, EPath):
-        return open(path, "rb")
+        return open_binary(path)
     file = RemoteFile(path.url)
     reader = SkippingReader(file.object)
 
@@ -187,7 +188,7 @@ def split_datasets(files: FileSelection) -> tuple[FileSelection, list[str]]:
 
 
 def names_below(folder: AnyPath) -> list[str]:
-    """Return the paths of all files below a folder, relative to it, sorted, except in `.nv-meta`.
+    """Return the paths of all files below a folder that are not hidden, relative to it, sorted.
 
     Raises:
         DatasetNotFoundError: If there is no such folder.
@@ -198,7 +199,7 @@ def names_below(folder: AnyPath) -> list[str]:
     names = [found.key for found in list_objects(folder) if found.key]
     if not names:
         raise DatasetNotFoundError(explain_missing(os.fspath(folder)))
-    return [name for name in names if META not in name.split("/")[:-1]]
+    return [name for name in names if not is_hidden(name)]
 
 
 def is_about_data(name: str) -> bool:
@@ -222,26 +223,12 @@ def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
             f"{path}: is a folder; pack one folder at a time, or several files, e.g. "
             "'data/*.parquet'"
         )
-    if not has_wildcards(address):
+    if not is_pattern(address):
         raise DatasetNotFoundError(explain_missing(address))
-    found = _matching(address)
+    folder, found = match_files(address)
     if not found:
         raise DatasetNotFoundError(f"{path}: no file matches this pattern")
-    return [*found]
-
-
-def has_wildcards(address: str) -> bool:
-    """Return whether an address has wildcards; in a URL, `?` begins the query."""
-    return has_magic(address.replace("?", "") if is_remote(address) else address)
-
-
-def _matching(pattern: str) -> list[AnyPath]:
-    if not is_remote(pattern):
-        matches = sorted(glob(local_path(pattern), recursive=True))
-        return [Path(match) for match in matches if os.path.isfile(match)]
-    steps = pattern.split("/")
-    first = next(place for place, step in enumerate(steps) if has_wildcards(f"x://{step}"))
-    return sorted(EPath("/".join(steps[:first])).glob("/".join(steps[first:])))
+    return [any_path(folder) / each.key for each in found]
 
 
 def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:

@@ -19,7 +19,7 @@ from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import guess_splits
-from energon.io.epath import AnyPath, EPath
+from energon.io.epath import AnyPath, EPath, open_file
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
@@ -48,7 +48,7 @@ def is_table(name: str) -> bool:
 
 def is_array(path: AnyPath) -> bool:
     """Return whether a file has a JSON array."""
-    with reporting(path), path.open("rb") as file:
+    with reporting(path), open_file(path) as file:
         return bool(file.read(64).lstrip().startswith(b"["))
 
 
@@ -318,7 +318,7 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
     with needs_extra("parquet", f"{path}: Parquet needs pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    with path.open("rb") as binary:
+    with open_file(path) as binary:
         try:
             file = pq.ParquetFile(binary)
         except pa.ArrowInvalid as error:

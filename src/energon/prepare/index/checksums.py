@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from energon.errors import TruncatedError
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import SkippingReader
+from energon.local_file import open_binary
 
 CHECKED_PIECE_BYTES = 1 << 20
 
@@ -103,7 +104,7 @@ def content_crc32(path: Path, offsets: NDArray[Any], sizes: NDArray[Any]) -> NDA
         TruncatedError: If the file ends before the last.
     """
     checksums = np.zeros(len(offsets), np.uint32)
-    with open(path, "rb", buffering=0) as file:
+    with open_binary(path, buffering=0) as file:
         for first, last in _groups(offsets, sizes):
             start = int(offsets[first])
             if last - first == 1:

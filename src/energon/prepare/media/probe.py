@@ -38,6 +38,7 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.files import open_store
 from energon.io.range_file import REMOTE_BUFFER_BYTES, RangeFile, RawReader, RemoteFile, open_range
+from energon.local_file import open_binary
 from energon.messages import describe_error
 from energon.prepare.crash_isolation import note
 from energon.prepare.files import file_state, list_dataset_files, reporting
@@ -84,7 +85,7 @@ class LocalFiles:
         """Open some of the files, in order."""
         for name in names:
             path = self.folder / name
-            with reporting(path), path.open("rb") as stream:
+            with reporting(path), open_binary(path) as stream:
                 yield stream
 
 

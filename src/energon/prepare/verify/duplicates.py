@@ -18,7 +18,8 @@ import numpy as np
 from energon.errors import DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import iter_members
-from energon.io.backends.local import FilePool
+from energon.io.backends.local import OpenFile
+from energon.local_file import open_binary
 from energon.prepare.files import reporting
 from energon.prepare.index.index import IndexedShard
 from energon.prepare.index.name_index import open_table
@@ -153,14 +154,14 @@ def fix_duplicates(dataset: Path, shards: Sequence[IndexedShard]) -> list[str]:
 def _rewrite(dataset: Path, name: str, prefix: str) -> None:
     path = dataset / name
     table = open_table(dataset, name)
-    files = FilePool()
+    file = OpenFile(str(path))
     with reporting(path), TarWriter(path, checksum=table.part_crc32 is not None) as writer:
         for key, numbers in _samples(table):
             sample: dict[str, object] = {"__key__": prefix + key}
             for number in numbers:
                 offset, size = int(table.part_offset[number]), int(table.part_size[number])
                 part = table.part_names[table.part_name[number]]
-                sample[part] = files.pread(str(path), offset, size)
+                sample[part] = file.pread(offset, size)
             writer.write(sample)
         lost = _count_members(path) - table.num_parts
     logger.info("%s: rewritten with other keys", path)
@@ -187,7 +188,7 @@ def _samples(table: PartTable) -> Iterator[tuple[str, list[int]]]:
 
 
 def _count_members(path: Path) -> int:
-    with open(path, "rb", buffering=0) as file:
+    with open_binary(path, buffering=0) as file:
 
         def read(offset: int, size: int) -> bytes:
             file.seek(offset)

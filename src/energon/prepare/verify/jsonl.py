@@ -31,6 +31,7 @@ from energon.formats.meta.jsonl import (
 )
 from energon.formats.seek_points import PointFinder, SeekPoints
 from energon.io.address import is_remote, redact
+from energon.local_file import open_binary
 from energon.messages import shell_word
 from energon.plan.leaves.subset import resolve_range
 from energon.prepare.files import file_state, reporting
@@ -225,7 +226,7 @@ def _check_copy(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Proble
 
 def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
     damaged: list[str] = []
-    with reporting(path), open(path, "rb") as file:
+    with reporting(path), open_binary(path) as file:
         bounds = list(pairwise(offsets.tolist()))
         for number, line in enumerate(_lines(file, path, [stop - start for start, stop in bounds])):
             start = bounds[number][0]

@@ -17,6 +17,7 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import load_tar_index, scan_archive, scan_tar, tar_index_path
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.range_file import RemoteFile, SkippingReader
+from energon.local_file import open_binary
 from energon.messages import counted
 from energon.prepare.files import FileState, file_state, reporting
 from energon.prepare.index.checksums import RangeSums, content_crc32
@@ -229,7 +230,7 @@ def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable 
     except FileNotFoundError:
         problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
     except FormatError as error:
-        with open(path, "rb") as file:
+        with open_binary(path) as file:
             kind = "index-stale" if has_other_version(file.read(8)) else "index-damaged"
         problems.append(Problem(kind, where, str(error), True, name))
     return None

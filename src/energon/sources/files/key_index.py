@@ -183,4 +183,4 @@ def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:
         if isinstance(dataset, Path):
             table = os.stat(part_table_path(dataset / shard))
             about.append(f"{table.st_size} {table.st_mtime_ns}")
-    return blake2b("\n".join(about).encode(), digest_size=16).hexdigest()
+    return blake2b(os.fsencode("\n".join(about)), digest_size=16).hexdigest()

@@ -20,11 +20,9 @@ from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadR
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
-from energon.io.address import is_remote
-from energon.io.backends.local import FilePool
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RangeFile, range_file
 from energon.messages import shell_word
 from energon.samples.crude import find_part
 from energon.sources.files.key_index import KeyIndex, shared_index
@@ -162,8 +160,7 @@ class SqliteLocator:
         self.dataset = dataset
         self.index = index
         self.shards = list(load_info(dataset).shard_counts)
-        self._pool = FilePool()
-        self._remote: dict[str, RemoteFile] = {}
+        self._files: dict[str, RangeFile] = {}
         self._readers = ThreadReaders(index)
         tables = self._readers.get().tables
         if "samples" not in tables:
@@ -233,9 +230,7 @@ class SqliteLocator:
     def file(self, shard: int) -> RangeFile:
         """Return an open shard."""
         path = os.fspath(self.dataset / self._shard(shard))
-        if not is_remote(path):
-            return self._pool.open(path)
-        return self._remote.get(path) or self._remote.setdefault(path, RemoteFile(path))
+        return self._files.get(path) or self._files.setdefault(path, range_file(path))
 
 
 class LazyLocator:

@@ -18,8 +18,8 @@ from energon.errors import ConfigError, DatasetNotFoundError, NoSuchFileError, S
 from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META
 from energon.io.address import is_remote, redact
-from energon.io.epath import EPath, any_path
-from energon.io.files import has_files, list_files, open_store
+from energon.io.epath import EPath, any_path, open_file
+from energon.io.files import has_files, list_files, open_store, read_bytes
 from energon.metadataset.document import Problems
 from energon.metadataset.recognition import dataset_kind
 from energon.samples.crude import SourceInfo
@@ -71,7 +71,7 @@ class SystemFileStore(FileStore[bytes]):
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         path = self._path(name)
         try:
-            return path.read_bytes(), self._source(name)
+            return read_bytes(path), self._source(name)
         except _MISSING as error:
             raise self._missing(name) from error
 
@@ -85,7 +85,7 @@ class SystemFileStore(FileStore[bytes]):
     def open(self, name: str) -> IO[bytes]:
         path = self._path(name)
         try:
-            file = cast(io.BufferedReader, path.open("rb"))
+            file = cast(io.BufferedReader, open_file(path))
         except _MISSING as error:
             raise self._missing(name) from error
         return StoreFile(file, self, name, is_remote=isinstance(path, EPath))

@@ -29,6 +29,7 @@ from energon.formats.meta.split import guess_splits, split_of_folders
 from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
+from energon.io.walk import folder_entries, is_hidden
 from energon.messages import warn_once
 from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.utf8 import decode_utf8
@@ -107,23 +108,16 @@ def _scan(root: str, noted: Mapping[str, ListedFolder]) -> Iterator[tuple[str, L
 
 
 def _look_into(folder: str, mtime_ns: int) -> ListedFolder:
-    folders, files = [], []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif entry.is_file():
-                files.append(ListedFile(entry.name, entry.stat().st_size))
-    return ListedFolder(mtime_ns, tuple(sorted(folders)), tuple(sorted(files)))
+    folders, others = folder_entries(folder)
+    files = [ListedFile(each.name, each.stat().st_size) for each in others if each.is_file()]
+    return ListedFolder(mtime_ns, tuple(folder.name for folder in folders), tuple(files))
 
 
 def _list_remote(address: str) -> dict[str, ListedFolder]:
     files: dict[str, list[ListedFile]] = {}
     for found in list_files(address):
         folder, _, name = found.key.rpartition("/")
-        if not any(step.startswith(".") for step in found.key.split("/")):
+        if not is_hidden(found.key):
             files.setdefault(folder, []).append(ListedFile(name, found.size, found.version))
     return {folder: ListedFolder(0, (), tuple(own)) for folder, own in files.items()}
 

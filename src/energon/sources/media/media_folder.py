@@ -21,6 +21,7 @@ from energon.io.epath import any_path
 from energon.io.files import open_store
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import span_buffer
+from energon.local_file import read_file
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import Extents, description, split_description
@@ -128,7 +129,7 @@ class MediaFolderSource(ItemSource):
         digest = blake2b(digest_size=8)
         for number in self.chosen.tolist():
             for name in self.media.parts[number].values():
-                digest.update(f"{name}\0{self.media.sizes[name].size}\0".encode())
+                digest.update(os.fsencode(f"{name}\0{self.media.sizes[name].size}\0"))
         return [digest.hexdigest(), self.media.classes]
 
     def items(self, numbers: Ints) -> list[Item]:
@@ -187,12 +188,11 @@ class MediaFolderSource(ItemSource):
     def _read_local(self, name: str) -> bytes:
         path = os.path.join(self.media.address, name)
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            return read_file(path)
         except OSError as error:
             raise ShardChangedError(
-                f"{path}: cannot be read ({error.strerror}), but existed when the folder was "
-                "listed; restore it, or start again without it"
+                f"{path}: cannot be read ({error.strerror or error}), but existed when the folder "
+                "was listed; restore it, or start again without it"
             ) from error
 
     def _remote(self, name: str) -> RemoteFile:
@@ -213,7 +213,7 @@ def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -
         if options.split is None:
             return np.arange(low, high)
         # Samples of a class are adjacent, and each split should have some of each class.
-        digests = [blake2b(key.encode(), digest_size=8).digest() for key in media.keys]
+        digests = [blake2b(os.fsencode(key), digest_size=8).digest() for key in media.keys]
         order = sorted(range(len(digests)), key=digests.__getitem__)
         return np.array(sorted(order[low:high]), np.int64)
     found = find_split(split_part, splits)

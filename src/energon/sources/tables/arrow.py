@@ -22,10 +22,11 @@ from energon.formats.json_text import parse_json
 from energon.formats.meta.split import find_split
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
-from energon.io.backends.local import OpenFile, local_error
+from energon.io.backends.local import local_error
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_bytes
-from energon.io.range_file import RangeFile
+from energon.io.range_file import RangeFile, range_file
+from energon.local_file import map_file
 from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import RowTable
@@ -101,7 +102,7 @@ class ArrowBatches(RowGroups):
 
     def range_file(self, number: int) -> RangeFile:
         """Return a file, open for reading ranges."""
-        return OpenFile(self.origin(number))
+        return range_file(self.origin(number))
 
 
 def _mapped(folder: str, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
@@ -111,7 +112,7 @@ def _mapped(folder: str, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     if not os.path.isfile(path):
         raise DatasetNotFoundError(f"{path} does not exist, but {STATE} in its folder lists it")
     try:
-        reader = pa.ipc.open_stream(pa.memory_map(path))
+        reader = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(map_file(path))))
         batches = list(reader)
         for batch in batches:
             batch.validate()

@@ -24,13 +24,13 @@ from energon.formats.meta.jsonl import (
     load_jsonl_index,
 )
 from energon.formats.seek_points import SeekPoints
-from energon.io.address import address_name, is_remote, redact
+from energon.io.address import address_name, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.local import OpenFile
-from energon.io.disk_cache import disk_cache, map_file
-from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.disk_cache import disk_cache
+from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_info
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RangeFile, range_file
+from energon.local_file import map_file
 from energon.messages import shell_word
 from energon.samples.crude import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
@@ -75,8 +75,7 @@ class JsonlFile:
     def file(self) -> RangeFile:
         """The file, open; if it is compressed, its content."""
         address = os.fspath(self.path)
-        remote = isinstance(self.path, EPath)
-        file = RemoteFile(address, info=self._about) if remote else OpenFile(address)
+        file = range_file(address, info=self._about)
         if self.points is None:
             return file
         return UnpackedFile(self._copy(self.points) if self.points.is_copy else file, self.points)
@@ -96,7 +95,7 @@ class JsonlFile:
                 f"{redact(address)}: {found}, had {points.packed_size} bytes when it was "
                 f"written; run `energon prepare {shell_word(self.path)}` again"
             )
-        return RemoteFile(address, info=about) if is_remote(address) else OpenFile(address)
+        return range_file(address, info=about)
 
     @cached_property
     def points(self) -> SeekPoints | None:

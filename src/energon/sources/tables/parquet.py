@@ -16,6 +16,7 @@ from energon.formats.meta.split import find_split, guess_splits
 from energon.formats.parquet import CardConfig
 from energon.io.address import redact
 from energon.io.epath import any_path
+from energon.io.files import is_pattern
 from energon.messages import counted
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
@@ -23,7 +24,7 @@ from energon.sources.decoded_blocks import SliceCost
 from energon.sources.kinds import description, split_description
 from energon.sources.reader import Submit
 from energon.sources.shard_samples import PartFilter
-from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles, is_pattern
+from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
 from energon.sources.tables.rows import RowSource

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
-from glob import glob, has_magic
 
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.meta.info import META
@@ -26,10 +23,19 @@ from energon.formats.parquet import (
 )
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.local import OpenFile
 from energon.io.disk_cache import disk_cache
-from energon.io.files import file_info, is_file, list_files, open_store, read_bytes, write_bytes
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.files import (
+    file_info,
+    is_file,
+    is_pattern,
+    list_files,
+    match_files,
+    open_store,
+    read_bytes,
+    write_bytes,
+)
+from energon.io.range_file import RangeFile, range_file
+from energon.io.walk import PathPattern
 from energon.utf8 import decode_utf8
 
 logger = logging.getLogger("energon")
@@ -65,10 +71,7 @@ class ParquetFiles:
     def open(self, found: ObjectInfo) -> RangeFile:
         """Return a file of `found`, open: its size and version are known from the listing."""
         address = self.path(found.key)
-        if not is_remote(address):
-            return OpenFile(address)
-        _, key = open_store(address)
-        return RemoteFile(address, info=found._replace(key=key))
+        return range_file(address, info=found._replace(key=open_store(address)[1]))
 
     def footers(self) -> list[ParquetFooter]:
         """Return the footers of all files, recorded earlier or read now.
@@ -98,16 +101,9 @@ class ParquetFiles:
 
     def matching(self, patterns: Sequence[str]) -> list[str]:
         """Return the names of files that match any of the patterns, or are in a matching folder."""
-        steps = [pattern.strip("/").split("/") for pattern in patterns]
+        own = [PathPattern(f"{each}{below}") for each in patterns for below in ("", "/**")]
         names = [found.key for found in self.found]
-        return [
-            name
-            for name in names
-            if any(
-                _matches(name.split("/"), each) or _matches(name.split("/"), [*each, "**", "*"])
-                for each in steps
-            )
-        ]
+        return [name for name in names if any(each.matches(name) for each in own)]
 
     def prepare(self) -> list[ParquetFooter]:
         """Record the footers of all files next to them, or else in the user's cache."""
@@ -193,13 +189,6 @@ class ParquetFiles:
         return join_address(self.folder, f"{META}/{FOOTERS}")
 
 
-def is_pattern(address: str) -> bool:
-    """Return whether an address is a pattern."""
-    if is_remote(address):
-        return "*" in address or "[" in address  # a question mark begins a query
-    return has_magic(address) and not os.path.exists(address)
-
-
 def version_of(found: ObjectInfo) -> str:
     """Return a value that changes with the content of a file."""
     mtime, version = str(found.mtime_ns), found.version
@@ -222,18 +211,8 @@ def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
         listed = list_files(address)
         is_noted = any(each.key == f"{META}/{FOOTERS}" for each in listed)
         return address, [each for each in listed if _is_data_file(each.key)], is_noted
-    folder, pattern = address, ""
-    while is_pattern(folder):
-        pattern = f"{address_name(folder)}/{pattern}".rstrip("/")
-        folder = parent_address(folder)
-    if not is_remote(address):
-        names = glob(pattern, root_dir=folder or ".", recursive=True)
-        paths = sorted(name for name in names if _is_data_file(name))
-        infos = [(name, file_info(join_address(folder, name))) for name in paths]
-        return folder, [info._replace(key=name) for name, info in infos if info is not None], False
-    found = [each for each in list_files(folder) if _is_data_file(each.key)]
-    steps = pattern.split("/")
-    return folder, [each for each in found if _matches(each.key.split("/"), steps)], False
+    folder, found = match_files(address)
+    return folder, [each for each in found if _is_data_file(each.key)], False
 
 
 def _is_data_file(name: str) -> bool:
@@ -242,11 +221,3 @@ def _is_data_file(name: str) -> bool:
     return steps[-1].endswith(PARQUET_SUFFIX) and not any(
         step.startswith((".", "_")) for step in steps
     )
-
-
-def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    if not pattern:
-        return not path
-    if pattern[0] == "**":
-        return any(_matches(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
-    return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

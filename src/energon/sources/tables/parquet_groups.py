@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData
 
-OPEN_PARQUET_FILES = 64
+KEPT_FOOTERS = 64
+"""Parsed footers that are kept: those of files with thousands of columns take megabytes."""
 
 
 _Place = tuple[int, tuple[str, ...]]
@@ -54,7 +55,7 @@ class ParquetGroups(RowGroups):
         super().__init__(files.folder, footers)
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
         self._decoded: DecodedBlocks[_Place, _DecodedGroup] = DecodedBlocks()
-        self._range_files: OrderedDict[int, RangeFile] = OrderedDict()
+        self._range_files: dict[int, RangeFile] = {}
 
     @cached_property
     def _listed(self) -> list[ObjectInfo]:
@@ -82,7 +83,7 @@ class ParquetGroups(RowGroups):
         if found is None:
             footer = self.footers[number].footer
             found = self._metadata[number] = parse_footer(footer, origin=self.origin(number))
-            if len(self._metadata) > OPEN_PARQUET_FILES:
+            if len(self._metadata) > KEPT_FOOTERS:
                 self._metadata.popitem(last=False)
         return found
 
@@ -136,8 +137,6 @@ class ParquetGroups(RowGroups):
         found = self._range_files.get(number)
         if found is None:
             found = self._range_files[number] = self.files.open(self._listed[number])
-            if len(self._range_files) > OPEN_PARQUET_FILES:
-                self._range_files.popitem(last=False)
         return found
 
     def _made(self, place: _Place) -> _DecodedGroup:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +14,12 @@ import numpy as np
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.tokens import DATA, TOKEN_INDEX, TokenIndex, token_prefix
-from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.address import address_name, join_address, redact
 from energon.io.backends.local import OpenFile, cut_off, local_error
-from energon.io.disk_cache import map_file
 from energon.io.epath import any_path
 from energon.io.files import file_info, list_files
-from energon.io.range_file import RangeFile, RemoteFile
+from energon.io.range_file import RangeFile, range_file
+from energon.local_file import map_file
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, Documents, Pieces
 from energon.sources.files.locate import local_copy
 from energon.sources.shards import MAX_SPAN_BYTES, read_spans, span_edges
@@ -57,7 +55,7 @@ class TokenFile:
         copy = local_copy(index)
         try:
             data = copy if isinstance(copy, bytes) else map_file(copy)
-        except PermissionError as error:
+        except OSError as error:
             raise local_error(str(copy), error) from error
         self.index = TokenIndex.parse(data, num_bytes=int(size or 0), origin=str(index))
         self._fetched: set[int] = set()
@@ -65,13 +63,12 @@ class TokenFile:
     @cached_property
     def file(self) -> RangeFile:
         """The open file of tokens."""
-        address = self.prefix + DATA
-        return RemoteFile(address) if is_remote(address) else OpenFile(address)
+        return range_file(self.prefix + DATA)
 
     @cached_property
     def mapped(self) -> memoryview:
         """All bytes of a local file, which are in memory as far as they have been checked."""
-        return memoryview(map_file(Path(self.prefix + DATA)))
+        return memoryview(map_file(self.prefix + DATA))
 
     def digest(self) -> list[Any]:
         """Return what distinguishes this version of the file, without reading all of it."""
@@ -103,7 +100,7 @@ class TokenFile:
         file = self.file
         order = np.argsort(low, kind="stable")
         if isinstance(file, OpenFile):
-            end = os.fstat(file.descriptor).st_size
+            end = file.size
             if high.max() > end:  # looking past the end of the mapping would be fatal
                 raise cut_off(file.path, end, int(low[order[-1]]), int(high.max() - low[order[-1]]))
             self._will_read(file, low[order], high[order])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, DatasetNotFoundError, SecurityError
 from energon.formats.meta.braces import expand_braces
 from energon.io.address import redact, scheme_of
+from energon.io.files import describe_missing, list_files, match_files
+from energon.io.walk import walk_files
 from energon.messages import list_names
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -149,10 +149,10 @@ def _listed(url: str) -> list[str]:
     if os.path.isdir(path):
         return _archives(path)
     if ("*" in path or "?" in path) and not os.path.exists(path):
-        paths = sorted(glob.glob(_with_plain_brackets(path), recursive=True))
-        if not paths:
+        folder, found = match_files(_with_plain_brackets(path))
+        if not found:
             raise DatasetNotFoundError(f"{url}: no file matches this pattern")
-        return paths
+        return [os.path.join(folder, each.key) for each in found]
     return [url]
 
 
@@ -170,8 +170,6 @@ def _is_remote_pattern(url: str) -> bool:
 
 def _remote_archives(pattern: str) -> list[str]:
     """Return the addresses of objects that match a pattern, or of the archives in a folder."""
-    from energon.io.files import describe_missing, list_files
-
     folder = pattern.partition("*")[0].rpartition("/")[0]
     files = list_files(folder)
     if not files:
@@ -190,11 +188,8 @@ def _remote_archives(pattern: str) -> list[str]:
 
 
 def _archives(folder: str) -> list[str]:
-    found = sorted(
-        str(path)
-        for path in Path(folder).rglob("*")
-        if path.name.endswith(ARCHIVES) and not path.name.startswith(".")
-    )
+    names = sorted(name for name, _ in walk_files(folder) if name.endswith(ARCHIVES))
+    found = [os.path.join(folder, name) for name in names]
     if not found:
         raise DatasetNotFoundError(
             f"{folder}: there are no archives ({', '.join(ARCHIVES)}) in this folder or below"

@@ -18,6 +18,7 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import StreamSample
 from energon.io.address import redact
+from energon.io.walk import walk_files
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
 
@@ -30,8 +31,7 @@ def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{redact(folder)}: no such folder; recipes are given with --recipe")
-    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    names = [str(file) for file in files if not any(part.startswith(".") for part in file.parts)]
+    names = [name for name, entry in walk_files(folder) if entry.is_file()]
     for name in sorted(names, key=lambda name: (split_name(name) or (name, ""), name)):
         yield name, str(root / name)
 

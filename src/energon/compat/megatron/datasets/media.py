@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from energon.errors import ConfigError
 from energon.formats.media import MediaMetadata
-from energon.io.epath import EPath, any_path
+from energon.io.epath import EPath, any_path, open_file
 from energon.prepare.engines import Engine
 from energon.prepare.media.prepare import prepare_media, prepare_remote_media
 from energon.prepare.media.probe import MediaFilter, probe_stream
@@ -73,7 +73,7 @@ class MediaFilterConfig:
             DecodeError: If the file is damaged.
         """
         if isinstance(source, Path | EPath):
-            with source.open("rb") as file:
+            with open_file(source) as file:
                 return self.extract_metadata(file, source.name)
         if filename is None:
             raise ConfigError("content without a name: pass filename= as well")

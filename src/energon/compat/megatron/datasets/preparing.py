@@ -20,6 +20,7 @@ from energon.formats.tables.part_table_file import open_part_table
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path
+from energon.local_file import open_binary
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
@@ -138,7 +139,7 @@ class PreparesShards:
             path: The shard.
             extract_keys: Parts whose content is included; it is None for all others.
         """
-        with Path(path).open("rb") as shard:
+        with open_binary(path) as shard:
             file = shard.fileno()
 
             def read(offset: int, size: int) -> bytes:
