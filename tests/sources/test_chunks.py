@@ -629,3 +629,11 @@ def test_images_of_every_mode_are_kept_and_decoded(tmp_path, mode):
         assert (np.asarray(kept) == np.asarray(image)).all()
     [batch] = get_train_dataset(folder, worker_config=config(), batch_size=1, repeat=False)
     assert batch["x"].shape == (1, 3, *reversed(image.size))
+
+
+def test_a_compression_that_cannot_be_read_is_reported_by_info(tmp_path):
+    shutil.copytree(DATA / "mds_zstd", tmp_path / "data")
+    edit(tmp_path / "data", lambda index: index["shards"][0].update(compression="br:11"))
+    result = run("info", tmp_path / "data")
+    assert result.exit_code != 0
+    assert "is compressed with 'br:11'; expected zstd, gz or bz2" in result.output

@@ -13,6 +13,7 @@ import numpy as np
 from energon.errors import ConfigError, FormatError
 from energon.formats.chunks.records import (
     ChunkFile,
+    check_compression,
     check_unpickling,
     decoded,
     decompress,
@@ -87,6 +88,8 @@ def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
             f"{origin}: has {about['format']} shards, expected mds; convert them to MDS"
         )
     compression = about["compression"]
+    if compression:
+        check_compression(compression, f"{origin}: {about['zip_data']['basename']}")
     file = about["zip_data"] if compression else about["raw_data"]
     hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(

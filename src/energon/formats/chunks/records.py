@@ -128,15 +128,20 @@ def decompress(data: bytes | memoryview, origin: object, compression: str) -> by
     name = compression.partition(":")[0]
     if name in ("zstd", "zstandard"):
         return _unpack_zstd(data, origin)
-    if name not in _UNPACK:
-        raise FormatError(
-            f"{origin}: is compressed with {compression!r}; expected zstd, gz or bz2, which can be "
-            "read without the library that wrote it"
-        )
+    check_compression(compression, origin)
     try:
         return _UNPACK[name](data)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise FormatError(f"{origin}: {error}") from error
+
+
+def check_compression(compression: str, origin: object) -> None:
+    """Raise FormatError unless data that are compressed in this way can be read."""
+    if compression.partition(":")[0] not in ("zstd", "zstandard", *_UNPACK):
+        raise FormatError(
+            f"{origin}: is compressed with {compression!r}; expected zstd, gz or bz2, which can be "
+            "read without the library that wrote it"
+        )
 
 
 _UNPACK: dict[str, Callable[[bytes | memoryview], bytes]] = {
