@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from energon import WorkerConfig, get_train_dataset, get_val_dataset
+from energon import (
+    DefaultTaskEncoder,
+    Quarantine,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
@@ -142,6 +148,77 @@ def test_loaders_and_prepare_take_a_file_and_a_folder(root, lists, name):
     assert load_split(root).exclude == ["shards/000.tar/s1"]
 
 
+def same_names(tmp_path):
+    """Two datasets in folders of the same name, with samples of the same shards and keys."""
+    return [make_captions(tmp_path / name / "ds", [2, 2, 1]) for name in ("a", "b")]
+
+
+class Fails(DefaultTaskEncoder):
+    """Fails at one sample of the dataset in folder a."""
+
+    def encode_sample(self, sample):
+        if sample.__key__ == "s1" and "/a/" in sample.__sources__[0].dataset_path:
+            raise ValueError("a bad sample")
+        return sample
+
+
+def captions_of(root, **settings):
+    read = get_val_dataset(root, worker_config=INLINE, batch_size=None, **settings)
+    return [int(sample.__key__[1:]) for sample in read]
+
+
+def test_a_sample_that_fails_is_excluded_of_its_own_dataset_only(tmp_path):
+    a, b = same_names(tmp_path)
+    folder = tmp_path / "failed"
+    handler = WorkerConfig(
+        rank=0,
+        world_size=1,
+        num_workers=0,
+        global_error_handler=Quarantine(folder, handler=lambda *_: None),
+    )
+    blend = tmp_path / "blend.yaml"
+    blend.write_text("splits: {val: {blend: [{path: a/ds}, {path: b/ds}]}}\n")
+    read = get_val_dataset(blend, worker_config=handler, batch_size=None, task_encoder=Fails())
+    assert len(list(read)) == 9
+    (file,) = folder.iterdir()
+    for place in (folder, file):
+        assert captions_of(blend, exclude_from=place) == [0, 2, 3, 4, 0, 1, 2, 3, 4]
+        assert captions_of(a, exclude_from=place) == [0, 2, 3, 4]
+        assert captions_of(b, exclude_from=place) == [0, 1, 2, 3, 4]
+        done = run("lint", blend, "--exclude-from", place, "--json", "--num-workers", "1")
+        assert json.loads(done.output)["samples"]["val"] == 9
+    for root in (a, b):
+        prepare(root, exclude_from=[folder])
+    assert [load_split(root).exclude for root in (a, b)] == [["shards/000.tar/s1"], []]
+
+
+def test_an_address_in_a_list_may_be_written_in_other_words(tmp_path):
+    a, _ = same_names(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for address in (f"file://{a}/", f"{tmp_path}/b/../a/ds", f"{tmp_path}/link/ds"):
+        entry = {"dataset": address, "shard": "shards/000.tar", "key": "s1"}
+        (tmp_path / "bad.jsonl").write_text(json.dumps(entry))
+        assert captions_of(a, exclude_from=tmp_path / "bad.jsonl") == [0, 2, 3, 4]
+
+
+def test_a_list_for_a_dataset_that_was_elsewhere_is_a_warning(tmp_path, caplog):
+    a, _ = same_names(tmp_path)
+    entry = {"dataset": "s3://far/ds", "shard": "shards/000.tar", "key": "s1"}
+    (tmp_path / "ds.jsonl").write_text(json.dumps(entry))
+    assert captions_of(a, exclude_from=tmp_path) == [0, 1, 2, 3, 4]
+    assert f"lists samples of 's3://far/ds', so no sample of {a} is skipped" in caplog.text
+
+
+def test_lines_without_a_dataset_in_a_folder_must_not_be_ambiguous(tmp_path):
+    same_names(tmp_path)
+    (tmp_path / "ds.jsonl").write_text("shards/000.tar/s1\n")
+    blend = tmp_path / "blend.yaml"
+    blend.write_text("splits: {val: {blend: [{path: a/ds}, {path: b/ds}]}}\n")
+    assert captions_of(tmp_path / "a/ds", exclude_from=tmp_path) == [0, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"ds\.jsonl has lines that do not name a dataset, and"):
+        captions_of(blend, exclude_from=tmp_path)
+
+
 def test_a_folder_without_a_list_for_the_dataset_excludes_nothing(root, lists, caplog):
     caplog.set_level("INFO", "energon")
     (lists / "ds.jsonl").rename(lists / "other.jsonl")
@@ -163,7 +240,7 @@ def test_a_file_does_not_say_which_of_several_datasets_it_is_for(root, lists, tm
     arguments = {"worker_config": INLINE, "batch_size": None, "exclude_from": lists / "ds.jsonl"}
     blend.write_text("splits: {val: {path: ds}, train: {blend: [{path: ds}, {path: other}]}}\n")
     assert len(list(get_val_dataset(blend, **arguments))) == 4
-    with pytest.raises(ConfigError, match=r"lists samples of one dataset, and there are 2: .*ds"):
+    with pytest.raises(ConfigError, match=r"that do not name a dataset, and there are 2: .*ds"):
         get_train_dataset(blend, **arguments)
 
 

@@ -10,7 +10,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.verify.quarantine import load_quarantine, write_quarantine
+from energon.prepare.verify.quarantine import QuarantineEntry, load_quarantine, write_quarantine
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 
@@ -18,18 +18,31 @@ ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 names = st.text("ab{},.\\ 0é/", min_size=1, max_size=10).map(lambda text: f"x{text}x")
 
 
-@given(st.lists(st.tuples(names, st.none() | names, st.text(max_size=5)), max_size=6))
+@given(
+    st.lists(
+        st.builds(
+            QuarantineEntry,
+            st.sampled_from(["", "/data/x", "s3://bucket/x"]),
+            names,
+            st.none() | names,
+            st.text(max_size=5),
+        ),
+        max_size=6,
+    )
+)
 def test_entries_come_back_and_stand_for_themselves(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("q") / "q.jsonl"
     write_quarantine(path, entries)
-    wanted = [shard if key is None else f"{shard}/{key}" for shard, key, _ in entries]
-    assert [expand_braces(entry) for entry in load_quarantine(path)] == [[w] for w in wanted]
+    assert load_quarantine(path) == entries
+    for entry in entries:
+        name = entry.shard if entry.key is None else f"{entry.shard}/{entry.key}"
+        assert expand_braces(entry.excluded) == [name]
 
 
 def test_lines_of_text_and_json_may_be_mixed(tmp_path):
     path = tmp_path / "q.txt"
     path.write_text('# why\n\na.tar/k1\nb.tar\n{"shard": "c.tar", "key": "k", "why": "x"}\n')
-    assert load_quarantine(path) == ["a.tar/k1", "b.tar", "c.tar/k"]
+    assert [each.excluded for each in load_quarantine(path)] == ["a.tar/k1", "b.tar", "c.tar/k"]
 
 
 @pytest.mark.parametrize("line", ["{", '{"key": "a"}', '{"shard": 3, "key": []}'])

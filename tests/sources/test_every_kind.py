@@ -83,6 +83,7 @@ from energon.errors import EnergonError, FormatError, NoSuchFileError
 from energon.formats import seek_points
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.resolve import resolve
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import get_source_info, key_of
@@ -90,6 +91,7 @@ from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named
 from energon.sources.tokens.kind import TokenSource
+from energon.stages.hooks.quarantine import quarantine_file
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.kind_checks import check_kind, plain
@@ -350,6 +352,31 @@ def test_samples_in_quarantine_are_excluded(entry, tmp_path):
     assert keys(Cooking(), exclude_from=folder) == left
 
 
+def opened(entry, folder, *, subset=None, exclude=()):
+    node = {**entry, "subset": {"range": subset}} if subset else entry
+    leaf = resolve(document(folder, node), split_part="train", training=True).leaves[0]
+    kind = kind_named(leaf.kind)
+    return kind.open(leaf, kind.config(leaf), exclude=exclude)
+
+
+def keys_of(source):
+    return source.keys(np.arange(len(source)))
+
+
+def test_excluded_samples_move_no_other_into_or_out_of_a_subset(entry, tmp_path):
+    del entry["kind"]
+    every = keys_of(opened(entry, tmp_path))
+    count, rng = len(every), np.random.default_rng(3)
+    for subset in ([0, count], [1, "end"], [2, count - 1], ["0%", "50%"], ["50%", "100%"]):
+        inside = keys_of(opened(entry, tmp_path, subset=subset))
+        for excluded in ([every[0]], [inside[-1]], list(rng.choice(every, count // 3, False))):
+            source = opened(entry, tmp_path, subset=subset, exclude=excluded)
+            assert keys_of(source) == [key for key in inside if key not in excluded]
+            whole, numbers = source.unexcluded
+            assert keys_of(whole) == inside
+            assert {inside[n] for n in numbers} == {*inside} & {*excluded}
+
+
 def test_unknown_options_are_refused_with_the_known_ones(entry, tmp_path):
     del entry["kind"]
     kind = kind_named(dataset_kind(entry["path"]))
@@ -406,6 +433,22 @@ def test_it_is_joined_with_tar_shards_by_key(entry, tmp_path):
             assert plain(pair.first)["__key__"] == plain(pair.second)["__key__"] == pair.__key__
             shard = pair.second if members is content["join"] else pair.first
             assert shard["txt"] == pair.__key__
+    (tmp_path / "lists").mkdir()
+    key = pairs[0].__key__
+    for member in (entry, {"path": str(tmp_path / "tars")}):
+        source = opened(member, tmp_path)
+        file = quarantine_file(tmp_path / "lists", member["path"])
+        shard = source.locate(source.find(key)[0]).shard
+        file.write_text(json.dumps({"shard": shard, "key": key}))
+        left = get_train_dataset(
+            document(tmp_path, content),
+            worker_config=config(),
+            batch_size=None,
+            repeat=False,
+            exclude_from=tmp_path / "lists",
+        )
+        assert {pair.__key__ for pair in left} == {pair.__key__ for pair in pairs} - {key}
+        file.unlink()
 
 
 @pytest.mark.slow  # many processes

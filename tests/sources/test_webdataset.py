@@ -26,6 +26,7 @@ from energon.errors import (
 )
 from energon.formats.meta import yaml
 from energon.formats.meta.yaml_writer import dump_yaml
+from energon.plan.leaves.subset import resolve_range
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
 from energon.sources.reader import LazyKeys
@@ -314,17 +315,54 @@ def test_excluded_shards_and_samples_have_no_number(crude, caplog):
         leave_out(crude, [])
 
 
-def test_percentages_are_of_what_is_left_after_excludes(crude):
-    leave_out(crude, ["001.tar", "000.tar/s0"])
-    try:
-        assert keys(WebdatasetSource(crude, subsets=[("50%", "100%")])) == [
-            "s8",
-            "s9",
-            "s10",
-            "s11",
-        ]
-    finally:
-        leave_out(crude, [])
+@given(
+    st.sets(st.sampled_from(["000.tar", "001.tar", "002.tar"]), max_size=2),
+    st.sets(st.integers(0, 11)),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),
+    st.booleans(),
+)
+def test_excluded_samples_move_no_other_into_or_out_of_a_subset(
+    crude, shards, numbers, bounds, in_percent
+):
+    entries = [f"{shard_of(n)}/s{n}" for n in numbers] + list(shards)
+    if in_percent:
+        bounds = [f"{8 * n}%" for n in bounds]
+    start, stop = resolve_range(12, [bounds])
+    left = [f"s{n}" for n in range(start, stop) if n not in numbers and shard_of(n) not in shards]
+    if not left:
+        with pytest.raises(EmptyDatasetError):
+            WebdatasetSource(crude, subsets=[bounds], exclude=entries)
+        return
+    source = WebdatasetSource(crude, subsets=[bounds], exclude=entries)
+    assert keys(source) == left
+    whole, excluded = source.unexcluded
+    every = keys(whole)
+    assert every == [f"s{n}" for n in range(start, stop)]
+    assert [key for n, key in enumerate(every) if n not in excluded] == left
+
+
+def shard_of(number):
+    """The shard of a sample of `crude`."""
+    return next(f"00{n}.tar" for n, end in enumerate((4, 7, 12)) if number < end)
+
+
+def test_many_entries_that_match_nothing_are_one_warning(crude, caplog):
+    entries = [f"000.tar/{n}" for n in range(2000)] + [f"x{n}.tar" for n in range(2000)]
+    assert len(WebdatasetSource(crude, exclude=entries)) == 12
+    shards, samples = caplog.messages
+    assert "'x0.tar' is excluded, but matches no shard" in shards
+    assert samples.startswith(f"{crude}: 000.tar/0 is excluded, but does not exist; 000.tar/1 is")
+    assert shards.endswith("; and 1997 more")
+    assert samples.endswith("; and 1997 more")
+    assert len(samples) < 500
+
+
+def test_an_excluded_shard_that_is_lost_is_no_part_of_the_whole_split(tmp_path):
+    root = make_crude(tmp_path / "d", [2, 3, 4])
+    (root / "001.tar").unlink()
+    whole, excluded = WebdatasetSource(root, exclude=["001.tar", "002.tar/s5"]).unexcluded
+    assert whole.shards == ["000.tar", "002.tar"]
+    assert (keys(whole)[int(excluded[0])], len(excluded)) == ("s5", 1)
 
 
 def test_subsets_narrow_one_another(crude):

@@ -109,7 +109,8 @@ def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
         batches = list(loader)
     assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
     assert "lane 0 row 7 killed 3 workers and is skipped" in caplog.text
-    assert "add the line 001.tar/s7 to a file and pass that file as exclude_from" in caplog.text
+    line = json.dumps({"dataset": str(root), "shard": "001.tar", "key": "s7"})
+    assert f"add the line {line} to a file and pass that file as exclude_from" in caplog.text
     deaths = [text for text in caplog.messages if "exited with code 1" in text]
     assert f"sample 's7' of {root} (number 7; 001.tar at byte" in deaths[0]
 

@@ -9,6 +9,7 @@ import stat
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energon import (
@@ -183,6 +184,63 @@ def test_samples_without_a_match_are_skipped_or_none(root, nonmatch, wanted):
     assert pairs(val(path)) == wanted
 
 
+LISTS = {
+    "sample of the first": ("captions", ["shards/000.tar/s1"], {1}),
+    "sample of the second": ("texts", ["0.tar/s18"], {18}),
+    "shard of the first": ("captions", ["shards/001.tar"], set(range(5, 12))),
+    "shard of the second": ("texts", ["1.tar", "4.tar/s0"], {12, 13, 14, 15, 0}),
+}
+
+
+@pytest.mark.parametrize("nonmatch", ["error", "skip", "none"])
+@pytest.mark.parametrize(("dataset", "entries", "numbers"), LISTS.values(), ids=list(LISTS))
+def test_a_joined_sample_is_excluded_with_any_of_its_parts(
+    root, dataset, entries, numbers, nonmatch
+):
+    path = document(root, f"[{{path: captions}}, {{path: texts, nonmatch: {nonmatch}}}]")
+    lists = root / "lists"
+    lists.mkdir()
+    (lists / f"{dataset}.jsonl").write_text("\n".join(entries))
+    assert pairs(val(path)) == expected(range(20))
+    before = cached(root)
+    left = expected(n for n in range(20) if n not in numbers)
+    assert pairs(val(path, exclude_from=lists)) == left
+    path.write_text(path.read_text() + "    subset: {range: [0, 10]}\n")
+    in_subset = expected(n for n in range(10) if n not in numbers)
+    assert pairs(val(path, exclude_from=lists)) == in_subset
+    prepare_dataset(root / dataset, split_parts=["train:.*", "val:.*"], exclude_from=[lists])
+    assert pairs(val(path)) == in_subset
+    assert cached(root) == before or dataset == "nothing"
+
+
+def test_a_joined_sample_is_found_among_those_that_are_left(root):
+    (root / "texts.jsonl").write_text("4.tar/s2\n0.tar/s18\n")
+    read = get_val_datasets(
+        document(root, "[{path: captions}, {path: texts}]"),
+        worker_config=config(),
+        batch_size=None,
+        exclude_from=root,
+        task_encoder=Plain(),
+        allow=("code",),
+    )
+    ((_, leaf),) = read
+    source = leaf.source
+    assert len(source) == 18
+    keys = source.keys(np.arange(18))
+    assert keys == [source.locate(n).key for n in range(18)]
+    assert [source.find(f"s{n}") for n in (1, 2, 3, 19)] == [[1], [], [2], [17]]
+    assert [each.path.name for each, _ in source.origins(2)] == ["captions", "texts"]
+    rows = sorted(row for extents in source.extents(np.arange(18)) for row in extents.places)
+    assert rows == sorted([*range(18), *range(18)])
+
+
+def test_a_join_of_which_all_samples_are_excluded_is_an_error(root):
+    (root / "texts.jsonl").write_text("".join(f"{19 // 4 - n // 4}.tar/s{n}\n" for n in range(9)))
+    path = document(root, "[{path: captions}, {path: texts}]", extra="subset: {range: [0, 9]}")
+    with pytest.raises(EmptyDatasetError, match="the exclusion of 9 samples leaves none"):
+        val(path, exclude_from=root)
+
+
 def test_a_row_of_a_join_is_described_by_all_its_samples(root):
     dataset = get_val_dataset(
         document(root, "[{path: captions}, {path: texts}]"),
@@ -194,7 +252,11 @@ def test_a_row_of_a_join_is_described_by_all_its_samples(root):
     text = dataset.describe_row(0, 1, 6)
     assert f"sample 's6' of {root / 'captions'}" in text
     assert f"sample 's6' of {root / 'texts'}" in text
-    assert dataset.quarantine_entry(0, 1, 6) == "shards/001.tar/s6"
+    assert json.loads(dataset.quarantine_entry(0, 1, 6)) == {
+        "dataset": str(root / "captions"),
+        "shard": "shards/001.tar",
+        "key": "s6",
+    }
 
 
 def test_a_join_of_one_dataset_gives_its_samples_to_the_joiner(root):
@@ -310,12 +372,12 @@ def test_the_index_is_built_once_and_again_when_anything_changes(root):
     assert len(seen) == 2
     split = root / "texts/.nv-meta/split.yaml"
     split.write_text(split.read_text().replace("exclude: []", "exclude: [0.tar/s19]"))
-    assert pairs(val(path))[19] == ("s19", "caption 19", None)
-    assert len(cached(root)) == 3
+    assert pairs(val(path)) == expected(range(19))
+    assert len(cached(root)) == 2
     shutil.rmtree(root / "texts")
     make_texts(root / "texts", range(20), per_shard=7)
     assert pairs(val(path)) == expected(range(20))
-    assert len(cached(root)) == 4
+    assert len(cached(root)) == 3
 
 
 def test_a_damaged_index_is_built_again(root, caplog):

@@ -38,12 +38,12 @@ from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.verify.quarantine import write_quarantine
+from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write_quarantine
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
 from energon.stages.hooks.quarantine import quarantine_file
-from energon.task_encoder.leaves import OpenedLeaf, check_exclude_from, open_leaves, open_members
+from energon.task_encoder.leaves import OpenedLeaf, find_exclusions, open_leaves, open_members
 from energon.task_encoder.open_join import check_join, find_joiner
 
 NOT_TRAINED = ("val", "test")
@@ -192,11 +192,10 @@ def lint_dataset(
     mix = _mix_problems(path, found, find, allow)
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
     report.findings += _exclude_problems(found)
-    if exclude_from is not None:
-        leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
-        check_exclude_from(leaves, exclude_from)
+    leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
+    exclusions = find_exclusions(leaves, exclude_from)
     with _hide_warnings_of(report.findings):
-        work, empty = _work(found, report, max_samples, exclude_from, tuple(allow))
+        work, empty = _work(found, report, max_samples, exclusions, tuple(allow))
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
@@ -246,7 +245,7 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
         StorageError: If a file cannot be written.
     """
     path = local_path(path)
-    by_file: dict[Path, dict[tuple[str, str | None], str]] = {}
+    by_file: dict[Path, dict[tuple[str, str, str | None], str]] = {}
     if report.kind != "metadataset":
         by_file[Path(path)] = {}
     for each in report.findings:
@@ -254,7 +253,9 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
             file = Path(path)
             if report.kind == "metadataset":
                 file = quarantine_file(path, each.dataset)
-            by_file.setdefault(file, {}).setdefault((each.shard, each.key), each.reason)
+            by_file.setdefault(file, {}).setdefault(
+                (each.dataset, each.shard, each.key), each.reason
+            )
     for file, entries in by_file.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -262,14 +263,14 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
             raise ConfigError(
                 f"{file.parent}: cannot write lists of samples here: {error}"
             ) from error
-        write_quarantine(file, [(*place, reason) for place, reason in entries.items()])
+        write_quarantine(file, [QuarantineEntry(*place, why) for place, why in entries.items()])
 
 
 def _work(
     found: FoundLeaves,
     report: LintReport,
     max_samples: int | None,
-    exclude_from: str | os.PathLike[str] | None,
+    exclusions: Exclusions | None,
     allow: tuple[str, ...],
 ) -> tuple[list[tuple[str, IsolatedCall]], list[Finding]]:
     """Return splits and what is to be looked at in them, and which have no samples left."""
@@ -279,7 +280,7 @@ def _work(
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
-                opened = open_leaves([leaf], None, exclude_from, allow=allow)[0]
+                opened = open_leaves([leaf], None, exclusions, allow=allow)[0]
             except EnergonError as error:
                 # A dataset may have splits that list nothing, but no metadataset may refer to them.
                 on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"

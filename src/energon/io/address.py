@@ -173,6 +173,24 @@ def shown_address(address: str | os.PathLike[str]) -> str:
     return redact(text) if scheme_of(text) else os.path.abspath(text)
 
 
+def same_dataset(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Return whether two addresses, shown or not, lead to the same place.
+
+    Example:
+        >>> same_dataset("/data/x/", "file:///data/y/../x"), same_dataset("/a/x", "/b/x")
+        (True, False)
+    """
+    return os.fspath(one) == os.fspath(other) or _canonical(one) == _canonical(other)
+
+
+def _canonical(address: str | os.PathLike[str]) -> str:
+    text = os.fspath(address)
+    try:
+        return os.path.realpath(local_path(text))
+    except ConfigError:  # remote
+        return redact(text).rstrip("/")
+
+
 def _dss_path(address: str) -> str:
     dataset, _, rest = address[len("dss://") :].partition("/")
     name, at, version = dataset.partition("@")

@@ -41,7 +41,6 @@ from energon.prepare.splits import (
     split_dataset,
 )
 from energon.prepare.verify.duplicates import check_unique
-from energon.prepare.verify.quarantine import quarantine_files
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
@@ -173,17 +172,16 @@ def prepare_shards(
     indexing: Indexing,
 ) -> DatasetInfo:
     """Do what `prepare_dataset` does, whose arguments say how to split, describe and index."""
-    address = str(dataset.resolve())
-    lists = [file for place in split.exclude_from for file in quarantine_files(place, address)]
-    split = replace(split, exclude_from=lists)
+    excluded = split.excluded_of(os.path.abspath(dataset))
     found = find_shards(dataset)
     shards = without_shards(found, exclude)
     split.check(shards)
-    check_excluded(dataset, split, present_split(dataset), found)
+    check_excluded(dataset, excluded, present_split(dataset), found)
     field_map = FieldMap.parse(description.field_map or {})
 
     def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-        yield "split.yaml", split_dataset(info, split, present_split(dataset)).to_yaml()
+        present = present_split(dataset)
+        yield "split.yaml", split_dataset(info, split, present, excluded).to_yaml()
         yield from description.documents()
 
     def check(parts: frozenset[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from energon.errors import ConfigError, EnergonError
@@ -17,7 +18,7 @@ from energon.formats.meta.braces import escape_braces, expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.split import Split, describe_unmatched, excludes_any, load_split
 from energon.messages import counted
-from energon.prepare.verify.quarantine import load_quarantine
+from energon.prepare.verify.quarantine import Exclusions
 
 T = TypeVar("T")
 DEFAULT_NAMES = ("train", "val", "test")
@@ -219,24 +220,37 @@ class SplitRequest:
         """Check the request against the shards before anything is written.
 
         Raises:
-            ConfigError: If a pattern matches none of them, or a quarantine file is invalid.
+            ConfigError: If a pattern matches none of them.
         """
         if self.parts:
             split_by_pattern(shards, self.parts)
         if self.by_folder:
             split_by_folder(shards)
-        for path in self.exclude_from:
-            load_quarantine(path)
+
+    def excluded_of(self, dataset: str) -> dict[str, list[str]]:
+        """Return what the quarantine files exclude of a dataset, by file.
+
+        Raises:
+            ConfigError: If a file is invalid.
+            DatasetNotFoundError: If there is no such file or folder.
+        """
+        found: dict[str, list[str]] = {}
+        for where in self.exclude_from:
+            found |= Exclusions(where, [dataset]).of(dataset)
+        return found
 
 
 def check_excluded(
-    dataset: Path, request: SplitRequest, present: Split | None, shards: Sequence[str]
+    dataset: Path,
+    excluded: Mapping[str, Sequence[str]],
+    present: Split | None,
+    shards: Sequence[str],
 ) -> None:
     """Check that excluded shards exist, or did when the dataset was last prepared.
 
     Args:
         dataset: The folder.
-        request: How to split it.
+        excluded: What quarantine files exclude, by file.
         present: Its current splits.
         shards: All shards on disk.
 
@@ -248,15 +262,19 @@ def check_excluded(
     except EnergonError:
         known = set(shards)
     lists = [] if present is None else [(present.origin, present.exclude)]
-    lists += [(str(path), load_quarantine(path)) for path in request.exclude_from]
-    for origin, entries in lists:
+    for origin, entries in [*lists, *excluded.items()]:
         unmatched = describe_unmatched(entries, known)
         if unmatched:
             more = f" ({len(unmatched)} such entries)" if len(unmatched) > 1 else ""
             raise ConfigError(f"{origin}: {unmatched[0]}{more}; correct the entry, or delete it")
 
 
-def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | None) -> Split:
+def split_dataset(
+    info: DatasetInfo,
+    request: SplitRequest,
+    present: Split | None,
+    excluded: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Split:
     """Return the splits of a dataset. Current exclusions are kept.
 
     Entries for shards that the dataset no longer has are dropped.
@@ -265,11 +283,12 @@ def split_dataset(info: DatasetInfo, request: SplitRequest, present: Split | Non
         info: Its shards.
         request: How to split it.
         present: Its current splits, if any.
+        excluded: What quarantine files exclude, by file.
     """
     shards = list(info.shard_counts)
     exclude = dict.fromkeys(() if present is None else present.exclude)
-    for path in request.exclude_from:
-        exclude |= dict.fromkeys(load_quarantine(path))
+    for entries in excluded.values():
+        exclude |= dict.fromkeys(entries)
     exclude = {entry: None for entry in exclude if excludes_any(entry, info.shard_counts)}
     if request.parts:
         by_name = split_by_pattern(shards, request.parts)

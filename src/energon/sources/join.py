@@ -19,13 +19,32 @@ from energon.formats.tables.join_index import (
     table_hashes,
 )
 from energon.io.epath import AnyPath
-from energon.plan.leaves.subset import exclude_indices, resolve_range
+from energon.messages import counted
+from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import JOINED, CrudeSample
-from energon.sources.kinds import Extents, Location, Source, content_fingerprint, restore_keys_of
+from energon.sources.kinds import (
+    Extents,
+    Location,
+    Source,
+    SplitSource,
+    content_fingerprint,
+    restore_keys_of,
+)
 from energon.sources.webdataset import WebdatasetSource
 
 HASHED_KEYS = 1 << 16
 """Keys of a source without shards that are hashed at once."""
+
+
+def unexcluded(source: Source) -> tuple[Source, Ints]:
+    """Return a source with all its samples, and the numbers of the excluded ones in it.
+
+    Joins match all samples, and leave out those of which a part is excluded. So exclusions change
+    neither the index of a join nor the bounds of its subset, and do not count as missing.
+    """
+    if isinstance(source, SplitSource):
+        return source.unexcluded
+    return source, np.empty(0, np.int64)
 
 
 def hashed_keys(source: Source) -> list[Callable[[], tuple[Hashes, Ints]]]:
@@ -58,8 +77,9 @@ class JoinedSource:
     the samples of all sources in `__joined__`.
 
     Args:
-        members: The sources; the first has a sample for each row.
-        index: Which of their samples belong together.
+        members: The sources; the first has a sample for each row. Samples that one of them
+            excludes are excluded from the join.
+        index: Which of their samples belong together, excluded or not.
         digest: Identifies the index; equal for equal content.
         subsets: Ranges that narrow the join, see `energon.plan.leaves.subset`.
         subflavors: The `__subflavors__` of each source's samples, besides those of all.
@@ -77,19 +97,27 @@ class JoinedSource:
         subsets: Sequence[Any] = (),
         subflavors: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.members = tuple(members)
+        pairs = list(map(unexcluded, members))
+        self.members = tuple(member for member, _ in pairs)
         self.index = index
         self.digest = digest
         self.subflavors = tuple(subflavors or repeat({}, len(members)))
         self.start, self.stop = resolve_range(index.num_rows, subsets)
-        if self.start >= self.stop:
+        rows = [index.rows_with(number, excluded) for number, (_, excluded) in enumerate(pairs)]
+        excluded = np.unique(np.concatenate(rows))
+        # Numbered from the beginning of the subset.
+        self.excluded = excluded[(excluded >= self.start) & (excluded < self.stop)] - self.start
+        if not len(self):
+            also = ""
+            if len(self.excluded):
+                also = f" and the exclusion of {counted(len(self.excluded), 'sample')}"
             raise EmptyDatasetError(
                 f"{self.path}: the join has {index.num_rows} samples, of which the subset "
-                f"[{self.start}, {self.stop}) leaves none"
+                f"[{self.start}, {self.stop}){also} leaves none"
             )
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return self.stop - self.start - len(self.excluded)
 
     @property
     def path(self) -> AnyPath:
@@ -123,6 +151,8 @@ class JoinedSource:
             self.digest,
             [self.start, self.stop],
         ]
+        if len(self.excluded):
+            content.append(self.excluded.tolist())
         return content_fingerprint(len(self), content)
 
     def read(
@@ -172,7 +202,7 @@ class JoinedSource:
         return self.members[0].keys(self.index.ordinals(0, self._rows(ordinals)))
 
     def find(self, key: str) -> list[int]:
-        numbers = self.index.ordinals(0, np.arange(self.start, self.stop))
+        numbers = self.index.ordinals(0, self._rows(np.arange(len(self))))
         matches = self.members[0].find(key)
         return [int(place) for match in matches for place in np.flatnonzero(numbers == match)]
 
@@ -190,6 +220,8 @@ class JoinedSource:
             raise IndexError(
                 f"{self.path}: the join has samples 0 to {len(self) - 1}, not {outside[0]}"
             )
+        if len(self.excluded):
+            ordinals = include_ordinals(ordinals, self.excluded)
         return ordinals + self.start
 
     def _read_member(

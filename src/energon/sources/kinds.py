@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
@@ -198,10 +199,32 @@ class SplitSource(SingleSource):
     Attributes:
         split_part: The split.
         excluded: The places of excluded samples in it, ascending; the others are numbered.
+        places: The first place in the split that belongs to the subset, and the one after the
+            last. Excluded samples have a place, so that excluding one never moves the others to
+            another subset.
     """
 
     split_part: str
     excluded: Ints
+    places: tuple[int, int]
+
+    @cached_property
+    def unexcluded(self) -> tuple[Source, Ints]:
+        """The source with all samples of the subset, and the numbers of the excluded ones in it."""
+        if not len(self.excluded):
+            return cast("Source", self), self.excluded
+        return cast("Source", self._unexcluded_copy()), self._in_subset(self.excluded)
+
+    def _unexcluded_copy(self) -> Self:
+        source = copy(self)
+        source.excluded = np.empty(0, np.int64)
+        source.start, source.stop = self.places
+        return source
+
+    def _in_subset(self, places: Ints) -> Ints:
+        """Return the numbers of some places of the split in the subset, without those outside."""
+        low, high = self.places
+        return places[(places >= low) & (places < high)] - low
 
 
 class DatasetKind:

@@ -13,7 +13,7 @@ from energon.errors import EmptyDatasetError
 from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
-from energon.plan.leaves.subset import resolve_range
+from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.kinds import SplitSource, restore_keys_of
 from energon.sources.webdataset import included, places_of
@@ -46,9 +46,10 @@ class NumberedSource(SplitSource, ABC):
         self.path = path
         self.split_part = split_part
         self.first, self.last = bounds
-        places = {place for entry in exclude for place in self._places_listed(entry)}
-        self.excluded = np.array(sorted(places), np.int64)
-        self.start, self.stop = resolve_range(self.last - self.first - len(places), subsets)
+        excluded = {place for entry in exclude for place in self._places_listed(entry)}
+        self.excluded = np.array(sorted(excluded), np.int64)
+        self.places = resolve_range(self.last - self.first, subsets)
+        self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(f"{path}: {self._why_empty()}")
 

@@ -44,7 +44,9 @@ class LocatedSource(SourceInfo):
     @property
     def quarantine_entry(self) -> str:
         """The line of a quarantine file that excludes it."""
-        return f"{self.shard_name}/{self.key}"
+        from energon.stages.hooks.quarantine import quarantine_line
+
+        return quarantine_line(self.dataset_path, self.shard_name, self.key)
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
-from typing import Any
+from itertools import chain, compress, islice, pairwise
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, EmptyDatasetError, ObjectChangedError
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import Split, load_split
 from energon.io.address import is_remote
-from energon.io.epath import any_path
+from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
@@ -29,6 +31,7 @@ from energon.samples.crude import CrudeSample
 from energon.sources.kinds import (
     Extents,
     Location,
+    Source,
     SplitSource,
     content_fingerprint,
     restore_keys_of,
@@ -87,28 +90,22 @@ class WebdatasetSource(SplitSource):
     ) -> None:
         self.path = any_path(path)
         self.is_remote = is_remote(self.path)  # known before lanes ask for it
-        self._paths: dict[int, str] = {}
         self.split_part = split_part
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
         counts = load_info(self.path, allow).shard_counts
         split = load_split(self.path, split_config, allow)
         split = replace(split, exclude=[*split.exclude, *exclude])
-        for line in split.unmatched(counts):
-            warn_once(logger, f"{self.path}: {line}", "%s: %s", self.path, line)
-        self.shards = self._shards_of(split, counts)
-        self._counts = [counts[shard] for shard in self.shards]
-        ranges = [
-            split.sample_range(split_part, shard, count)
-            for shard, count in zip(self.shards, self._counts, strict=True)
-        ]
-        edges = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-        # Number of the first sample of each shard that belongs to the split, mostly 0.
-        self.firsts = edges[:, 0]
-        self.bounds = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
+        warn_unmatched(self.path, split.unmatched(counts))
+        listed, kept = self._shards_of(split, counts)
+        self._listed = _Layout.of(split, split_part, listed, counts)
+        self._is_kept = np.array([shard in kept for shard in listed], bool)
+        self._lay_out(self._listed.only(self._is_kept))
         self._pool = ShardPool() if pool is None else pool
         self.excluded = self._find_excluded(split.excluded_samples)
-        num_included = int(self.bounds[-1]) - len(self.excluded)
-        self.start, self.stop = resolve_range(num_included, subsets)
+        self._range = resolve_range(int(self._listed.bounds[-1]), subsets)
+        low, high = self._listed.before(np.array(self._range), self._is_kept).tolist()
+        self.places = low, high
+        self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(
                 f"{self.path}: split {split_part!r} has no samples: "
@@ -117,10 +114,13 @@ class WebdatasetSource(SplitSource):
                 f"shards in .nv-meta/{split_config}, or remove the dataset"
             )
 
-    def _shards_of(self, split: Split, counts: Mapping[str, int]) -> list[str]:
-        """Return the shards to read, all of which are in the index."""
+    def _shards_of(
+        self, split: Split, counts: Mapping[str, int]
+    ) -> tuple[list[str], Collection[str]]:
+        """Return the shards of the split that are in the index, and which of them to read."""
         shards = split.shards(self.split_part)
-        if not shards and (listed := replace(split, exclude=()).shards(self.split_part)):
+        listed = replace(split, exclude=()).shards(self.split_part) if split.exclude else shards
+        if listed and not shards:
             raise EmptyDatasetError(
                 f"{self.path}: split {self.split_part!r} has no samples: "
                 f"{counted(len(listed), 'shard')}, all excluded; correct `exclude` in "
@@ -133,7 +133,40 @@ class WebdatasetSource(SplitSource):
                 f"index ({counted(len(unknown), 'such shard')}); run `energon prepare "
                 f"{shell_word(self.path)}`"
             )
-        return shards
+        return [shard for shard in listed if shard in counts], set(shards)
+
+    def _lay_out(self, layout: _Layout) -> None:
+        """Use some of the listed shards, one after another."""
+        self.shards, self._counts = layout.shards, layout.counts
+        self.firsts, self.bounds = layout.firsts, layout.bounds
+        self._paths: dict[int, str] = {}
+
+    def _unexcluded_copy(self) -> Self:
+        """Return a copy with the excluded shards, too, but for those that cannot be opened."""
+        source = copy(self)
+        source._lay_out(self._listed)
+        source.excluded = np.empty(0, np.int64)
+        is_there = self._is_kept.copy()
+        lost = np.flatnonzero(~is_there)
+        is_there[lost] = [each is not None for each in source.open_shards(lost.tolist())]
+        source._lay_out(self._listed.only(is_there))
+        low, high = self._listed.before(np.array(self._range), is_there).tolist()
+        source.places = source.start, source.stop = low, high
+        return source
+
+    @cached_property
+    def unexcluded(self) -> tuple[Source, Ints]:
+        """The source with all samples of the subset, and the numbers of the excluded ones in it."""
+        if self._is_kept.all() and not len(self.excluded):
+            return self, self.excluded
+        whole = self._unexcluded_copy()
+        kept = set(self.shards)
+        shards, indices = self._indices(self.excluded)
+        number = np.flatnonzero([shard in kept for shard in whole.shards])
+        ranges = zip(whole.shards, pairwise(whole.bounds.tolist()), strict=True)
+        places = [np.arange(*edges) for shard, edges in ranges if shard not in kept]
+        own = whole.bounds[number[shards]] + indices - self.firsts[shards]
+        return whole, whole._in_subset(np.sort(np.concatenate([own, *places])))
 
     @cached_property
     def mean_sample_bytes(self) -> float:
@@ -355,18 +388,85 @@ class WebdatasetSource(SplitSource):
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> Ints:
         """Return the places of excluded (shard, key) pairs in the split, ascending."""
         number = {shard: index for index, shard in enumerate(self.shards)}
-        places = set()
+        places, missing = set(), []
         for shard, key in excluded:
             if shard not in number:
                 continue
             index = self.open_shard(number[shard]).table.index_of(key)
             if index is None:
-                logger.warning("%s: %s/%s is excluded, but does not exist", self.path, shard, key)
+                missing.append(f"{shard}/{key} is excluded, but does not exist")
                 continue
             place = self._place(number[shard], index)
             if place is not None:
                 places.add(place)
+        warn_unmatched(self.path, missing)
         return np.array(sorted(places), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Shards of a split, one after another.
+
+    Args:
+        shards: Their paths below the dataset.
+        counts: How many samples each has.
+        firsts: The number of the first sample of each that belongs to the split, mostly 0.
+        bounds: The place in the split of the first sample of each, and the end.
+    """
+
+    shards: list[str]
+    counts: list[int]
+    firsts: Ints
+    bounds: Ints
+
+    @classmethod
+    def of(
+        cls, split: Split, split_part: str, shards: Sequence[str], counts: Mapping[str, int]
+    ) -> _Layout:
+        """Lay out shards that are in the index, with as many samples as `counts` says."""
+        sizes = [counts[shard] for shard in shards]
+        ranges = [
+            split.sample_range(split_part, shard, size)
+            for shard, size in zip(shards, sizes, strict=True)
+        ]
+        edges = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        bounds = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
+        return cls(list(shards), sizes, edges[:, 0], bounds)
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Layout:
+        """Lay out some of the shards."""
+        if chosen.all():
+            return self
+        return _Layout(
+            list(compress(self.shards, chosen)),
+            list(compress(self.counts, chosen)),
+            self.firsts[chosen],
+            np.concatenate(([0], np.cumsum(np.diff(self.bounds)[chosen]))),
+        )
+
+    def before(self, places: Ints, chosen: NDArray[np.bool_]) -> Ints:
+        """Return how many samples of some of the shards are before each of these places."""
+        shards = np.searchsorted(self.bounds, places, side="right") - 1
+        ends = np.concatenate(([0], np.cumsum(np.diff(self.bounds) * chosen)))
+        inside = (places - self.bounds[shards]) * np.append(chosen, False)[shards]
+        return np.asarray(ends[shards] + inside)
+
+
+MAX_UNMATCHED = 3
+"""Entries that a warning about excluded samples names."""
+
+
+def warn_unmatched(path: AnyPath, lines: Sequence[str]) -> None:
+    """Warn once of entries of exclude lists that match nothing.
+
+    Args:
+        path: The dataset.
+        lines: One for each entry.
+    """
+    if lines:
+        more = len(lines) - MAX_UNMATCHED
+        text = "; ".join([*lines[:MAX_UNMATCHED], *([f"and {more} more"] if more > 0 else [])])
+        warn_once(logger, f"{path}: {text}", "%s: %s", path, text)
 
 
 def places_of(source: SplitSource, ordinals: Ints) -> Ints:

@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, check_inside
 from energon.io.address import address_name, redact
-from energon.io.epath import any_path
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.document import Problems
 from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
@@ -29,6 +28,9 @@ from energon.task_encoder.dataset_class import (
 )
 from energon.task_encoder.load import JoinLoading, LeafLoading, SampleLoading, leaf_decoder
 from energon.task_encoder.user_dataset import CodeFields, find_code
+
+if TYPE_CHECKING:
+    from energon.prepare.verify.quarantine import Exclusions
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class OpenedLeaf:
 def open_leaves(
     leaves: Sequence[Leaf],
     subflavors: Mapping[str, Any] | None,
-    exclude_from: str | os.PathLike[str] | None = None,
+    exclude_from: str | os.PathLike[str] | Exclusions | None = None,
     allow: Collection[str] = (),
     call: DatasetCall = DatasetCall(),  # noqa: B008 - immutable
 ) -> list[OpenedLeaf]:
@@ -80,8 +82,8 @@ def open_leaves(
     Args:
         leaves: What a document refers to.
         subflavors: Labels of the samples, which override those of the datasets.
-        exclude_from: Folder of quarantine files, or the file of the only dataset; None for none.
-            Joined datasets are read as they were joined.
+        exclude_from: Quarantine file, or folder of them; None for none. A joined sample is excluded
+            with any of the samples it consists of.
         allow: What datasets may do, see `energon.allow`.
         call: For what they are opened; dataset classes of the program are told.
 
@@ -96,15 +98,14 @@ def open_leaves(
         raise ConfigError(
             f"subflavors={subflavors!r}: expected a dict of labels, like {{'source': 'web'}}"
         )
-    if exclude_from is not None:
-        check_exclude_from(leaves, exclude_from)
+    exclusions = find_exclusions(leaves, exclude_from)
     seen: dict[str, int] = {}
     pool = ShardPool()
     problems = Problems()
     opened = []
     for leaf in leaves:
         with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
-            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclude_from, allow, call))
+            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclusions, allow, call))
     problems.raise_all()
     return opened
 
@@ -114,7 +115,7 @@ def _open_leaf(
     subflavors: Mapping[str, Any],
     seen: dict[str, int],
     pool: ShardPool,
-    exclude_from: str | os.PathLike[str] | None,
+    exclusions: Exclusions | None,
     allow: Collection[str],
     call: DatasetCall,
 ) -> OpenedLeaf:
@@ -126,15 +127,14 @@ def _open_leaf(
     source: Source
     dataset: DatasetClass | None = None
     if leaf.joiner is not None:
-        members = _open_members(leaf, pool, allow, call)
+        members = _open_members(leaf, pool, exclusions, allow, call)
         from energon.task_encoder.open_join import open_join
 
         source = open_join(leaf, [member.source for member in members])
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
-        exclude = _quarantined(leaf.path, exclude_from)
-        single = _open_dataset(DatasetOpening(leaf, exclude, pool, allow, call))
+        single = _open_dataset(DatasetOpening(leaf, _excluded(leaf, exclusions), pool, allow, call))
         source, config, dataset = single.source, single.config, single.dataset
         opened = _single(leaf, uid, single, subflavors, allow)
     return OpenedLeaf(
@@ -156,17 +156,22 @@ def _open_leaf(
 
 def open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()) -> list[Source]:
     """Open the datasets of a join, for reading their keys."""
-    return [member.source for member in _open_members(leaf, pool, allow, DatasetCall())]
+    return [member.source for member in _open_members(leaf, pool, None, allow, DatasetCall())]
 
 
 def _open_members(
-    leaf: Leaf, pool: ShardPool, allow: Collection[str], call: DatasetCall
+    leaf: Leaf,
+    pool: ShardPool,
+    exclusions: Exclusions | None,
+    allow: Collection[str],
+    call: DatasetCall,
 ) -> list[_Dataset]:
     problems = Problems()
     members = []
     for member in leaf.join:
         with problems.kept(member.leaf.origin):
-            members.append(_open_dataset(DatasetOpening(member.leaf, (), pool, allow, call)))
+            exclude = _excluded(member.leaf, exclusions)
+            members.append(_open_dataset(DatasetOpening(member.leaf, exclude, pool, allow, call)))
     problems.raise_all()
     return members
 
@@ -296,38 +301,31 @@ def _open_aux(
     return open_aux(leaf.aux, origin=leaf.origin, pool=pool, allow=allow)
 
 
-def _quarantined(path: str, where: str | os.PathLike[str] | None) -> list[str]:
-    """Return the entries of the quarantine file of a dataset; none if it does not exist."""
-    if where is None:
-        return []
-    from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
+def find_exclusions(
+    leaves: Sequence[Leaf], where: str | os.PathLike[str] | Exclusions | None
+) -> Exclusions | None:
+    """Return what quarantine files exclude from datasets; None without such files.
 
-    files = quarantine_files(where, path)
-    return [entry for file in files for entry in load_quarantine(file)]
-
-
-def check_exclude_from(leaves: Sequence[Leaf], where: str | os.PathLike[str]) -> None:
-    """Refuse a single quarantine file for several datasets, because it would be ambiguous.
+    Args:
+        leaves: All that the run refers to.
+        where: The files, or what this has returned for more leaves than these.
 
     Raises:
-        ConfigError: If it is one, or no path at all.
+        ConfigError: If it is not a path.
+        DatasetNotFoundError: If there is no such file or folder.
     """
-    if not isinstance(where, str | os.PathLike):
-        raise ConfigError(
-            f"exclude_from={where!r}: expected the folder of quarantine files, or one of them"
-        )
-    if not any_path(where).is_file():
-        return
-    paths = {each.path for leaf in leaves for each, _ in leaf.datasets}
-    if len(paths) > 1 or any(leaf.join for leaf in leaves):
-        from energon.stages.hooks.quarantine import quarantine_name
+    if where is None:
+        return None
+    from energon.prepare.verify.quarantine import Exclusions
 
-        names = ", ".join(sorted(map(redact, paths))[:3])
-        raise ConfigError(
-            f"exclude_from: {redact(where)} lists samples of one dataset, and there are "
-            f"{len(paths)}: {names}{', …' if len(paths) > 3 else ''}; give a folder with a file "
-            f"for each, called like {quarantine_name(min(paths))}"
-        )
+    if isinstance(where, Exclusions):
+        return where
+    return Exclusions(where, (each.path for leaf in leaves for each, _ in leaf.datasets))
+
+
+def _excluded(leaf: Leaf, exclusions: Exclusions | None) -> list[str]:
+    found = {} if exclusions is None else exclusions.of(leaf.path)
+    return [entry for entries in found.values() for entry in entries]
 
 
 def _sample_type(

@@ -24,7 +24,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.prepare.index.join_index import KeyColumn, build_join_index
 from energon.samples.registry import resolve_class, resolve_function
-from energon.sources.join import JoinedSource, hashed_keys
+from energon.sources.join import JoinedSource, hashed_keys, unexcluded
 from energon.sources.kinds import Source
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members
@@ -39,7 +39,7 @@ def open_join(leaf: Leaf, sources: Sequence[Source]) -> JoinedSource:
 
     Args:
         leaf: The join.
-        sources: Its datasets, opened.
+        sources: Its datasets, opened. Samples that one of them excludes are left out.
 
     Raises:
         ConfigError: If samples have no match where that is an error.
@@ -59,7 +59,7 @@ def open_join(leaf: Leaf, sources: Sequence[Source]) -> JoinedSource:
 def join_digest(leaf: Leaf, sources: Sequence[Source]) -> str:
     """Return the name of the index: a hash of everything that determines its content."""
     content = [
-        [source.fingerprint(), _identity(source), member.nonmatch]
+        [unexcluded(source)[0].fingerprint(), _identity(source), member.nonmatch]
         for member, source in zip(leaf.join, sources, strict=True)
     ]
     text = json.dumps([INDEX_VERSION, content], sort_keys=True)
@@ -187,7 +187,8 @@ def _identity(source: Source) -> str:
         return redact(source.path)
 
 
-def _column(member: JoinMember, source: Source) -> KeyColumn:
+def _column(member: JoinMember, opened: Source) -> KeyColumn:
+    source, _ = unexcluded(opened)
     return KeyColumn(
         name=f"{redact(source.path)} (split {member.leaf.split_part})",
         num_samples=len(source),

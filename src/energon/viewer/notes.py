@@ -6,7 +6,6 @@ and `energon prepare` read; a flag is a comment.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from threading import Lock
@@ -14,10 +13,10 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError
 from energon.formats.json_text import parse_json
-from energon.io.address import local_path
+from energon.io.address import local_path, same_dataset
 from energon.io.atomic import write_atomic
 from energon.sources.kinds import Location
-from energon.stages.hooks.quarantine import quarantine_file
+from energon.stages.hooks.quarantine import quarantine_file, quarantine_line
 
 NOTE = "# note "
 MAX_NOTE = 1000
@@ -56,7 +55,7 @@ class Notes:
         """Return the notes about the samples of a dataset, by shard and key."""
         found = {}
         for line in self._lines(dataset):
-            entry = _entry(line)
+            entry = _entry(line, dataset)
             if entry is not None:
                 found[entry[0]] = entry[1]
         return found
@@ -64,15 +63,25 @@ class Notes:
     def say(self, dataset: str, where: Location, *, excluded: bool, reason: str) -> None:
         """Exclude or flag a sample; replaces an earlier note about it."""
         with self._lock:
-            kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
-            about = {"shard": where.shard, "key": where.key, "reason": reason[:MAX_NOTE]}
-            self._write(dataset, [*kept, ("" if excluded else NOTE) + json.dumps(about)])
+            line = quarantine_line(dataset, where.shard, where.key, reason[:MAX_NOTE])
+            self._write(
+                dataset, [*self._others(dataset, where), f"{'' if excluded else NOTE}{line}"]
+            )
 
     def forget(self, dataset: str, where: Location) -> None:
         """Remove the note about a sample."""
         with self._lock:
-            kept = [line for line in self._lines(dataset) if not _is_of(line, where)]
-            self._write(dataset, kept)
+            self._write(dataset, self._others(dataset, where))
+
+    def _others(self, dataset: str, where: Location) -> list[str]:
+        """Return the lines that are not about a sample."""
+        lines = self._lines(dataset)
+        entries = [_entry(line, dataset) for line in lines]
+        return [
+            line
+            for line, entry in zip(lines, entries, strict=True)
+            if entry is None or entry[0] != (where.shard, where.key)
+        ]
 
     def _lines(self, dataset: str) -> list[str]:
         try:
@@ -85,18 +94,16 @@ class Notes:
         write_atomic(self.file(dataset), text.encode("utf-8", "surrogateescape"))
 
 
-def _entry(line: str) -> tuple[tuple[str, str | None], SampleNote] | None:
+def _entry(line: str, dataset: str) -> tuple[tuple[str, str | None], SampleNote] | None:
+    """Return the shard and the key of a sample of a dataset, and the note about it."""
     text = line.strip()
     excluded = not text.startswith(NOTE)
     try:
-        about = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
-        return (about["shard"], about.get("key")), SampleNote(
-            excluded, str(about.get("reason", ""))
+        fields = parse_json(text.removeprefix(NOTE), origin="a quarantine file")
+        if not same_dataset(fields.get("dataset", dataset), dataset):
+            return None
+        return (fields["shard"], fields.get("key")), SampleNote(
+            excluded, str(fields.get("reason", ""))
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # an entry of another form, or a comment
-
-
-def _is_of(line: str, where: Location) -> bool:
-    entry = _entry(line)
-    return entry is not None and entry[0] == (where.shard, where.key)

@@ -74,6 +74,22 @@ class JoinIndex:
         found = self.columns[column]
         return rows if found is None else found[rows].astype(np.int64)
 
+    def rows_with(self, column: int, numbers: Ints) -> Ints:
+        """Return the rows with any of these samples of a dataset, ascending.
+
+        Args:
+            column: The dataset.
+            numbers: The samples, ascending.
+        """
+        values = self.columns[column]
+        if values is None or not len(numbers):
+            return numbers
+        found = [
+            np.flatnonzero(np.isin(values[start : start + _CHUNK], numbers)) + start
+            for start in range(0, self.num_rows, _CHUNK)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> JoinIndex:
         """Map the index at `path` into memory.

@@ -31,7 +31,10 @@ def include_ordinals(ordinals: Ints, excluded: Ints) -> Ints:
 
 
 def exclude_indices(indices: Ints, excluded: Ints) -> Ints:
-    """Return the ordinals of raw `indices`, none of which is in `excluded`."""
+    """Return the ordinals of raw `indices`, none of which is in `excluded`.
+
+    Edges of ranges may be in `excluded`: their ordinals are those of the next sample that is left.
+    """
     return indices - np.searchsorted(excluded, indices)
 
 

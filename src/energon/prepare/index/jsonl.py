@@ -43,7 +43,7 @@ from energon.io.disk_cache import disk_cache
 from energon.io.files import file_info, open_store, read_bytes, write_bytes
 from energon.prepare.dataset import Progress, no_progress
 from energon.prepare.files import reporting
-from energon.prepare.verify.quarantine import load_quarantine, quarantine_files
+from energon.prepare.verify.quarantine import Exclusions
 
 logger = logging.getLogger("energon")
 
@@ -95,12 +95,10 @@ def prepare_jsonl(
             f"{file}: lines of a compressed file cannot be read one by one; unpack it first with "
             f"`{_ADVICE[file.suffix]} {file}`"
         )
-    name = str(file.resolve()) if address is None else address
-    listed = {
-        str(source): load_quarantine(source)
-        for where in exclude_from
-        for source in quarantine_files(where, name)
-    }
+    name = os.path.abspath(file) if address is None else address
+    listed: dict[str, list[str]] = {}
+    for where in exclude_from:
+        listed |= Exclusions(where, [name]).of(name)
     index = _index_lines if os.access(file.parent, os.W_OK) else _keep_index
     numbers = index(file, progress=progress)
     split = _present_split(file)

@@ -1,64 +1,138 @@
 """Quarantine files: which samples and shards to exclude.
 
 A text file with one entry per line: a shard by its path below the dataset, or a sample as
-`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`; other fields, such as the reason,
-are for people. Empty lines, and lines that begin with `#`, are ignored.
+`SHARD/KEY`. Or JSON lines with `shard` and, for a sample, `key`, and the address of the `dataset`;
+other fields, such as the reason, are for people. Empty lines, and lines that begin with `#`, are
+ignored.
+
+An entry that names its dataset concerns no other one. One that names none concerns the dataset
+that the file is given for, or, in a folder of files, the one after which the file is named.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.json_text import parse_json
 from energon.formats.meta.braces import escape_braces
+from energon.io.address import redact, same_dataset
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
-from energon.messages import warn_once
+from energon.messages import list_names, warn_once
 from energon.prepare.files import reporting
-from energon.stages.hooks.quarantine import quarantine_name
+from energon.stages.hooks.quarantine import quarantine_line, quarantine_name
 
 logger = logging.getLogger("energon")
 
-QuarantineEntry = tuple[str, str | None, str]
-"""Shard, sample key (None for the whole shard), and reason."""
+
+class QuarantineEntry(NamedTuple):
+    """A line of a quarantine file."""
+
+    dataset: str
+    """The address of the dataset; "" if the line does not say."""
+    shard: str
+    key: str | None
+    """None for the whole shard."""
+    reason: str = ""
+
+    @property
+    def excluded(self) -> str:
+        """The entry in the form of the `exclude` list of a split."""
+        return escape_braces(self.shard if self.key is None else f"{self.shard}/{self.key}")
 
 
-def quarantine_files(where: str | os.PathLike[str], dataset: str) -> list[AnyPath]:
-    """Return the quarantine files for a dataset: a file itself, or the one named for it.
+class Exclusions:
+    """The samples of some datasets that quarantine files list.
 
     Args:
-        where: A file, or a folder in which each dataset has one, as written by `Quarantine`.
-        dataset: The dataset.
+        where: A file, or a folder in which datasets have files, as written by `Quarantine`.
+        datasets: The addresses of all datasets of the run.
 
     Raises:
         DatasetNotFoundError: If there is no such file or folder.
+        ConfigError: If a file is invalid, or does not say which of the datasets it is about.
     """
-    path = any_path(where)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DatasetNotFoundError(f"exclude_from: {path}: no such file or folder")
-    name = quarantine_name(dataset)
-    if (path / name).is_file():
-        return [path / name]
-    said = "exclude_from: %s has no %s, so no sample of that dataset is skipped"
-    names = os.listdir(path) if isinstance(path, Path) else []
-    # A dataset without failures has no file, but a folder of something else is a mistake.
-    if names and not any(each.endswith(Path(name).suffix) for each in names):
-        warn_once(logger, f"exclude_from: {path}", said, path, name)
-    else:
-        logger.info(said, path, name)
-    return []
+
+    def __init__(self, where: str | os.PathLike[str], datasets: Iterable[str]) -> None:
+        if not isinstance(where, str | os.PathLike):
+            raise ConfigError(
+                f"exclude_from={where!r}: expected the folder of quarantine files, or one of them"
+            )
+        self._path = any_path(where)
+        self._datasets = sorted(set(datasets))
+        if not self._path.is_file() and not self._path.is_dir():
+            raise DatasetNotFoundError(f"exclude_from: {self._path}: no such file or folder")
+        self._is_folder = not self._path.is_file()
+        self._files: dict[str, list[QuarantineEntry]] = {}
+
+    def of(self, dataset: str) -> dict[str, list[str]]:
+        """Return what is excluded of a dataset, by file, as in the `exclude` list of a split."""
+        file = self._path / quarantine_name(dataset) if self._is_folder else self._path
+        origin = str(file)
+        if origin not in self._files:
+            self._files[origin] = load_quarantine(file) if file.is_file() else []
+            if not file.is_file():
+                self._report_missing(file)
+        entries = self._files[origin]
+        named = {entry.dataset for entry in entries}
+        if "" in named:
+            self._check_unnamed(origin, dataset)
+        own = {each for each in named if not each or same_dataset(each, dataset)}
+        if entries and not own:
+            self._report_others(origin, dataset, named)
+        found = [entry.excluded for entry in entries if entry.dataset in own]
+        return {origin: found} if found else {}
+
+    def _check_unnamed(self, file: str, dataset: str) -> None:
+        """Refuse entries that could be meant for several datasets."""
+        name = quarantine_name(dataset)
+        meant = [
+            each for each in self._datasets if not self._is_folder or quarantine_name(each) == name
+        ]
+        if len(meant) > 1:
+            names = ", ".join(map(redact, meant[:3]))
+            raise ConfigError(
+                f"exclude_from: {file} has lines that do not name a dataset, and there are "
+                f"{len(meant)}: {names}{', …' if len(meant) > 3 else ''}; write lines like "
+                f"{quarantine_line(dataset, 'SHARD', 'KEY')}"
+            )
+
+    def _report_missing(self, file: AnyPath) -> None:
+        said = "exclude_from: %s has no %s, so no sample of that dataset is skipped"
+        names = os.listdir(self._path) if isinstance(self._path, Path) else []
+        # A dataset without failures has no file, but a folder of something else is a mistake.
+        if names and not any(each.endswith(file.suffix) for each in names):
+            warn_once(logger, f"exclude_from: {file}", said, self._path, file.name)
+        else:
+            logger.info(said, self._path, file.name)
+
+    def _report_others(self, file: str, dataset: str, named: Collection[str]) -> None:
+        """Warn that a file is about datasets that are not part of the run; one may have moved."""
+        strangers = [
+            each
+            for each in sorted(named)
+            if not any(same_dataset(each, other) for other in self._datasets)
+        ]
+        if strangers:
+            warn_once(
+                logger,
+                f"exclude_from: {file} {dataset}",
+                "exclude_from: %s lists samples of %s, so no sample of %s is skipped; if that "
+                "dataset has moved, correct its address in the file",
+                file,
+                list_names(strangers, 3),
+                redact(dataset),
+            )
 
 
-def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
-    """Return the entries of a quarantine file, in the form of a split's `exclude` list.
+def load_quarantine(path: str | os.PathLike[str]) -> list[QuarantineEntry]:
+    """Return the entries of a quarantine file.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -76,17 +150,9 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[str]:
 
 def entries_without(path: str | Path, shards: Container[str]) -> list[QuarantineEntry]:
     """Return what `write_quarantine` wrote about other shards than these; [] without a file."""
-    file = any_path(path)
-    if not file.is_file():
+    if not any_path(path).is_file():
         return []
-    with reporting(path):
-        lines = read_document(file).decode("utf-8", "surrogateescape").splitlines()
-    written = [parse_json(line, origin=str(path)) for line in lines if line.startswith("{")]
-    return [
-        (about["shard"], about.get("key"), str(about.get("reason", "")))
-        for about in written
-        if isinstance(about, dict) and about.get("shard", "") not in shards and "shard" in about
-    ]
+    return [entry for entry in load_quarantine(path) if entry.shard not in shards]
 
 
 def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> None:
@@ -94,13 +160,9 @@ def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> No
 
     Args:
         path: The file.
-        entries: What it lists.
+        entries: Its content.
     """
-    lines = []
-    for shard, key, reason in entries:
-        about = {"shard": shard, "key": key, "reason": reason}
-        lines.append(json.dumps({k: v for k, v in about.items() if v is not None}))
-    content = "".join(f"{line}\n" for line in lines).encode()
+    content = "".join(f"{quarantine_line(*entry)}\n" for entry in entries).encode()
     file = any_path(path)
     with reporting(path):
         if isinstance(file, Path) and (file.is_file() or not file.exists()):
@@ -109,16 +171,16 @@ def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> No
             file.write_bytes(content)  # a URL, or a device such as /dev/stdout
 
 
-def _entry(text: str, origin: str) -> str:
+def _entry(text: str, origin: str) -> QuarantineEntry:
     if not text.startswith("{"):
-        return escape_braces(text)
+        return QuarantineEntry("", text, None)
     try:
-        about = parse_json(text, origin=origin)
-        shard, key = about["shard"], about.get("key")
-        if not isinstance(shard, str) or not isinstance(key, (str, type(None))):
+        fields = parse_json(text, origin=origin)
+        dataset, shard, key = fields.get("dataset", ""), fields["shard"], fields.get("key")
+        if not all(isinstance(each, str) for each in (dataset, shard, "" if key is None else key)):
             raise TypeError("no text")
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f'{origin}: expected SHARD, SHARD/KEY or {{"shard": …, "key": …}}, found {text!r}'
         ) from error
-    return escape_braces(shard if key is None else f"{shard}/{key}")
+    return QuarantineEntry(dataset, shard, key, str(fields.get("reason", "")))

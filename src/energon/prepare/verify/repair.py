@@ -132,7 +132,9 @@ def write_lost(
     for problem in report.problems:
         if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
             keys = problem.keys or [problem.key]
-            entries += [(problem.shard, key, problem.message) for key in keys]
+            entries += [
+                QuarantineEntry(report.dataset, problem.shard, key, problem.message) for key in keys
+            ]
     write_quarantine(path, entries)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from energon.formats.meta.jsonl import (
 )
 from energon.io.address import address_name
 from energon.io.epath import AnyPath, any_path
-from energon.messages import warn_once
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.subset import resolve_range
@@ -43,9 +41,8 @@ from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
 from energon.sources.tables.unpacked_file import UnpackedFile
+from energon.sources.webdataset import warn_unmatched
 from energon.utf8 import decode_utf8
-
-logger = logging.getLogger("energon")
 
 
 class JsonlSource(NumberedSource):
@@ -77,8 +74,9 @@ class JsonlSource(NumberedSource):
         where = self.lines.path
         split = _splits(where)
         excluded = [*split.exclude, *exclude]
-        for line in describe_unmatched_lines(excluded, address_name(where), len(self.lines)):
-            warn_once(logger, f"{where}: {line}", "%s: %s", where, line)
+        warn_unmatched(
+            where, describe_unmatched_lines(excluded, address_name(where), len(self.lines))
+        )
         super().__init__(
             where,
             split_part=split_part,

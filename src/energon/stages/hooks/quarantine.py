@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError
-from energon.io.address import local_path
+from energon.io.address import local_path, shown_address
 from energon.messages import describe_error
 from energon.stages.hooks.failures import log_exception
 from energon.stages.hooks.hook import ErrorHandler
@@ -18,9 +18,9 @@ class Quarantine:
     """An error handler that records failing samples in a folder, one file per dataset.
 
     Give it to `WorkerConfig(global_error_handler=...)` or `@stateless(error_handler=...)`. Files
-    are named after the folder of the dataset, with ".jsonl"; each line has the shard and key of a
-    sample, and the reason. `energon prepare --exclude-from FILE` and
-    `exclude_from=FOLDER` of the dataset getters exclude these samples.
+    are named after the folder of the dataset, with ".jsonl"; each line has the address of the
+    dataset, the shard and key of a sample, and the reason. `energon prepare --exclude-from FILE`
+    and `exclude_from=FOLDER` of the dataset getters exclude these samples of this dataset.
 
     All workers and ranks may write into one folder. A batch or pack that fails is not recorded,
     since it is unknown which of its samples was the cause.
@@ -33,6 +33,7 @@ class Quarantine:
         ConfigError: If the folder is not on this machine, or cannot be made.
 
     Example:
+        >>> import json
         >>> from pathlib import Path
         >>> from energon import DefaultTaskEncoder, WorkerConfig, get_val_dataset
         >>> class Strict(DefaultTaskEncoder):
@@ -51,8 +52,9 @@ class Quarantine:
         ... )
         >>> list(dataset)
         [['grey number 9']]
-        >>> print(Path("failed/photos.jsonl").read_text().strip())
-        {"shard": "shard-0.tar", "key": "8", "reason": "ValueError: an eight"}
+        >>> entry = json.loads(Path("failed/photos.jsonl").read_text())
+        >>> entry["shard"], entry["key"], entry["reason"]
+        ('shard-0.tar', '8', 'ValueError: an eight')
     """
 
     def __init__(
@@ -77,8 +79,7 @@ class Quarantine:
         if entry in self._noted:
             return
         self._noted.add(entry)
-        reason = describe_error(error)
-        line = json.dumps({"shard": source.shard_name, "key": source.key, "reason": reason})
+        line = quarantine_line(*entry, describe_error(error))
         path = quarantine_file(self.folder, source.dataset_path)
         # One write at the end of the file: lines of other processes stay whole.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -88,8 +89,17 @@ class Quarantine:
             os.close(descriptor)
 
 
+def quarantine_line(
+    dataset_path: str, shard: str | None, key: str | None, reason: str | None = None
+) -> str:
+    """Return the line of a quarantine file that excludes a sample, or a shard if `key` is None."""
+    dataset = shown_address(dataset_path) if dataset_path else None
+    entry = {"dataset": dataset, "shard": shard, "key": key, "reason": reason}
+    return json.dumps({name: value for name, value in entry.items() if value is not None})
+
+
 def quarantine_name(dataset_path: Any) -> str:
-    """Return the name of the file for a dataset, which does not depend on where it is mounted."""
+    """Return the name of the file for a dataset: that of its folder."""
     return f"{os.path.basename(os.path.normpath(str(dataset_path)))}.jsonl"
 
 
