@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
 from energon.loader.state import (
     LanePosition,
     build_state,
@@ -121,3 +121,11 @@ def test_a_name_lets_only_itself_through():
 def test_what_is_no_json_is_refused_when_saving():
     with pytest.raises(TypeError):
         build_state({0: LanePosition(state={"a": object()})}, lanes=1, fingerprint={})
+
+
+@pytest.mark.parametrize("strict", [["nonsense"], "nonsense", ["leaves", "leaf"], [3]])
+def test_names_of_differences_that_cannot_be_are_refused(strict):
+    run = {"leaves": {"a": 1}, "batch_size": 4}
+    with pytest.raises(ConfigError, match="is not part of a state; expected True, False"):
+        check_fingerprint(run, run, strict=strict)
+    assert check_fingerprint(run, run, strict=["leaves.a", "steps", "mix"]) == []

@@ -377,6 +377,20 @@ def test_excluded_samples_move_no_other_into_or_out_of_a_subset(entry, tmp_path)
             assert {inside[n] for n in numbers} == {*inside} & {*excluded}
 
 
+def test_keys_match_as_a_whole(entry, tmp_path):
+    del entry["kind"]
+    source = opened(entry, tmp_path)
+    every = keys_of(source)
+    for number, key in [*enumerate(every)][:3]:
+        assert source.find(key) == [number]
+        for other in (f"nonsense/{key}", f"0{key}", f"{key}/", f"{key}.0", source.locate(0).shard):
+            if other not in every:
+                assert source.find(other) == []
+    others = [other for key in every for other in (f"nonsense/{key}", f"0{key}")]
+    nonsense = [other for other in others if other not in every]
+    assert keys_of(opened(entry, tmp_path, exclude=nonsense)) == every
+
+
 def test_unknown_options_are_refused_with_the_known_ones(entry, tmp_path):
     del entry["kind"]
     kind = kind_named(dataset_kind(entry["path"]))

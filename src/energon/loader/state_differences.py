@@ -6,7 +6,8 @@ import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
+from energon.messages import nearest
 from energon.plan.recipe import own_unit
 
 PAST = ("mix_before", "eras", "pass")
@@ -30,8 +31,10 @@ def check_fingerprint(
             as "data.train") permits differences in these and anything below them.
 
     Raises:
+        ConfigError: If `strict` names what no state has.
         StateError: If anything else differs.
     """
+    _check_names(strict, {*saved, *current})
     waived: list[str] = []
     refused: list[str] = []
     names: list[str] = []
@@ -56,6 +59,25 @@ def check_fingerprint(
             + ", or strict=False for all"
         )
     return waived
+
+
+_OF_SOME_RUNS = ("steps", "mix", "unit", "streams", "parts", "stripe", RUN, *PAST)
+"""What `strict` may name although the run at hand has none."""
+
+
+def _check_names(strict: bool | Collection[str], parts: Collection[str]) -> None:
+    """Refuse names of differences that cannot be."""
+    if isinstance(strict, bool):
+        return
+    known = {*parts, *_OF_SOME_RUNS}
+    for name in [strict] if isinstance(strict, str) else strict:
+        if not isinstance(name, str) or name.partition(".")[0] not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(
+                f"strict={strict!r}: {name!r} is not part of a state; expected True, False or some "
+                f"of {', '.join(sorted(known))}{hint}"
+            )
 
 
 def _are_parts(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:

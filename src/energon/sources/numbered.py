@@ -66,8 +66,10 @@ class NumberedSource(SplitSource, ABC):
         return np.asarray(places_of(self, ordinals) + self.first)
 
     def find(self, key: str) -> list[int]:
-        """Return the numbers of the samples with a key."""
-        return [n for place in self._places_of(key) for n in included(self, place)]
+        """Return the numbers of the samples with a key, which has to match as a whole."""
+        found = [n for place in self._places_of(key) for n in included(self, place)]
+        keys = self.keys(np.array(found, np.int64)) if found else []
+        return [number for number, own in zip(found, keys, strict=True) if own == key]
 
     def edges(self) -> tuple[int, int]:
         """Return the numbers of the first item that is a sample, and of the one after the last."""

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import yaml
-from energon.formats.meta.split import find_split
+from energon.formats.meta.split import find_split, numbers_in
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.formats.seek_points import PointFinder
 from energon.local_file import open_binary
@@ -187,7 +187,7 @@ def describe_unmatched_lines(keys: Sequence[str], file: str, num_samples: int) -
     return [
         f"{key!r} is excluded, but there are only the samples 0 to {num_samples - 1}"
         for key in keys
-        if not (number := key.removeprefix(f"{file}/")).isdecimal() or int(number) >= num_samples
+        if not any(number < num_samples for number in numbers_in(key.removeprefix(f"{file}/")))
     ]
 
 

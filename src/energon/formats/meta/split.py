@@ -132,6 +132,21 @@ def find_split(requested: str, names: Iterable[str]) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
+MAX_KEY_DIGITS = 18
+"""Of a key that is a number."""
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the number that a text is, written as keys are, as a list of one; else none.
+
+    Example:
+        >>> numbers_in("100"), numbers_in("00100"), numbers_in("a/100")
+        ([100], [], [])
+    """
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_KEY_DIGITS
+    return [int(text)] if is_number and text == str(int(text)) else []
+
+
 def excludes_any(entry: str, shards: Collection[str]) -> bool:
     """Return whether an entry of `exclude` is one of some shards, or a sample in one.
 

@@ -17,6 +17,7 @@ from energon.formats.meta.jsonl import (
     jsonl_split_path,
     parse_jsonl_split,
 )
+from energon.formats.meta.split import numbers_in
 from energon.io.address import address_name
 from energon.io.epath import AnyPath, any_path
 from energon.metadataset.dataset_config import DatasetConfig
@@ -160,8 +161,7 @@ class JsonlSource(NumberedSource):
         return list(map(str, self.numbers(ordinals).tolist()))
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        number = key.removeprefix(f"{address_name(self.path)}/")
-        return [int(number)] if number.isascii() and number.isdecimal() else []
+        return numbers_in(key.removeprefix(f"{address_name(self.path)}/"))
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         return ("lines", str(self.path)), {"": self.edges()}

@@ -17,7 +17,7 @@ from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, SampleError
 from energon.formats.media import guess_extension
 from energon.formats.meta.info import META
-from energon.formats.meta.split import parse_shares, ratio_names
+from energon.formats.meta.split import numbers_in, parse_shares, ratio_names
 from energon.io.address import join_address
 from energon.io.epath import AnyPath
 from energon.io.files import is_file
@@ -221,7 +221,8 @@ class ItemSource(NumberedSource):
         return str(number)
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        return [int(key)] if key.isascii() and key.isdecimal() else []
+        number = next(iter(numbers_in(key.lstrip("0") or "0")), -1)
+        return [number] if number >= 0 and self.key_of(number) == key else []
 
     @abstractmethod
     def shard_of(self, number: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, DecodeError
-from energon.formats.meta.split import ratio_range
+from energon.formats.meta.split import numbers_in, ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
 from energon.samples.crude import (
@@ -220,10 +220,10 @@ class RowSource(LazySource):
             return range(*self.groups.file_ends[self.names.index(key) :][:2].tolist())
         stem, _, row = key.rpartition("/")
         name = stem if stem in self.names else f"{stem}{self.groups.suffix}"
-        if name not in self.names or not (row.isascii() and row.isdecimal()):
+        if name not in self.names:
             return []
         start, stop = self.groups.file_ends[self.names.index(name) :][:2].tolist()
-        return [start + int(row)] if start + int(row) < stop else []
+        return [start + number for number in numbers_in(row) if start + number < stop]
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         low, high = self.edges()

@@ -16,7 +16,7 @@ import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.errors import ConfigError
-from energon.formats.meta.split import parse_shares, ratio_range
+from energon.formats.meta.split import numbers_in, parse_shares, ratio_range
 from energon.formats.tokens import DATA
 from energon.io.epath import any_path
 from energon.messages import counted
@@ -256,8 +256,10 @@ class TokenSource(LazySource):
         return list(map(str, self.numbers(ordinals).tolist()))
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        number = key.rpartition("/")[2]
-        return [int(number)] if number.isascii() and number.isdecimal() else []
+        # Lists of failures have FILE/KEY.
+        names = (f"{file.name}{DATA}/" for file in self.corpus.files)
+        prefix = next((name for name in names if key.startswith(name)), "")
+        return numbers_in(key.removeprefix(prefix))
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         low, high = self.edges()
