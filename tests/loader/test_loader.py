@@ -1,14 +1,19 @@
 import copy
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from threading import Barrier
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon.errors import ConfigError
-from energon.loader.getters import get_loader
+from energon.errors import ConfigError, SkipSample
+from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.options import LoaderOptions
 from energon.worker import WorkerConfig
-from tests.loader.fake_pipeline import FakePipeline, fake, in_order
+from tests.loader.fake_pipeline import FakePipeline, fake, in_order, lane_and_row
 
 KINDS = [(0, "thread"), (2, "thread"), (2, "process")]
 
@@ -64,6 +69,106 @@ def test_data_with_an_end_start_again_after_it(loader_of):
     for _ in range(2):
         assert next(iter(loader)) == (0, 0)
         assert list(loader) == in_order(2, 2)[1:]
+
+
+def test_the_next_loop_is_another_pass_if_one_stopped_at_the_last_batch(loader_of):
+    loader = loader_of(lanes=2, rows=2)
+    for _ in range(3):
+        assert list(islice(loader, len(loader))) == in_order(2, 2)
+
+
+def test_virtual_epochs_that_fill_a_pass_leave_no_empty_loop(loader_of):
+    loader = loader_of(lanes=2, rows=5, virtual_epoch_length=5)
+    passes = 2 * in_order(2, 5)
+    assert [list(loader) for _ in range(4)] == [passes[i : i + 5] for i in range(0, 20, 5)]
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_data_of_which_nothing_comes_yield_empty_loops(loader_of, rows):
+    loader = loader_of(make=skip_all, lanes=2, rows=rows)
+    assert [list(loader) for _ in range(3)] == [[], [], []]
+
+
+def skip_all(lane, row):
+    raise SkipSample
+
+
+def skip_odd_rows(lane, row):
+    if row % 2:
+        raise SkipSample
+    return lane, row
+
+
+@settings(max_examples=200)
+@given(
+    rows=st.integers(1, 6),
+    lanes=st.integers(1, 3),
+    epoch=st.sampled_from([0, 1, 2, 3, 5, 7]),
+    make=st.sampled_from([lane_and_row, skip_odd_rows]),
+    loops=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=8),
+)
+def test_loops_that_stop_anywhere_go_through_one_pass_after_the_other(
+    rows, lanes, epoch, make, loops
+):
+    def loader():
+        return get_savable_loader(fake(make, lanes=lanes, rows=rows, virtual_epoch_length=epoch))
+
+    (whole,) = [[*get_loader(fake(make, lanes=lanes, rows=rows))]]
+    batches, done, in_epoch = loader(), 0, 0
+    for count, resumes in loops:
+        if resumes:
+            state, batches = batches.state_dict(), loader()
+            batches.load_state_dict(state)
+        if done == len(whole):
+            done = in_epoch = 0
+        if epoch:
+            in_epoch %= epoch
+            count = min(count, epoch - in_epoch)
+        expected = whole[done : done + count]
+        assert list(islice(batches, count)) == expected
+        done += len(expected)
+        in_epoch += len(expected)
+
+
+def run_in_threads(count, function):
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(function) for _ in range(count)]]
+
+
+def take_a_pass_slowly(loader, taken):
+    for batch in loader:
+        taken.append(batch)
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"rows": 20}, {"rows": 20, "restart": True}, {"virtual_epoch_length": 40}],
+    ids=["training that ends", "validation", "virtual epochs"],
+)
+def test_threads_that_loop_together_get_every_batch_once(loader_of, kind):
+    loader = loader_of(lanes=2, **kind)
+    for epoch in range(2):
+        taken, barrier = [], Barrier(4)
+
+        def loop(taken=taken, barrier=barrier):
+            batches = iter(loader)
+            barrier.wait(timeout=60)
+            take_a_pass_slowly(batches, taken)
+
+        run_in_threads(4, loop)
+        first = 20 * epoch if "rows" not in kind else 0
+        assert sorted(taken) == [(v, row) for v in range(2) for row in range(first, first + 20)]
+
+
+def test_a_thread_joins_a_loop_over_validation_data_that_has_begun(loader_of):
+    loader = loader_of(lanes=2, rows=4, restart=True)
+    batches = iter(loader)
+    begun = list(islice(batches, 3))
+    (rest,) = run_in_threads(1, lambda: list(loader))
+    assert begun + rest == in_order(2, 4)
+    assert list(batches) == []
+    assert list(loader) == in_order(2, 4)
 
 
 def test_a_finished_loop_stays_finished(loader_of):

@@ -241,15 +241,33 @@ def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
     assert [list(rank) for rank in again] == whole
 
 
-def test_a_rank_that_is_through_before_others_does_not_begin_anew():
+@pytest.mark.parametrize("kind", [*ENDS, "hooks that skip"])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_a_state_of_the_last_batch_begins_the_next_pass(kind, before, after):
+    pipeline = ENDS.get(kind, {"rows": 6, "make": skip_some})
+    whole = [list(rank) for rank in loaders(after, lanes=4, **pipeline)]
+    ranks = loaders(before, lanes=4, **pipeline)
+    for rank, other in zip(ranks, loaders(before, lanes=4, **pipeline), strict=True):
+        batches = list(other)
+        assert list(islice(rank, len(batches))) == batches
+    states = json.loads(json.dumps([rank.save_state_rank() for rank in ranks]))
+    again = loaders(after, **pipeline)
+    for rank in again:
+        rank.restore_state_global(states)
+    assert [list(rank) for rank in again] == whole
+    assert [list(rank) for rank in again] == whole
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_rank_that_is_through_before_others_does_not_begin_anew(count):
     lengths = {"rows": lambda lane: (1, 4, 1, 4)[lane]}
     ranks = loaders(2, lanes=4, **lengths)
-    assert [len(list(islice(rank, 3))) for rank in ranks] == [2, 3]
+    assert [len(list(islice(rank, count))) for rank in ranks] == [2, count]
     states = [rank.save_state_rank() for rank in ranks]
     again = loaders(2, **lengths)
     for rank in again:
         rank.restore_state_global(states)
-    assert [len(list(rank)) for rank in again] == [0, 5]
+    assert [len(list(rank)) for rank in again] == [0, 8 - count]
     assert [len(list(rank)) for rank in again] == [2, 8]
 
 

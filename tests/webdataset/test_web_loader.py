@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -130,6 +131,42 @@ def test_states_that_only_count_batches_are_not_sent(urls, monkeypatch, seconds)
     assert [state is None for state in states] == [False] + [seconds > 0] * 27
 
 
+@pytest.mark.parametrize("workers", [None, 0, 2])
+@pytest.mark.parametrize("epoch", [None, 6, 28])
+def test_a_state_of_the_last_item_begins_the_next_epoch(urls, workers, epoch):
+    def pipeline():
+        dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
+        if epoch is not None:
+            dataset = dataset.with_epoch(epoch)
+        return dataset if workers is None else WebLoader(dataset, None, num_workers=workers)
+
+    with pipeline() as loader:
+        epochs = [list(loader) for _ in range(3)]
+    with pipeline() as loader:
+        assert list(islice(loader, len(epochs[0]))) == epochs[0]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with pipeline() as loader:
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == epochs[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loops_that_stop_at_the_last_batch_are_followed_by_full_ones(urls, workers):
+    with WebLoader(WebDataset(urls).map(number), None, num_workers=workers) as loader:
+        assert [len(list(islice(loader, 28))) for _ in range(3)] == [28, 28, 28]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_another_one_has_replaced_says_so(urls, workers):
+    with WebLoader(WebDataset(urls).map(number), None, num_workers=workers) as loader:
+        first, second = iter(loader), iter(loader)
+        next(first)
+        rest = [next(second)]
+        with pytest.raises(ConfigError, match="another loop over this WebLoader has begun"):
+            next(first)
+        assert sorted([*rest, *second]) == list(range(28))
+
+
 def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
     monkeypatch.setattr(lanes, "NOTE_SECONDS", 100)
     dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
@@ -139,7 +176,7 @@ def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
         for batch in loader:
             batches.append(batch)
             states.append(json.loads(json.dumps(loader.state_dict())))
-    for done, state in enumerate(states[:-1], start=1):
+    for done, state in enumerate(states[:-2], start=1):
         other.load_state_dict(state)
         assert next(iter(other)) == batches[done]
         other.load_state_dict(other.state_dict())

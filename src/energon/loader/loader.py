@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from threading import RLock, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, SupportsIndex
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
-from energon.loader.hosting import RankStream, close_all, deal_lanes
+from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
 from energon.loader.lane_worker import LaneWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
@@ -37,9 +38,11 @@ class BasicDataLoader(Generic[T_co]):
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
     Every `for` loop continues where the previous one stopped, whether it stopped at `break` or at
-    the end of a virtual epoch; once the data has ended, the next loop is another pass over all of
-    it, in another order. Loops over a validation pipeline always start at the first batch. Workers
-    start with the first batch and run until that pass ends, or the loader is closed or deleted.
+    the end of a virtual epoch. After the last batch of data that ends, the next loop is another
+    pass over all of it, in another order. Loops over a validation pipeline always start at the
+    first batch. Several threads may loop over a loader at the same time: they share the batches of
+    a pass. Workers start with the first batch and run until that pass ends, or the loader is closed
+    or deleted.
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
@@ -87,8 +90,13 @@ class BasicDataLoader(Generic[T_co]):
         if self.options.trace is not None:
             self._trace = TrainerTrace(self.options, self.worker_config)
         self._delivered = 0
-        # After a restore within a pass that has ended for this rank, but not for all ranks.
-        self._others_go_on = False
+        self._lock = RLock()
+        self._loops: weakref.WeakSet[_Loop] = weakref.WeakSet()
+        # How many batches had been delivered when the present pass or virtual epoch began; loops
+        # that began before are over.
+        self._began_after = 0
+        # After a restore: lanes of other ranks that may have batches left in the present pass.
+        self._others: Mapping[int, LanePosition] = {}
         # Whether all ranks of the run have delivered the same number of batches, as far as is
         # known.
         self._began_together = True
@@ -105,11 +113,13 @@ class BasicDataLoader(Generic[T_co]):
             )
 
     def __iter__(self) -> Iterator[T_co]:
-        again = self.dataset.restart and self._stream is not None and self._stream.delivered
-        if again or (self._is_over() and not self._others_go_on):
-            self._restart()
-        self._others_go_on = False
-        loop, ipython = _Loop(self), sys.modules.get("IPython")
+        with self._lock:
+            again = self.dataset.restart and self._stream is not None and self._stream.delivered
+            if again and not any(loop.goes_on_in_another_thread for loop in self._loops):
+                self._restart()
+            loop = _Loop(self)
+            self._loops.add(loop)
+        ipython = sys.modules.get("IPython")
         in_notebook = ipython is not None and ipython.get_ipython() is not None
         return shown_in_notebooks(loop) if in_notebook else loop
 
@@ -287,12 +297,21 @@ class BasicDataLoader(Generic[T_co]):
     def _rank_lanes(self) -> Sequence[int]:
         return self.worker_config.rank_lanes(self._lanes)
 
-    def _is_over(self) -> bool:
-        """Return whether all lanes of this rank are at the end of a pass over the data."""
-        return all(position.ended for position in self._positions.values())
+    def _begin_next_pass(self) -> bool:
+        """Move to the next pass, as the present one is over; return False if it is not for all."""
+        others, self._others = self._others, {}
+        if not any(position.batches for position in self._positions.values()):
+            return False  # the data has no batch
+        if others and not self._delivered:
+            host = LaneHost(self.dataset, others, lanes=self._lanes, pool=self.options.cache_pool)
+            if not all(event.ended for event in host):
+                return False
+        self._restart()
+        return True
 
     def _restart(self) -> None:
         """Move to the first batch of every lane, remembering which rows are bad in this order."""
+        self._began_after = self._delivered
         before = self.dataset
         if isinstance(before, Continues):
             self.dataset = before.restarted()
@@ -310,6 +329,13 @@ class BasicDataLoader(Generic[T_co]):
         self._stream = None
 
     def _open_stream(self) -> RankStream:
+        """Start or continue the present pass.
+
+        Raises:
+            StopIteration: If it is over.
+        """
+        if all(position.ended for position in self._positions.values()):
+            raise StopIteration
         if not self._workers:
             self._workers += make_workers(
                 self.dataset, self.options, lanes=len(self._positions), trace=self._trace
@@ -356,29 +382,43 @@ class _Loop(Iterator[Any]):
 
     def __init__(self, loader: BasicDataLoader) -> None:
         self._loader = loader
-        self._over = False
+        self._thread = get_ident()
+        self._began_after = loader._delivered
+        self._has_ended = False
         self._count = 0
 
+    @property
+    def goes_on_in_another_thread(self) -> bool:
+        """Whether another thread may still take batches from this loop."""
+        is_over = self._has_ended or self._began_after < self._loader._began_after
+        return self._thread != get_ident() and not is_over
+
     def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
         loader = self._loader
-        asked_at = perf_counter()
-        if loader._delivered and asked_at >= loader._monitor.next_look:
-            asked_at = loader._monitor.look(loader._watched(), asked_at)
-        loader._monitor.waiting_since = asked_at
-        self._over = True  # unless a batch comes, and is not the last
-        try:
-            stream = loader._stream or loader._open_stream()
-            pins = loader._pins_later or loader._pin is not None
-            batch = stream.next_batch(loader._pinned if pins else None)
-            if loader._pin is not None and (following := stream.arrived()) is not None:
-                loader._pin.begin(following)
-        except BaseException as error:
-            loader._end_loop(error)
-            raise
-        loader._count_batch(asked_at)
-        self._over = stream.epoch_is_over
+        with loader._lock:
+            if self._has_ended or self._began_after < loader._began_after:
+                raise StopIteration
+            asked_at = perf_counter()
+            if loader._delivered and asked_at >= loader._monitor.next_look:
+                asked_at = loader._monitor.look(loader._watched(), asked_at)
+            loader._monitor.waiting_since = asked_at
+            try:
+                stream = loader._stream or loader._open_stream()
+                pins = loader._pins_later or loader._pin is not None
+                batch = stream.next_batch(loader._pinned if pins else None)
+                if loader._pin is not None and (following := stream.arrived()) is not None:
+                    loader._pin.begin(following)
+            except BaseException as error:
+                # If no batch has come since this loop began, the pass was over before.
+                is_first = loader._delivered == self._began_after
+                if isinstance(error, StopIteration) and is_first and loader._begin_next_pass():
+                    return next(self)
+                self._has_ended = True
+                loader._end_loop(error)
+                raise
+            loader._count_batch(asked_at)
+            if stream.epoch_is_over:
+                loader._began_after = loader._delivered
         self._count += 1
         if self._count == loader._pass_length + 1:
             _warn_of_endless_loop(loader._pass_length)

@@ -204,7 +204,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
         for difference in check_fingerprint(saved, present, strict=strict):
             logger.warning("restored although the configuration differs: %s", difference)
-        positions = read_positions(self._with_mix(state), own_lanes)
+        positions = read_positions(self._with_mix(state), map(int, state["positions"]))
         if isinstance(self.dataset, Continues):
             self.dataset = self.dataset.continuing(saved)
         if saved.get("mix") != present.get("mix"):
@@ -212,9 +212,9 @@ class SavableDataLoader(BasicDataLoader[T_co]):
             positions = {v: replace(position, ended=False) for v, position in positions.items()}
         self._note_idle_workers(len(own_lanes))
         self._began_together = self._is_turn(state, whose)
-        self._others_go_on = not all(each.get("ended") for each in state["positions"].values())
         self._lanes = lanes
-        self._positions = positions
+        self._positions = {v: positions.pop(v) for v in own_lanes}
+        self._others = {v: position for v, position in positions.items() if not position.ended}
         self._pass_length = self._endless_length()
 
     def _complete(
@@ -313,7 +313,10 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         state = self._fitted(self._in_own_batches(state, strict), relane=relane)
         present = self.dataset.fingerprint(state["lanes"])
         check_fingerprint(state["fingerprint"], present, strict=strict)
-        return _deal(self._with_mix(state), self.worker_config.world_size)
+        state, ranks = self._with_mix(state), self.worker_config.world_size
+        # Where data ends, ranks have to know whether others are within the same pass.
+        ends = self.dataset.num_batches(0, state["lanes"]) is not None
+        return [state] * ranks if ends else _deal(state, ranks)
 
     def _with_mix(self, state: State) -> State:
         """Return a state in which the mix of this loader has begun, in all its lanes."""

@@ -180,10 +180,18 @@ class _LoaderIterator(StageIterator):
         super().__init__()
 
     def _run(self) -> Iterator[Any]:
+        loader = self._loader
         if not self._is_restored:
-            self._loader.begin_epoch(self._epoch)
+            loader.begin_epoch(self._epoch)
+        loader.reader = self
         converts = self._converts and has_torch()
-        yield from map(convert, self._loader) if converts else self._loader
+        for batch in map(convert, loader) if converts else loader:
+            yield batch
+            if loader.reader is not self:
+                raise ConfigError(
+                    "another loop over this WebLoader has begun, and has its workers: iterate in "
+                    "one loop at a time, or create a WebLoader for each thread"
+                )
 
     def state_dict(self) -> State:
         state = self._loader.save_state_rank()
@@ -202,6 +210,8 @@ class LaneLoader(SavableDataLoader):
     """A loader whose loops are the epochs of a pipeline."""
 
     dataset: LanePipeline
+    reader: object = None
+    """The loop that takes the batches."""
     _snapshot: Snapshot | None = None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -233,10 +243,14 @@ class LaneLoader(SavableDataLoader):
         before = position.saved_state() or first
         return {**first, "world_size": before["world_size"]}
 
+    def _begin_next_pass(self) -> bool:
+        """Return False: the pipeline begins its epochs."""
+        return False
+
     def go_to(self, state: State) -> None:
         """Move to a saved position, even after the first batch."""
         self._stream = None
-        self._delivered = 0
+        self._delivered = self._began_after = 0
         self._restore(merge_states(state), True)
         self.dataset = replace(self.dataset, lanes=self._lanes)
 

@@ -374,8 +374,7 @@ class Loop(StageIterator):
         self.snapshot = snapshot
         self._epochs = epochs
         self._given = 0
-        self.is_over = False
-        self._has_failed = False
+        self.is_over = self._is_restored = self._has_failed = False
         super().__init__()
         if state is None:
             self._passes = self._first_pass(before)
@@ -487,6 +486,7 @@ class Loop(StageIterator):
         self._passes = self.snapshot.passes(self.place, first=epoch, count=count)
         self._passes.load_state_dict(items)
         self._given = given
+        self._is_restored = True
 
     def close(self) -> None:
         super().close()
@@ -494,7 +494,17 @@ class Loop(StageIterator):
 
     def _run(self) -> Iterator[Any]:
         try:
-            yield from self._limited()
+            items = self._limited()
+            first = next(items, _END)
+            if first is _END and self._is_restored and self.place.num_workers == 1:
+                # The state is that of the last item. Other workers may have items of it left.
+                self._begin_next_epoch()
+                items = self._limited()
+                first = next(items, _END)
+            if first is not _END:
+                yield first
+                first = None  # it may be a large batch
+                yield from items
         except Exception:
             # Generators that have raised an error have ended.
             self._has_failed = True
@@ -506,6 +516,13 @@ class Loop(StageIterator):
                 items, stages = self._passes.state_dict(), self.snapshot.describe()
                 note = {"epoch": self.epoch + 1, "stages": stages, "items": items}
                 self._epochs.notes.write(self.place, note)
+
+    def _begin_next_epoch(self) -> None:
+        self.epoch += 1
+        self._epochs.set(self.epoch + 1)
+        self._given = 0
+        if not self.snapshot.extent.goes_on:
+            self._passes = self.snapshot.passes_of_loop(self.place, self.epoch)
 
     def _limited(self) -> Iterator[Any]:
         share = self.snapshot.extent.share(self.place, self.epoch)
