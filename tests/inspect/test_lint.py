@@ -44,6 +44,18 @@ def test_names_the_part_of_a_crude_sample_that_cannot_be_decoded(tmp_path):
     ]
 
 
+def test_notes_the_parts_that_only_some_crude_samples_have(tmp_path):
+    root = tmp_path / "ds"
+    samples = [(f"s{n}", {"txt": b"x", "json" if n % 3 else "cls": b"1"}) for n in range(9)]
+    write_shard(root / "0.tar", samples)
+    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    report = lint_dataset(root, engine=ALONE)
+    assert report.ok
+    assert report.to_json()["lacking"] == {str(root): {"cls": 6, "json": 3}}
+    said = run("lint", root).output
+    assert "some samples lack parts that others have: cls (missing from 6), json" in said
+
+
 def test_prepare_leaves_out_what_lint_has_put_into_quarantine(tmp_path):
     root = make_damaged(tmp_path / "ds")
     quarantine(lint_dataset(root, engine=ALONE), tmp_path / "bad.jsonl")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, FieldAccessError
+from energon.errors import ConfigError, FatalSampleError
 from energon.samples.collate import (
     batch_list,
     batch_pad_stack,
@@ -24,6 +24,7 @@ from energon.samples.collate import (
     homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample
+from energon.samples.sample_types import CaptioningSample
 
 shapes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5)
 
@@ -68,13 +69,34 @@ def test_structures_are_batched_by_field(make):
     assert b == ["x", "y"]
 
 
-def test_samples_with_other_parts_than_the_first_are_named():
-    samples = [{"__key__": "a", "jpg": 1, "json": 2}, {"__key__": "b", "png": 1, "json": 2}]
-    said = "sample 'b' has no part 'jpg', which 'a' has, only png, json.*\"jpg,png\""
-    with pytest.raises(FieldAccessError, match=said):
-        collate_samples(samples)
-    with pytest.raises(FieldAccessError, match=said):
-        collate_samples([CrudeSample(sample) for sample in samples])
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9).map(np.array), max_size=4),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from([dict, CrudeSample]),
+)
+def test_a_batch_of_dicts_has_the_names_of_all_and_none_for_what_is_missing(samples, kind):
+    batch = collate_samples([kind(each, __key__=str(i)) for i, each in enumerate(samples)])
+    assert batch.pop("__key__") == [str(i) for i in range(len(samples))]
+    assert set(batch) == set().union(*samples)
+    for name, values in batch.items():
+        expected = [each.get(name) for each in samples]
+        assert list(values) == expected
+        assert isinstance(values, list) == (None in expected)
+
+
+def test_samples_of_types_with_different_fields_are_refused():
+    captions = CaptioningSample(
+        __key__="a", __restore_key__=(), __subflavors__={}, image=1, caption="x"
+    )
+    said = (
+        r"different types: CaptioningSample \(.*caption.*\) of 'a', dict \(without fields\) of 'b'"
+        r".*`encode_sample`"
+    )
+    with pytest.raises(FatalSampleError, match=said):
+        collate_samples([captions, {"__key__": "b", "png": 1}])
 
 
 def test_other_values_become_lists():

@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 
 from energon import (
     ConfigError,
     DefaultTaskEncoder,
+    SkipSample,
     WorkerConfig,
     WorkerError,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
+from energon.prepare.dataset import prepare_dataset
+from energon.samples.crude import sample_keys
 from energon.stages.lane import Lane
-from tests.datasets import make_crude
+from tests.datasets import make_captions, make_crude, write_shard
 
 
 class Keys(DefaultTaskEncoder):
@@ -203,3 +206,59 @@ def test_another_batch_size_is_one_difference_unless_it_changes_the_order(root):
     assert differences(lanes=2, **in_order) == ["stripe", "batch_size"]
     # Lanes that share a stream continue with the stripes that they had.
     assert differences(**in_order) == ["batch_size"]
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_batches_of_crude_samples_have_the_parts_of_all_and_are_counted_exactly(tmp_path, decoded):
+    root = tmp_path / "mixed"
+    samples = [(f"s{n}", {"json": b"1", "txt" if n % 5 else "cls": b"2"}) for n in range(44)]
+    write_shard(root / "0.tar", samples)
+    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    encoder = DefaultTaskEncoder()
+    if not decoded:
+        encoder.decoder = None
+    dataset = get_train_dataset(
+        root, worker_config=config(), batch_size=8, task_encoder=encoder, repeat=False
+    )
+    loader = get_savable_loader(dataset)
+    batches = [*loader]
+    keys = [key for batch in batches for key in batch["__key__"]]
+    assert sorted(keys) == sorted(key for key, _ in samples)
+    assert loader.stats()["samples"] == 44
+    for batch in batches:
+        for key, text, label in zip(batch["__key__"], batch["txt"], batch["cls"], strict=True):
+            assert ((text is None), (label is None)) == (
+                (int(key[1:]) % 5 == 0),
+                (int(key[1:]) % 5 != 0),
+            )
+
+
+def test_batches_that_hooks_drop_are_not_counted_as_samples(tmp_path):
+    class DropsBatches(DefaultTaskEncoder):
+        def encode_batch(self, batch):
+            if "s3" in batch.__key__:
+                raise SkipSample
+            return batch
+
+    class DropsPacks(DropsBatches):
+        def select_samples_to_pack(self, samples):
+            return [samples[:3], samples[3:]]
+
+        def pack_selected_samples(self, samples):
+            if samples[0].__key__ == "s0":
+                raise SkipSample
+            return samples[0]
+
+    root = make_captions(tmp_path / "ds", [20])
+    for encoder, options in [(DropsBatches(), {}), (DropsPacks(), {"packing_buffer_size": 5})]:
+        dataset = get_train_dataset(
+            root,
+            worker_config=config(),
+            batch_size=2,
+            task_encoder=encoder,
+            repeat=False,
+            **options,
+        )
+        loader = get_savable_loader(dataset)
+        delivered = [*chain.from_iterable(sample_keys(each.__restore_key__) for each in loader)]
+        assert loader.stats()["samples"] == len(delivered) < 20

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from energon.inspect.lint import LintReport
 
 MAX_FINDINGS = 50
+MAX_PARTS = 5
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,15 @@ def _show(report: LintReport) -> None:
     for part, count in report.unchecked.items():
         parts = counted(count, f"{part} part was", f"{part} parts were")
         echo(f"note: {parts} not decoded, see --allow")
+    for dataset, lacking in report.lacking.items():
+        shown = [f"{part} (missing from {count})" for part, count in lacking.items()]
+        if len(shown) > MAX_PARTS:
+            shown[MAX_PARTS:] = [f"{counted(len(shown) - MAX_PARTS, 'other part')}"]
+        echo(
+            f"note: {dataset}: some samples lack parts that others have: {', '.join(shown)}. "
+            "Batches of crude samples contain None for these; map parts that mean the same to one "
+            "field, or use a cooker"
+        )
     total = sum(report.num_samples.values())
     problems = counted(len(report.findings), "problem") if report.findings else "no problems"
     echo(f"{counted(total, noun)}: {problems}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class LintReport:
         num_samples: Number of samples, by split.
         findings: The problems.
         unchecked: By name, how many parts were not decoded because the user must allow it.
+        lacking: For datasets whose samples are batched with the names of their parts: how many of
+            the samples lack each part that others have.
     """
 
     path: str
@@ -120,6 +123,7 @@ class LintReport:
     num_samples: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unchecked: dict[str, int] = field(default_factory=dict)
+    lacking: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -142,6 +146,7 @@ class LintReport:
                 for each in self.findings
             ],
             "unchecked": self.unchecked,
+            "lacking": self.lacking,
         }
 
 
@@ -360,6 +365,15 @@ def _collect(
     for number in sorted(results):
         for result in sorted(results[number], key=lambda each: each.first):
             collected.add(work[number][0], result)
+    for dataset, names in collected.names.items():
+        # Every sample has a key.
+        lacking = {
+            name: names["__key__"] - count
+            for name, count in names.items()
+            if count < names["__key__"] and not name.startswith("__")
+        }
+        if lacking:
+            report.lacking[dataset] = lacking
 
 
 def _batches(ordinals: Sequence[int], mean_bytes: float) -> Iterator[Sequence[int]]:
@@ -374,6 +388,7 @@ class _Collected:
 
     def __init__(self, report: LintReport) -> None:
         self.report = report
+        self.names: dict[str, Counter[str]] = {}
         self._known = {each._replace(split="") for each in report.findings if each.key is None}
 
     def add(self, split: str, result: BatchReport) -> None:
@@ -388,5 +403,7 @@ class _Collected:
                     continue
                 self._known.add(each._replace(split=""))
             report.findings.append(each)
+        if result.crude is not None:
+            self.names.setdefault(result.crude, Counter()).update(dict(result.names))
         for part, count in result.unchecked:
             report.unchecked[part] = report.unchecked.get(part, 0) + count

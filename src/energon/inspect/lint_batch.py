@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,12 +61,16 @@ class BatchReport:
         num_samples: How many were checked.
         findings: The problems.
         unchecked: By extension, how many parts were not decoded because the user must allow it.
+        crude: The dataset, if its samples are batched with the names of their parts.
+        names: Then, by name, how many of the samples that could be read have such a value.
     """
 
     first: int
     num_samples: int
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[tuple[str, int], ...] = ()
+    crude: str | None = None
+    names: tuple[tuple[str, int], ...] = ()
 
 
 def lint_batch(
@@ -84,7 +89,17 @@ def lint_batch(
     together = min(MAX_READ_TOGETHER, choose_slice_samples(mean_bytes(check.opened.source)))
     for start in range(0, len(ordinals), together):
         findings += check(ordinals[start : start + together])
-    return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(check.unchecked.items()))
+    loading = check.opened.loading
+    samples = loading.samples
+    is_crude = samples.load is None and samples.sample_type is None and loading.join is None
+    return BatchReport(
+        ordinals[0],
+        len(ordinals),
+        tuple(findings),
+        tuple(check.unchecked.items()),
+        check.leaf.path if is_crude else None,
+        tuple(check.names.items()),
+    )
 
 
 def spread(count: int, most: int | None) -> Sequence[int]:
@@ -150,6 +165,7 @@ class _Check:
         self.opened = opened
         self.decoder = decoder
         self.unchecked: dict[str, int] = {}
+        self.names: Counter[str] = Counter()
 
     def __call__(self, ordinals: Sequence[int]) -> Iterator[Finding]:
         """Yield problems of some samples, which are read together if possible."""
@@ -167,6 +183,7 @@ class _Check:
             return
         for ordinal, sample in zip(ordinals, samples, strict=True):
             note(ordinal)
+            self.names.update(sample.keys())
             yield from self._sample(sample)
 
     def failed(self, ordinal: int, reason: str) -> Finding:

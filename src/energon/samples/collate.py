@@ -6,13 +6,14 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import repeat
+from functools import partial
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from energon.errors import ConfigError, FieldAccessError
+from energon.errors import ConfigError, FatalSampleError
 from energon.samples.batch_arrays import LARGE_BATCH_BYTES, large_array, stacked_rows
 from energon.samples.crude import PART_FILES, SampleSource
 
@@ -63,7 +64,8 @@ def collate_samples(
 ) -> Any:
     """Return samples as one: tensors are stacked and padded, other values become lists.
 
-    Types with `from_samples` are collated by that.
+    Types with `from_samples` are collated by that. Dicts may have different names: a value that
+    some of them lack becomes a list with None for these.
 
     Args:
         samples: At least one, all of the same type: dataclasses, named tuples or dicts.
@@ -71,25 +73,25 @@ def collate_samples(
             dropped.
         actions: By field, the function that collates the list of its values.
         default_action: The function for all other fields.
+
+    Raises:
+        FatalSampleError: If samples are of types with different fields.
     """
     first = samples[0]
     plain = not actions and default_action is generic_batch
     if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
         return generic_batch(samples)
-    names = field_names(type(first)) or (list(first) if isinstance(first, dict) else None)
+    names = _names_of(samples)
     if names is None:
         return default_action(list(samples))
-    if PART_FILES in names:  # of use to the decoder only, and some samples have none
+    if PART_FILES in names:  # of use to the decoder only
         names.remove(PART_FILES)
-    read = dict.__getitem__ if isinstance(first, dict) else getattr
+    read = dict.get if isinstance(first, dict) else getattr
     accepted = set((result_type and field_names(result_type)) or names)
     values: dict[str, Any] = {}
     for name in names:
         if name in accepted:
-            try:
-                column = list(map(read, samples, repeat(name)))
-            except KeyError:
-                raise _uneven(samples, name) from None
+            column = list(map(read, samples, repeat(name)))
             if name == "__restore_key__":
                 values[name] = tuple(column)
             elif name.startswith("__"):
@@ -101,16 +103,36 @@ def collate_samples(
     return (result_type or type(first))(**values)
 
 
-def _uneven(samples: Sequence[Any], name: str) -> FieldAccessError:
-    """Return the error for dicts of which the first has a part that another lacks."""
-    first, other = samples[0], next(sample for sample in samples if name not in sample)
-    parts = ", ".join(part for part in other if not part.startswith("__"))
-    return FieldAccessError(
-        f"sample {other.get('__key__')!r} has no part {name!r}, which {first.get('__key__')!r} "
-        f"has, only {parts or 'none'}; samples of a batch need the same parts. Map parts that "
-        'mean the same to one field, as in `--field-map \'{"image": "jpg,png"}\'`, or override '
-        "the hook `batch`"
-    )
+def _names_of(samples: Sequence[Any]) -> list[str] | None:
+    """Return the names of values that any of the samples has; None if they have no names.
+
+    Raises:
+        FatalSampleError: If they are of types with different fields.
+    """
+    kinds = dict.fromkeys(map(type, samples))
+    if all(issubclass(kind, dict) for kind in kinds):
+        return list(dict.fromkeys(chain.from_iterable(samples)))
+    fields_of = {kind.__name__: field_names(kind) for kind in kinds}
+    names, *others = fields_of.values()
+    if any(own != names for own in others):
+        raise FatalSampleError(
+            "samples of one batch have different types: "
+            + ", ".join(
+                f"{kind} ({', '.join(own or ()) or 'without fields'}) of {_source(samples, kind)}"
+                for kind, own in fields_of.items()
+            )
+            + ". Convert all of them to one type in `encode_sample`, keep the types in batches of "
+            "their own with `batch_group_criterion`, or override the hook `batch`"
+        )
+    return names
+
+
+def _source(samples: Sequence[Any], kind: str) -> str:
+    """Describe where the first sample of a type came from."""
+    sample = next(each for each in samples if type(each).__name__ == kind)
+    read = sample.get if isinstance(sample, dict) else partial(getattr, sample)
+    datasets = [source.dataset_path for source in read("__sources__", None) or ()]
+    return " in ".join([repr(read("__key__", None)), *datasets[:1]])
 
 
 def field_names(kind: type) -> list[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 from energon.errors import check_at_least
@@ -15,12 +16,13 @@ from energon.samples.crude import (
     flat,
     joint_key,
     key_of,
+    sample_keys,
     split_key,
     stamp,
 )
 from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
 from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
-from energon.stages.hooks.hook import Hook
+from energon.stages.hooks.hook import SKIPPED, Hook
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 
@@ -62,37 +64,52 @@ class BatchDataset(Dataset[Any]):
 
 
 class BatchIterator(ApplyIterator):
-    """Draws lists of items and runs hooks on them. Subclasses choose the items."""
+    """Draws lists of items and runs hooks on them. Subclasses choose the items.
+
+    Args:
+        inner: The items.
+        lane: The lane.
+        hooks: The hooks.
+        unit: Name of the items in statistics, which count those of batches that are passed on.
+    """
 
     yields_batches = True
 
-    def __init__(self, inner: DatasetIterator[Any], lane: Lane, hooks: tuple[Hook, ...]) -> None:
+    def __init__(
+        self, inner: DatasetIterator[Any], lane: Lane, hooks: tuple[Hook, ...], unit: str
+    ) -> None:
         super().__init__(inner, lane)
         self.runners = runners_of(hooks, lane)
+        self.unit = unit
 
     def _apply_to_batch(self, items: list[Any], row: int) -> Any:
         """Return the result of the batch hooks for `items`."""
         address = batch_address(items, self.lane, row)
         key = partial(batch_key, items, self.lane.batch_number(address))
-        return with_key(self._apply(items, self.runners, address, key), items, key)
+        count, batch = len(items), self._apply(items, self.runners, address, key)
+        if batch is not SKIPPED:
+            self.lane.counts[self.unit] += count
+        elif self.unit == "packs":
+            # Their samples were counted when they were packed.
+            keys = chain.from_iterable(sample_keys(key_of(pack) or ()) for pack in items)
+            self.lane.counts["samples"] -= sum(1 for _ in keys)
+        return with_key(batch, items, key)
 
     def _apply_to_columns(self, columns: Any) -> Any:
         """Return the result of the batch hooks for items that are already collated."""
         keys = columns.__restore_key__
         address = ("batch", *keys[0])
         key = ("batch", keys, self.lane.batch_number(address))
-        first, *others = self.runners
-        first.succeed()
-        if not others:
-            columns.__restore_key__ = key
-            return columns
+        self.runners[0].succeed()
         batch = self._apply(columns, self.runners[1:], address, lambda: key)
+        if batch is not SKIPPED:
+            self.lane.counts[self.unit] += len(keys)
         return with_key(batch, keys, lambda: key)
 
 
 class _BatchIterator(BatchIterator):
     def __init__(self, stage: BatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks, stage.unit)
         self.stage = stage
         # Samples wait for others before they are packed, and would keep the memory of batches.
         self.rows = BatchRows(0 if stage.unit == "packs" else stage.batch_size)
@@ -103,13 +120,11 @@ class _BatchIterator(BatchIterator):
         with self.rows:
             columns = self.inner.take_columns(stage.batch_size) if stage.collates else None
             if columns is not None:
-                lane.counts[stage.unit] += stage.batch_size
                 lane.enter(row, several=True)
                 return self._apply_to_columns(columns)
             items = self.inner.take(stage.batch_size)
             if not items or (stage.drop_last and len(items) < stage.batch_size):
                 raise StopIteration
-            lane.counts[stage.unit] += len(items)
             lane.enter(row, several=True)
             batch = self._apply_to_batch(items, row)
             del items
@@ -188,7 +203,7 @@ class _UnitBatchIterator(BatchIterator):
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "drawn_for": int | None}
 
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks, stage.unit)
         self.stage = stage
         # The first item of the next unit, if it had to be drawn to detect the end of this one,
         # with the position and the batch for which it was drawn.
@@ -211,7 +226,6 @@ class _UnitBatchIterator(BatchIterator):
         if not items or (ended and stage.drop_last and len(items) < stage.batch_size):
             raise StopIteration
         row = row_of(self.inner.place)
-        lane.counts[stage.unit] += len(items)
         lane.enter(row)
         return self._apply_to_batch(items, row)
 

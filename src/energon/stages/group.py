@@ -74,7 +74,7 @@ class _GroupIterator(BatchIterator):
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "waiting": list}
 
     def __init__(self, stage: GroupDataset, lane: Lane) -> None:
-        super().__init__(stage.dataset.open(lane), lane, stage.hooks)
+        super().__init__(stage.dataset.open(lane), lane, stage.hooks, stage.unit)
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
@@ -104,7 +104,6 @@ class _GroupIterator(BatchIterator):
             self._read_waiting(self.unread)
         row = self.inner.row
         items = self._next_full()
-        self.lane.counts[self.stage.unit] += len(items)
         self.lane.enter(row, several=True)
         return self._apply_to_batch(items, row)
 

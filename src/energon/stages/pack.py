@@ -254,11 +254,13 @@ class _PackIterator(ApplyIterator):
             samples = [output for _, output in encoded if output is not SKIPPED]
         if not samples:
             return SKIPPED
-        self.lane.counts["samples"] += len(samples)
+        count = len(samples)
         self._enter(group[0], several=True)
         key, first = joint_key("pack", members), key_of(members[0])
         address = self._lane_address() if first is None else pack_address(first)
         pack = self._apply(samples, self.pack, address, lambda: key)
+        if pack is not SKIPPED:
+            self.lane.counts["samples"] += count
         if pack is not SKIPPED and self.outputs is None and key is not None:
             stamp(pack, key)
         return pack

@@ -513,8 +513,8 @@ class Loop(StageIterator):
         if self.snapshot.extent.goes_on and torch_worker_info() is not None:
             # This process may end now, and another one continue.
             with contextlib.suppress(StateError):
-                items, stages = self._passes.state_dict(), self.snapshot.describe()
-                note = {"epoch": self.epoch + 1, "stages": stages, "items": items}
+                position, stages = self._passes.state_dict(), self.snapshot.describe()
+                note = {"epoch": self.epoch + 1, "stages": stages, "items": position}
                 self._epochs.notes.write(self.place, note)
 
     def _begin_next_epoch(self) -> None:
