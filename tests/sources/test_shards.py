@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import pytest
 
+from energon import WorkerConfig, get_loader, get_train_dataset
 from energon.errors import ShardChangedError, TruncatedError
 from energon.sources.shards import ShardPool
 from tests.datasets import make_crude, write_shard
@@ -78,8 +80,10 @@ def test_a_file_that_is_replaced_while_the_pool_has_closed_it_is_not_read_by_the
     open_shard(pool, root, 1)
     write_shard(root / "new.tar", [("x", {"txt": b""}), ("y", {"txt": b"1" * 600})])
     os.replace(root / "new.tar", root / "000.tar")
-    with pytest.raises(ShardChangedError, match=r"000\.tar: sample 's0' is no longer at byte 0"):
+    with pytest.raises(ShardChangedError, match=r"000\.tar: was changed at"):
         open_shard(pool, root, 0)
+    with pytest.raises(ShardChangedError, match=r"000\.tar: sample 's0' is no longer at byte 0"):
+        open_shard(ShardPool(), root, 0)
 
 
 def test_only_a_file_of_another_date_is_compared_with_its_table_and_only_once(root):
@@ -92,14 +96,14 @@ def test_only_a_file_of_another_date_is_compared_with_its_table_and_only_once(ro
     content = bytearray(path.read_bytes())
     content[0] = ord("x")
     path.write_bytes(content)
-    for mtime_ns in (7, about.st_mtime_ns):
-        os.utime(path, ns=(0, mtime_ns))
-        open_shard(pool, root, 1)
-        open_shard(pool, root, 0)
-    os.utime(path, ns=(0, 8))
+    os.utime(path, ns=(0, 7))
     open_shard(pool, root, 1)
+    open_shard(pool, root, 0)
+    os.utime(path, ns=(0, about.st_mtime_ns))
+    open_shard(ShardPool(), root, 0)
+    os.utime(path, ns=(0, 8))
     with pytest.raises(ShardChangedError, match="'s0'"):
-        open_shard(pool, root, 0)
+        open_shard(ShardPool(), root, 0)
 
 
 def test_more_samples_than_were_indexed_are_a_change(root):
@@ -116,3 +120,43 @@ def test_another_size_is_told_with_both_sizes(root, change, error):
         error, match=rf"has {size + change} bytes, had {size} when .*energon (verify|index) {root}"
     ):
         open_shard(ShardPool(), root, 0)
+
+
+def rewrite(path, old, new):
+    with open(path, "r+b") as file:
+        content = file.read()
+        assert old in content
+        file.seek(0)
+        file.write(content.replace(old, new))
+    # The clock of a file system may be coarser than this test is fast.
+    now = os.stat(path).st_mtime_ns + 1_000_000
+    os.utime(path, ns=(now, now))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_shard_that_is_rewritten_in_place_while_it_is_read_is_a_change(root, closes):
+    pool = ShardPool()
+    open_shard(pool, root, 0)
+    rewrite(root / "000.tar", b"text 1", b"TEXT 1")
+    if closes:
+        pool.close(str(root / "000.tar"))
+    for _ in range(2):
+        with pytest.raises(
+            ShardChangedError, match="000.tar: was changed at .* after this run had"
+        ):
+            open_shard(pool, root, 0)
+    open_shard(pool, root, 1)
+
+
+def test_a_run_ends_before_it_delivers_new_contents_under_old_keys(tmp_path):
+    root = make_crude(tmp_path / "ds", [50])
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=1)
+    dataset = get_train_dataset(
+        root, worker_config=config, batch_size=None, max_samples_per_sequence=5
+    )
+    batches = iter(get_loader(dataset))
+    delivered = [(sample["__key__"], sample["txt"]) for sample in islice(batches, 4)]
+    rewrite(root / "000.tar", b"text", b"TEXT")
+    with pytest.raises(ShardChangedError, match="resume from a saved state"):
+        delivered += [(sample["__key__"], sample["txt"]) for sample in islice(batches, 200)]
+    assert all(text == f"text {key[1:]}" for key, text in delivered)

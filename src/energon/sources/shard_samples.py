@@ -289,7 +289,7 @@ class _Piece(NamedTuple):
 
     def extents(self) -> tuple[Ints, Ints]:
         """Return where the parts start, and their sizes."""
-        table, file, most = self.shard
+        table, file, most, _ = self.shard
         starts, sizes = table.extents(self.numbers)
         if table.shard_size > most and sizes.max(initial=0) > most:
             raise FormatError(

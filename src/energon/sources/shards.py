@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import accumulate, chain, repeat
 from threading import Lock
 from typing import Any, NamedTuple
@@ -120,6 +121,8 @@ class OpenShard(NamedTuple):
     file: RangeFile
     max_part_bytes: int
     """The limit of this process for parts of shards, looked up once per shard."""
+    mtime_ns: int
+    """When it was last changed before it was opened."""
 
 
 class ShardPool:
@@ -136,7 +139,8 @@ class ShardPool:
     def __init__(self, max_open: int = MAX_OPEN_SHARDS) -> None:
         self.max_open = max_open
         self._shards: OrderedDict[str, OpenShard] = OrderedDict()
-        self._verified: set[str] = set()
+        # When local shards were last changed before this process first opened them.
+        self._dates: dict[str, int] = {}
         self._probed: set[tuple[str, int]] = set()
         self._lock = Lock()
         self._threads = WaitingThreads(OPEN_THREADS, "energon-open")
@@ -158,6 +162,10 @@ class ShardPool:
             shard = self._shards.get(path)
             if shard is not None:
                 self._shards.move_to_end(path)
+        if shard is not None and isinstance(shard.file, OpenFile):
+            # A shard of which nothing moves when it is rewritten would yield other contents under
+            # the old keys. Asking takes a microsecond, for a block of samples.
+            self._check_date(path, shard.file.stat().st_mtime_ns, dataset)
         if shard is None:
             shard = self._open(path, dataset)
             with self._lock:
@@ -196,12 +204,12 @@ class ShardPool:
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
         if is_remote(path):
-            shard, size, mtime_ns = _open_remote(path, dataset)
+            shard, size = _open_remote(path, dataset)
         else:
             # Once is enough, since shards are opened again and again.
-            shard, size, mtime_ns = _open_local(path, dataset, verify=path not in self._verified)
-            self._verified.add(path)
-        path = shard.file.path
+            shard, size = _open_local(path, dataset, verify=path not in self._dates)
+            self._check_date(path, shard.mtime_ns, dataset)
+        path, mtime_ns = shard.file.path, shard.mtime_ns
         scanned = not shard.table.shard_mtime_ns
         indexed = _indexed_size(path) if scanned else shard.table.shard_size
         if size < indexed:
@@ -219,6 +227,14 @@ class ShardPool:
             self._probe(path, mtime_ns, shard, dataset)
         return shard
 
+    def _check_date(self, path: str, mtime_ns: int, dataset: AnyPath) -> None:
+        """Raise ShardChangedError if a local shard was changed since it was first opened here."""
+        if self._dates.setdefault(path, mtime_ns) != mtime_ns:
+            raise ShardChangedError(
+                f"{path}: was changed at {_time(mtime_ns)}, after this run had begun to read it as "
+                f"of {_time(self._dates[path])}; {_again(dataset)}, and resume from a saved state"
+            )
+
     def _probe(self, path: str, mtime_ns: int, shard: OpenShard, dataset: AnyPath) -> None:
         """Distinguish a copy, which only has another date, from a rewritten file."""
         if (path, mtime_ns) in self._probed:
@@ -232,19 +248,22 @@ class ShardPool:
         self._probed.add((path, mtime_ns))
 
 
-def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int, int]:
-    """Return an open shard, its size and modification time."""
+def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int]:
+    """Return an open shard, and its size."""
     file = OpenFile(path)
-    table = open_part_table(path, verify=verify, dataset=dataset)
-    shard = OpenShard(table, file, TAR_PART_BYTES.value)
     about = file.stat()
-    return shard, about.st_size, about.st_mtime_ns
+    table = open_part_table(path, verify=verify, dataset=dataset)
+    return OpenShard(table, file, TAR_PART_BYTES.value, about.st_mtime_ns), about.st_size
 
 
-def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int, int]:
+def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int]:
     file = RemoteFile(address)
-    shard = OpenShard(open_remote_table(file, dataset), file, TAR_PART_BYTES.value)
-    return shard, file.info.size, file.info.mtime_ns
+    table = open_remote_table(file, dataset)
+    return OpenShard(table, file, TAR_PART_BYTES.value, file.info.mtime_ns), file.info.size
+
+
+def _time(nanoseconds: int) -> str:
+    return datetime.fromtimestamp(nanoseconds / 1e9).isoformat(" ")
 
 
 def _indexed_size(path: str) -> int:
