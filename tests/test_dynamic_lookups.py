@@ -104,13 +104,10 @@ REASONS = {
         "vars(mine)[name]": FIELDS,
     },
     "energon/decode/arrays.py": {
+        "find_spec('torch')": TORCH,
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
     },
-    "energon/decode/av.py": {
-        "find_spec('torch')": TORCH,
-    },
     "energon/decode/sample_decoder.py": {
-        "find_spec('torch')": TORCH,
         "methodcaller('decode', 'utf-8')": TORCH,
         "pickle.loads(data)": ALLOWED,
     },
@@ -289,9 +286,6 @@ REASONS = {
     },
     "energon/webdataset/pytorch.py": {
         "getattr(torch.utils.data, name)": PROGRAM,
-    },
-    "energon/webdataset/running/lanes.py": {
-        "find_spec('torch')": TORCH,
     },
     "energon/webdataset/stages/base.py": {
         "getattr(self, name)": FIELDS,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import json
@@ -15,6 +16,7 @@ import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from energon.decode.arrays import decode_tenbin, encode_tenbin
 from energon.decode.resize import RandomResizedCrop
@@ -226,16 +228,39 @@ def raise_again(error):
     raise error
 
 
-def test_without_torch_images_are_arrays():
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from importlib import util; find = util.find_spec\n"
-        "util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
-        "from energon.decode.sample_decoder import SampleDecoder\n"
-        f"image = SampleDecoder().decode('k.jpg', {jpeg(0)!r})\n"
-        "assert type(image).__module__ == 'numpy' and image.shape == (8, 12, 3), image"
+WITHOUT_TORCH = """
+import sys, zlib; sys.modules["torch"] = None
+from importlib import util; find = util.find_spec
+util.find_spec = lambda name, *a: None if name == "torch" else find(name, *a)
+from energon.decode.sample_decoder import SampleDecoder
+images = [SampleDecoder(spec, image_size=size).decode(name, data)
+    for spec in SPECS for size in (None, 6) for name, data in FILES]
+assert {type(image).__module__ for image in images} == {"numpy"}
+print([(image.shape, str(image.dtype), float(image.mean())) for image in images])
+"""
+
+
+def test_the_layout_of_images_does_not_depend_on_whether_torch_is_installed():
+    specs = ["torchrgb", "torchrgb8", "torchl8", "torchrgba", "torch", "rgb", "rgb8", "l"]
+    png = io.BytesIO()
+    Image.new("RGB", (7, 9), (3, 200, 90)).save(png, "PNG")
+    files = [("k.jpg", jpeg(0)), ("k.png", png.getvalue())]
+    program = f"SPECS, FILES = {specs!r}, {files!r}\n{WITHOUT_TORCH}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    images = [
+        np.asarray(SampleDecoder(spec, image_size=size).decode(name, data))
+        for spec in specs
+        for size in (None, 6)
+        for name, data in files
+    ]
+    found = ast.literal_eval(result.stdout)
+    assert [each[:2] for each in found] == [(image.shape, str(image.dtype)) for image in images]
+    for (_, dtype, mean), image in zip(found, images, strict=True):
+        # Pillow and torch round differently when they scale.
+        assert abs(mean - image.mean()) <= (1 if dtype == "uint8" else 1 / 255)
+    assert np.asarray(SampleDecoder().decode("k.jpg", jpeg(0))).shape == (3, 8, 12)
 
 
 @pytest.mark.parametrize(

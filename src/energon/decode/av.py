@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from numbers import Rational
 from operator import itemgetter
 from typing import IO, Any, Literal, cast
@@ -20,6 +19,7 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.decode.arrays import has_torch
 from energon.decode.av_audio import AudioReader
 from energon.decode.av_container import (
     StreamView,
@@ -52,7 +52,7 @@ def as_frames(clip: Clip, size: FrameSize | None = None) -> Any:
 
 def as_tensor(array: Any) -> Any:
     """Return an array as a tensor that shares its memory; without torch, as it is."""
-    if find_spec("torch") is None:
+    if not has_torch():
         return array
     import torch
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError, DecodeError, MissingExtraError
+from energon.decode.arrays import has_torch
+from energon.errors import ConfigError, DecodeError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import bytes_in_words, warn_once
 from energon.samples.batch_arrays import empty_row
@@ -83,7 +84,10 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
     "torch": ImageSpec("torch", "RGB", True),
     "pil": ImageSpec("pil", "RGB", False),
 }
-"""Names of what images may become. Tensors are (C, H, W), arrays (H, W, C); gray ones (H, W)."""
+"""Names of what images may become. Tensors are (C, H, W), arrays (H, W, C); gray ones (H, W).
+
+Without torch, arrays of the same layout take the place of tensors.
+"""
 
 
 def image_spec(name: str) -> ImageSpec:
@@ -120,7 +124,6 @@ def decode_image(
 
     Raises:
         DecodeError: If the data are damaged, truncated or not an image.
-        MissingExtraError: If tensors are requested and torch is not installed.
     """
     is_jpeg = data[:2] == JPEG_START
     frame = _check_scans(data) if is_jpeg else 0
@@ -136,26 +139,21 @@ def decode_image(
 
 def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
     """Convert pixels to the array or tensor that `spec` describes."""
-    is_tensor = spec.library == "torch"
-    if is_tensor and pixels.ndim == 3:
+    is_planar = spec.library == "torch"
+    if is_planar and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
     if spec.floats:
         # Without torch, whose threads would spin while the next image is decoded.
         planes = np.ascontiguousarray(pixels)  # faster than to divide them out of order
         row = empty_row(planes.shape, np.float32)
         pixels = np.divide(planes, np.float32(255), out=row, dtype=np.float32)
-    elif is_tensor or not (pixels.flags.c_contiguous and pixels.flags.writeable):
+    elif is_planar or not (pixels.flags.c_contiguous and pixels.flags.writeable):
         planes, pixels = pixels, empty_row(pixels.shape, np.uint8)
         np.copyto(pixels, planes)
-    if not is_tensor:
+    if not is_planar or not has_torch():
         return pixels
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            "images as tensors need torch; pip install 'energon-loader[torch]', or choose arrays "
-            'with SampleDecoder(image_decode="rgb8")'
-        ) from error
+    import torch
+
     return torch.from_numpy(pixels)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, is_whole
 from energon.plan.randomness import derive_seed
 
@@ -245,11 +246,12 @@ def resize_pixels(
     Args:
         pixels: Of shape (height, width) or (height, width, 3).
         size: Height and width.
-        library: "torch" is several times as fast as Pillow; pixels differ by at most 1.
+        library: "torch", where it is installed, is several times as fast as Pillow; pixels differ
+            by at most 1.
     """
     if pixels.shape[:2] == size:
         return pixels
-    if library == "torch":
+    if library == "torch" and has_torch():
         import torch
 
         # Torch copies non-contiguous pixels with threads that spin afterwards.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from importlib.util import find_spec
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,8 @@ class SampleDecoder:
 
     Args:
         image_decode: The form of images, see `energon.decode.images.IMAGE_SPECS`. The default
-            is float tensors (C, H, W) from 0 to 1; without torch, float arrays (H, W, C).
+            is float tensors (C, H, W) from 0 to 1, or arrays of this layout where torch is not
+            installed; "rgb" and "rgb8" are arrays (H, W, C).
         av_decode: The form of audio and video: "AVDecoder" for a decoder of clips on request;
             "torch" for all frames as `AVData`; "pyav" for a container of PyAV.
         video_decode_audio: Whether "torch" decodes the audio of videos too.
@@ -261,13 +261,10 @@ class SampleDecoder:
 
     @cached_property
     def _image_spec(self) -> ImageSpec:
-        """The form of images: tensors by default, arrays without torch."""
+        """The form of images."""
         from energon.decode.images import IMAGE_SPECS
 
-        name, default = self.image_decode, SampleDecoder.image_decode
-        if name == default and find_spec("torch") is None:
-            name = default.removeprefix("torch")
-        return IMAGE_SPECS[name]
+        return IMAGE_SPECS[self.image_decode]
 
     def _make_resize(self) -> Resize | None:
         """Return how images are cropped and scaled; None if they are left as they are."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any
 
+from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, StateError, UnknownArgumentError
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
@@ -18,7 +19,6 @@ from energon.webdataset.running.lanes import (
     LanePipeline,
     LaneProcess,
     convert,
-    has_torch,
     merge_rank_states,
     returns_argument,
     torch_or_none,

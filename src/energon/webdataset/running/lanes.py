@@ -16,14 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, StateError
 from energon.formats.json_text import parse_json
 from energon.loader.state import merge_states
@@ -147,12 +146,6 @@ def returns_argument(function: Any) -> bool:
 
 
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
-
-
-@cache
-def has_torch() -> bool:
-    """Return whether torch is installed, without importing it, which takes a second or more."""
-    return find_spec("torch") is not None
 
 
 def torch_or_none() -> Any:
