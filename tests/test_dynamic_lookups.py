@@ -104,7 +104,6 @@ REASONS = {
         "vars(mine)[name]": FIELDS,
     },
     "energon/decode/arrays.py": {
-        "find_spec('torch')": TORCH,
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
     },
     "energon/decode/sample_decoder.py": {
@@ -208,6 +207,7 @@ REASONS = {
     "energon/samples/collate.py": {
         "attrgetter('name')": FIELDS,
         "attrgetter('shape')": TORCH,
+        "find_spec('torch')": TORCH,
         "getattr(item, name, None)": FIELDS,
         "getattr(each, name)": FIELDS,
         "getattr(value, name)": FIELDS,

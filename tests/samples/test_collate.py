@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, FatalSampleError
+from energon.errors import ConfigError
 from energon.samples.collate import (
     batch_list,
     batch_pad_stack,
@@ -24,7 +25,6 @@ from energon.samples.collate import (
     homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample
-from energon.samples.sample_types import CaptioningSample
 
 shapes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5)
 
@@ -69,6 +69,19 @@ def test_structures_are_batched_by_field(make):
     assert b == ["x", "y"]
 
 
+class Narrow(NamedTuple):
+    a: int
+
+
+class AlsoNarrow(NamedTuple):
+    a: int
+
+
+class Wide(NamedTuple):
+    a: int
+    b: int
+
+
 @given(
     st.lists(
         st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9).map(np.array), max_size=4),
@@ -87,16 +100,10 @@ def test_a_batch_of_dicts_has_the_names_of_all_and_none_for_what_is_missing(samp
         assert isinstance(values, list) == (None in expected)
 
 
-def test_samples_of_types_with_different_fields_are_refused():
-    captions = CaptioningSample(
-        __key__="a", __restore_key__=(), __subflavors__={}, image=1, caption="x"
-    )
-    said = (
-        r"different types: CaptioningSample \(.*caption.*\) of 'a', dict \(without fields\) of 'b'"
-        r".*`encode_sample`"
-    )
-    with pytest.raises(FatalSampleError, match=said):
-        collate_samples([captions, {"__key__": "b", "png": 1}])
+def test_samples_of_types_with_different_fields_stay_a_list():
+    for samples in itertools.permutations([Narrow(1), Wide(1, 2), {"a": 1}], 2):
+        assert collate_samples(samples) == list(samples)
+    assert collate_samples([Narrow(1), AlsoNarrow(2)]) == Narrow([1, 2])
 
 
 def test_other_values_become_lists():

@@ -11,8 +11,6 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Sequence, Sized
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -26,12 +24,6 @@ _ZIP_MAGIC = b"PK\x03\x04"
 _PICKLE_NAME = "data.pkl"
 _OLD_PICKLES = 5
 """The pickles of an old file: magic number, version, system, value, and keys of the contents."""
-
-
-@cache
-def has_torch() -> bool:
-    """Return whether torch is installed, without importing it, which takes a second or more."""
-    return find_spec("torch") is not None
 
 
 def decode_npy(data: bytes) -> Any:

@@ -19,7 +19,6 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.arrays import has_torch
 from energon.decode.av_audio import AudioReader
 from energon.decode.av_container import (
     StreamView,
@@ -34,6 +33,7 @@ from energon.decode.av_container import (
 from energon.decode.av_video import Clip, FrameSize, VideoReader
 from energon.errors import ConfigError, DecodeError, is_whole
 from energon.formats.media import AVMetadata, Piece
+from energon.samples.collate import has_torch
 
 logger = logging.getLogger("energon")
 

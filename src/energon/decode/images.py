@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, DecodeError
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import bytes_in_words, warn_once
 from energon.samples.batch_arrays import empty_row
+from energon.samples.collate import has_torch
 
 if TYPE_CHECKING:
     from PIL.Image import Image

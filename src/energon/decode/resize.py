@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, is_whole
 from energon.plan.randomness import derive_seed
+from energon.samples.collate import has_torch
 
 if TYPE_CHECKING:
     from PIL.Image import Image

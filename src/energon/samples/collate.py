@@ -6,14 +6,15 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache
+from importlib.util import find_spec
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from energon.errors import ConfigError, FatalSampleError
+from energon.errors import ConfigError
 from energon.samples.batch_arrays import LARGE_BATCH_BYTES, large_array, stacked_rows
 from energon.samples.crude import PART_FILES, SampleSource
 
@@ -26,6 +27,12 @@ PARALLEL_NUMBERS = 32_768
 """From this many elements on, torch copies in several threads."""
 
 _shape = attrgetter("shape")
+
+
+@cache
+def has_torch() -> bool:
+    """Return whether torch is installed, without importing it, which takes a second or more."""
+    return find_spec("torch") is not None
 
 
 def generic_batch(batch: Sequence[Any]) -> Any:
@@ -68,21 +75,22 @@ def collate_samples(
     some of them lack becomes a list with None for these.
 
     Args:
-        samples: At least one, all of the same type: dataclasses, named tuples or dicts.
+        samples: At least one: dataclasses, named tuples or dicts. If their types have different
+            fields, `default_action` gets a list of them.
         result_type: Type of the result; None for that of the samples. Fields that it lacks are
             dropped.
-        actions: By field, the function that collates the list of its values.
+        actions: By field, the function that collates the list of its values, None for samples that
+            lack it.
         default_action: The function for all other fields.
-
-    Raises:
-        FatalSampleError: If samples are of types with different fields.
     """
     first = samples[0]
     plain = not actions and default_action is generic_batch
     if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
         return generic_batch(samples)
-    names = _names_of(samples)
-    if names is None:
+    names, kinds = field_names(type(first)), set(map(type, samples))
+    if isinstance(first, dict):
+        names = list(dict.fromkeys(chain.from_iterable(samples)))
+    if names is None or (len(kinds) > 1 and not _are_alike(kinds)):
         return default_action(list(samples))
     if PART_FILES in names:  # of use to the decoder only
         names.remove(PART_FILES)
@@ -103,36 +111,11 @@ def collate_samples(
     return (result_type or type(first))(**values)
 
 
-def _names_of(samples: Sequence[Any]) -> list[str] | None:
-    """Return the names of values that any of the samples has; None if they have no names.
-
-    Raises:
-        FatalSampleError: If they are of types with different fields.
-    """
-    kinds = dict.fromkeys(map(type, samples))
+def _are_alike(kinds: set[type]) -> bool:
+    """Return whether samples of these types are collated: dicts, or types with the same fields."""
     if all(issubclass(kind, dict) for kind in kinds):
-        return list(dict.fromkeys(chain.from_iterable(samples)))
-    fields_of = {kind.__name__: field_names(kind) for kind in kinds}
-    names, *others = fields_of.values()
-    if any(own != names for own in others):
-        raise FatalSampleError(
-            "samples of one batch have different types: "
-            + ", ".join(
-                f"{kind} ({', '.join(own or ()) or 'without fields'}) of {_source(samples, kind)}"
-                for kind, own in fields_of.items()
-            )
-            + ". Convert all of them to one type in `encode_sample`, keep the types in batches of "
-            "their own with `batch_group_criterion`, or override the hook `batch`"
-        )
-    return names
-
-
-def _source(samples: Sequence[Any], kind: str) -> str:
-    """Describe where the first sample of a type came from."""
-    sample = next(each for each in samples if type(each).__name__ == kind)
-    read = sample.get if isinstance(sample, dict) else partial(getattr, sample)
-    datasets = [source.dataset_path for source in read("__sources__", None) or ()]
-    return " in ".join([repr(read("__key__", None)), *datasets[:1]])
+        return True
+    return len({tuple(field_names(kind) or ()) for kind in kinds}) == 1
 
 
 def field_names(kind: type) -> list[str] | None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any
 
-from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, StateError, UnknownArgumentError
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states
 from energon.messages import nearest
+from energon.samples.collate import has_torch
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.lanes import (

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from energon.decode.arrays import has_torch
 from energon.errors import ConfigError, StateError
 from energon.formats.json_text import parse_json
 from energon.loader.state import merge_states
 from energon.messages import counted
+from energon.samples.collate import has_torch
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
 from energon.webdataset import utils
