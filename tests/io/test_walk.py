@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import StorageError
+from energon.io.backends.local import PathPattern, walk_files
 from energon.io.epath import EPath
 from energon.io.files import list_files, match_files
-from energon.io.walk import PathPattern, walk_files
 from energon.sources.media.media_files import MediaFiles
 from energon.sources.tables.parquet import ParquetSource
 from tests.commands import run

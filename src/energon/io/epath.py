@@ -22,9 +22,9 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.backends.base import ObjectInfo
+from energon.io.backends.local import PathPattern
 from energon.io.files import open_store
 from energon.io.range_file import RawReader
-from energon.io.walk import PathPattern
 from energon.local_file import open_binary
 
 BUFFER_BYTES = 1 << 20

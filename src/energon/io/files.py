@@ -25,10 +25,9 @@ from energon.io.address import (
     split_address,
 )
 from energon.io.backends.base import Backend, ObjectInfo
-from energon.io.backends.local import LocalBackend, object_info
+from energon.io.backends.local import LocalBackend, PathPattern, object_info, walk_files
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
-from energon.io.walk import PathPattern, walk_files
 from energon.limits import DOCUMENT_BYTES, check_document
 from energon.messages import list_names, nearest
 from energon.utf8 import decode_utf8

@@ -18,8 +18,8 @@ from energon.io.address import (
     redact,
     split_address,
 )
+from energon.io.backends.local import walk_files
 from energon.io.files import describe_missing, is_file, open_store
-from energon.io.walk import walk_files
 from energon.messages import nearest, shell_word
 from energon.metadataset.kind import KINDS, name_of_lines, table_suffix
 

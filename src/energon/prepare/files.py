@@ -31,8 +31,8 @@ from energon.errors import (
 from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.io.atomic import is_full, publish, remedy_if_full
+from energon.io.backends.local import walk_files
 from energon.io.file_lock import FileLock, is_unsupported
-from energon.io.walk import walk_files
 from energon.metadataset.advice import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8

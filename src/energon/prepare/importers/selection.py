@@ -23,12 +23,12 @@ from typing import Any, BinaryIO
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, FormatError, needs_extra
 from energon.formats.meta.info import META
 from energon.io.address import is_remote
+from energon.io.backends.local import is_hidden
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.files import file_size, is_pattern, match_files, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
-from energon.io.walk import is_hidden
 from energon.local_file import open_binary
 from energon.metadataset.advice import explain_missing, refuse_metadata
 from energon.prepare.files import list_dataset_files

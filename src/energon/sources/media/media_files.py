@@ -28,8 +28,8 @@ from energon.formats.meta.info import META
 from energon.formats.meta.split import guess_splits, split_of_folders
 from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
+from energon.io.backends.local import folder_entries, is_hidden
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
-from energon.io.walk import folder_entries, is_hidden
 from energon.messages import warn_once
 from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.utf8 import decode_utf8

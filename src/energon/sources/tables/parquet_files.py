@@ -23,6 +23,7 @@ from energon.formats.parquet import (
 )
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.base import ObjectInfo
+from energon.io.backends.local import PathPattern
 from energon.io.disk_cache import disk_cache
 from energon.io.files import (
     file_info,
@@ -35,7 +36,6 @@ from energon.io.files import (
     write_bytes,
 )
 from energon.io.range_file import RangeFile, range_file
-from energon.io.walk import PathPattern
 from energon.utf8 import decode_utf8
 
 logger = logging.getLogger("energon")

@@ -18,7 +18,7 @@ from energon.errors import ConfigError, FormatError
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import StreamSample
 from energon.io.address import redact
-from energon.io.walk import walk_files
+from energon.io.backends.local import walk_files
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading.urls import local_path
 
