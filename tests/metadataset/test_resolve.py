@@ -321,12 +321,15 @@ def test_names_all_that_is_missing(tmp_path):
         ("path: inner.yaml\n    subset: {range: [0, 10]}", 6, "Use percentages"),
         ("blend: [{path: a}]\n    subset: {range: [0, end]}", 6, "Use percentages"),
         ("path: media", 5, "has no shards, only media metadata"),
+        ("path: lost", 5, "was prepared, but its .nv-meta/.info.json is missing"),
         ("path: nosuch://host/a", 5, "neither energon nor fsspec knows nosuch"),
     ],
 )
 def test_refuses_what_makes_no_sense_and_names_the_place(tmp_path, body, place, text):
     make_datasets(tmp_path, "a", "b")
     write(tmp_path / "media/.nv-meta/index.sqlite", "")
+    write(tmp_path / "lost/.nv-meta/index.sqlite", "")
+    write(tmp_path / "lost/.nv-meta/split.yaml", "split_parts: {train: [0.tar]}")
     write(tmp_path / "inner.yaml", V2 + "  train: {path: a}\n")
     write(tmp_path / "v1.yaml", "splits: {train: {datasets: [{path: a}]}}")
     path = write(tmp_path / "m.yaml", V2 + f"  train:\n    {body}\n")

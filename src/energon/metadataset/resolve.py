@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from energon.allow import check_allow
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
+from energon.formats.meta.info import META
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain, where
-from energon.io.address import shown_address
+from energon.io.address import join_address, shown_address
+from energon.io.files import is_file
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.local_file import working_folder
-from energon.messages import nearest
+from energon.messages import nearest, shell_word
 from energon.metadataset.document import (
     BrokenMetadataset,
     Metadataset,
@@ -243,6 +245,11 @@ class _Resolver:
         if kind == "metadataset":
             return self.document(self.read(path), context, origin=origin)
         if not kind_entry(kind).has_samples:
+            if is_file(join_address(path, f"{META}/split.yaml")):
+                raise ConfigError(
+                    f"{at}{path} was prepared, but its {META}/.info.json is missing; restore the "
+                    f"file, or run `energon prepare {shell_word(path)}` again"
+                )
             raise ConfigError(
                 f"{at}{path} has no shards, only media metadata; it can be auxiliary data of "
                 f"another dataset, as `aux: {{name: filesystem://{path}}}`"
