@@ -1,4 +1,4 @@
-"""Open the files of this machine: regular ones only, and mapped into memory without a descriptor.
+"""Open the files of this machine: regular ones, mapped without a descriptor, or text in UTF-8.
 
 A pipe or device among the files of a dataset would block whoever opens it, or never end.
 """
@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from energon.errors import ConfigError, StorageError
+from energon.errors import ConfigError, FormatError, StorageError
 
 MIN_OPEN_FILES = 64
 """A process with a smaller limit cannot train: the interpreter and its workers need most of it."""
@@ -63,6 +63,26 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a regular file; see `open_descriptor`."""
     with open_binary(path) as file:
         return file.read()
+
+
+def decode_utf8(data: bytes, *, origin: str) -> str:
+    """Return the text of a file.
+
+    Args:
+        data: All that is in it.
+        origin: Its name in messages.
+
+    Raises:
+        FormatError: If it is not UTF-8.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FormatError(
+            f"{origin}:{line}: found {data[error.start : error.end]!r}, expected text in UTF-8; "
+            "the file is damaged or of another encoding, restore it or save it as UTF-8"
+        ) from error
 
 
 def _not_regular(path: str | os.PathLike[str], mode: int) -> StorageError:

@@ -29,8 +29,8 @@ from energon.io.backends.local import LocalBackend, PathPattern, object_info, wa
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.limits import DOCUMENT_BYTES, check_document
+from energon.local_file import decode_utf8
 from energon.messages import list_names, nearest
-from energon.utf8 import decode_utf8
 
 _MAKERS: Mapping[str, str] = {
     "s3": "backends.object_stores:s3",

@@ -24,6 +24,7 @@ from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
 from energon.io.address import join_address, redact
 from energon.io.epath import any_path
 from energon.io.files import is_file, read_document
+from energon.local_file import decode_utf8
 from energon.sources.chunk_files import ChunkFiles
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.kinds import Extents, description, split_description
@@ -35,7 +36,6 @@ from energon.sources.tables.row_kind import (
     RowOptions,
     file_of_part,
 )
-from energon.utf8 import decode_utf8
 
 ASSUMED_RATIO = 4
 """Bytes of records to those of the packed chunk, where slices are planned."""

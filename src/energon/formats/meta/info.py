@@ -21,8 +21,8 @@ from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.limits import read_local_document
+from energon.local_file import decode_utf8
 from energon.messages import shell_word
-from energon.utf8 import decode_utf8
 
 META = ".nv-meta"
 INFO_FILES = (".info.yaml", ".info.json")

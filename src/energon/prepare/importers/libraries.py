@@ -17,12 +17,12 @@ from energon.formats.json_text import parse_json
 from energon.io.address import redact
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.files import list_files, read_document
+from energon.local_file import decode_utf8
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
 )
-from energon.utf8 import decode_utf8
 
 FORMATS: dict[str, Callable[[Any, str], ChunkFormat]] = {"mds": MdsFormat, "litdata": LitDataFormat}
 

@@ -30,9 +30,9 @@ from energon.formats.tar.names import split_name
 from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.local import folder_entries, is_hidden
 from energon.io.files import is_file, list_files, read_bytes, write_bytes
+from energon.local_file import decode_utf8
 from energon.messages import warn_once
 from energon.metadataset.kind import METADATA_TABLES, TABLES
-from energon.utf8 import decode_utf8
 
 logger = logging.getLogger("energon")
 

@@ -20,6 +20,7 @@ from energon.formats.meta.jsonl import (
 from energon.formats.meta.split import numbers_in
 from energon.io.address import address_name
 from energon.io.epath import AnyPath, any_path
+from energon.local_file import decode_utf8
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.subset import resolve_range
@@ -43,7 +44,6 @@ from energon.sources.shards import ShardPool
 from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
 from energon.sources.tables.unpacked_file import UnpackedFile
 from energon.sources.webdataset import warn_unmatched
-from energon.utf8 import decode_utf8
 
 
 class JsonlSource(NumberedSource):

@@ -36,7 +36,7 @@ from energon.io.files import (
     write_bytes,
 )
 from energon.io.range_file import RangeFile, range_file
-from energon.utf8 import decode_utf8
+from energon.local_file import decode_utf8
 
 logger = logging.getLogger("energon")
 
