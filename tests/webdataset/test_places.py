@@ -6,10 +6,15 @@ import functools
 import itertools
 import json
 import logging
+import os
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -17,6 +22,8 @@ import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
 from energon.webdataset.running.place import Place, running_at
 from tests.webdataset.shards import make_shards
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def own_by_node(source):
@@ -213,7 +220,7 @@ def in_torch(dataset):
 
 
 def in_web_loader(dataset):
-    return wds.WebLoader(dataset, None, num_workers=2)
+    return wds.WebLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
 
 
 @pytest.mark.parametrize("load", [in_torch, in_web_loader])
@@ -313,3 +320,55 @@ def test_a_loop_after_an_error_has_items():
     with pytest.raises(ValueError, match="2 is damaged"):
         list(dataset)
     assert [len(list(dataset)) for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.slow
+def test_accelerate_divides_a_stream_only_once(tmp_path):
+    urls = make_shards(tmp_path, [5] * 8)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = subprocess.run(
+        [*command, "-m", "tests.webdataset.accelerated", *urls],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert job.returncode == 0, job.stderr
+    # The first worker of each loader says so in its first loop, on ranks that read.
+    assert 4 <= job.stderr.count("accelerate divides this stream among the ranks") <= 6
+    one, other = json.loads(job.stdout.splitlines()[-1])
+    for name in ("forked", "started", "sharded", "stream"):
+        for mine, theirs in zip(one[name], other[name], strict=True):
+            assert sorted(mine + theirs) == [*range(40)], name
+    assert one["skipped"] == [one["stream"][0][5:]]
+
+
+def random_job(draw):
+    """A pipeline drawn at random, its samples, the number that each worker yields, and of ranks."""
+    counts = draw(COUNTS)
+    make = draw(pipelines(counts))
+    samples = [(number, k) for number, count in enumerate(counts) for k in range(count)]
+    return make, samples, draw(st.none() | st.integers(1, 12)), draw(st.integers(1, 3))
+
+
+def check_job(load, make, samples, length, ranks):
+    """Check two loops of each rank, whose pipeline a loader with two workers reads."""
+    loops = [[], []]
+    for rank in range(ranks):
+        with mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks)):
+            dataset = make() if length is None else make().with_epoch(length)
+            loader = load(dataset)
+            for loop in loops:
+                loop.append(list(map(tuple, loader)))
+            getattr(loader, "close", list)()
+    for loop in loops:
+        if length is None:
+            assert sorted(itertools.chain(*loop)) == samples
+        else:
+            assert [len(items) for items in loop] == [2 * length] * ranks
+
+
+@pytest.mark.parametrize("load", [in_torch, in_web_loader])
+@settings(max_examples=16)
+@given(data=st.data())
+def test_loaders_read_each_sample_once_or_the_length_that_is_set(load, data):
+    check_job(load, *random_job(data.draw))

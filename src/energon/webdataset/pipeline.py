@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Self
 
 from energon.errors import ConfigError
@@ -22,6 +23,9 @@ from energon.webdataset.running.place import (
     TorchLookalike,
     add_length_method,
     current_place,
+    is_divided_by_trainer,
+    set_divided_by_trainer,
+    warn_of_trainer,
 )
 from energon.webdataset.stages.base import ALL_SPLITS, Context, Stage, State, close
 from energon.webdataset.stages.make import as_stages, flat
@@ -120,6 +124,8 @@ class DataPipeline(TorchLookalike):
         state, self._pending = self._pending, None
         if state is None:
             epoch = self._epochs.begin()
+            if epoch == 0 and place.worker == 0:
+                warn_of_trainer()
             self._loop = Loop(snapshot, self._epochs, place, epoch, before)
         else:
             self._loop = Loop(snapshot, self._epochs, place, state["epoch"], state=state)
@@ -278,10 +284,14 @@ class DataPipeline(TorchLookalike):
         return f"<{type(self).__name__}: {names}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loop": None}
+        # A worker that is not forked does not have the stack of the training process.
+        is_divided = get_spawning_popen() is not None and is_divided_by_trainer()
+        return {**self.__dict__, "_loop": None, "_is_divided_by_trainer": is_divided}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self.__dict__.pop("_is_divided_by_trainer"):
+            set_divided_by_trainer()
 
     def _check_stages(self) -> None:
         """Raise ConfigError for anything but stages, and for files that override two shards."""

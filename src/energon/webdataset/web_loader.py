@@ -116,6 +116,21 @@ class WebLoader(DataPipeline, FluidInterface):
         source = LoaderSource(LaneLoader(lanes, options=options), converts)
         super().__init__(source, seed=dataset.seed)
 
+    # As those of a DataLoader without workers over a dataset of batches, for programs that make
+    # another DataLoader from the attributes of one, such as accelerate.skip_first_batches.
+    batch_size: int | None = None
+    prefetch_factor: int | None = None
+    drop_last = False
+
+    @property
+    def dataset(self) -> Any:
+        """The loader itself, as the dataset of its batches; a program may set another one."""
+        return self.__dict__.get("dataset", self)
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        self.__dict__["dataset"] = dataset
+
     def load_state_dict(self, state_dict: State | Sequence[State]) -> None:
         """Let the next loop continue where a state was saved.
 

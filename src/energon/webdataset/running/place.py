@@ -5,6 +5,8 @@ To torch, a pipeline is also a dataset; torch is not imported for that.
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import sys
 import threading
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,59 @@ def current_place(group: Any = None) -> Place:
     torch.distributed and the worker info of torch's DataLoader. torch is not imported: a program
     that has not imported it uses neither.
 
+    Code that reads items for accelerate, or for the Trainer of transformers, is on the only rank:
+    they divide the items among the ranks.
+
     Args:
         group: Process group of torch.distributed; None for the default one.
     """
     place: Place | None = getattr(_local, "place", None)
     if place is not None:
         return place
-    return Place(*_rank(group), *_worker())
+    rank, world_size = _rank(group)
+    if world_size > 1 and is_divided_by_trainer():
+        rank, world_size = 0, 1
+    return Place(rank, world_size, *_worker())
+
+
+def is_divided_by_trainer() -> bool:
+    """Return whether accelerate or transformers divides the items of the calling code by rank.
+
+    They read all items of a dataset, on one rank or on every rank, and have a method on the stack
+    meanwhile. A forked worker has the stack of the process that started it.
+    """
+    frame = inspect.currentframe() if _DIVIDING_MODULES & sys.modules.keys() else None
+    while frame is not None:
+        if (
+            frame.f_globals.get("__name__") in _DIVIDING_MODULES
+            and type(frame.f_locals.get("self")).__name__ in _DIVIDING_CLASSES
+        ):
+            return True
+        frame = frame.f_back
+    return _is_divided_here
+
+
+_DIVIDING_MODULES = frozenset(("accelerate.data_loader", "transformers.trainer_pt_utils"))
+_DIVIDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
+
+_is_divided_here = False
+"""Whether a trainer divides the items of this process, a worker that was started without a fork."""
+
+
+def set_divided_by_trainer() -> None:
+    """Make `is_divided_by_trainer` return True in this process."""
+    global _is_divided_here
+    _is_divided_here = True
+
+
+def warn_of_trainer() -> None:
+    """Log a warning if a trainer divides the items of the calling code."""
+    if _rank(None)[1] > 1 and is_divided_by_trainer():
+        logger.warning(
+            "accelerate divides this stream among the ranks, so the stream does not: it is read "
+            "with nodesplitter=None; iterate over its WebLoader without prepare() to let each rank "
+            "read its own shards"
+        )
 
 
 class running_at:
