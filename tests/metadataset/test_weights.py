@@ -170,3 +170,20 @@ def test_validation_does_not_care_about_weights(tmp_path):
     assert found.blend_mode is BlendMode.NONE
     assert [leaf.weight for leaf in found.leaves] == [1, 1]
     assert read_metadataset(path).content.splits["train"].blend[1].max_epochs == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "blend: [{path: a, weight: 1.0e+308}, {path: b}]",
+        "blend: [{path: a, weight: auto, tokens: 1.0e+19}, {path: b, weight: auto, tokens: 1}]",
+        "blend: [{path: a, max_epochs: 1.0e+19}]",
+        "blend: [{path: a, weight: {0: 1, 10: ramp to 1e308}}, {path: b}]",
+        "blend: [{path: a, weight: {0: 1, 10000000000000000000: 2}}, {path: b}]",
+        "blend_epochized: [{path: a, repetitions: 1.0e+19}]",
+        "{path: a, shuffle_over_epochs_multiplier: 10000000000000000000}",
+    ],
+)
+def test_numbers_beyond_any_run_are_refused_where_they_are_written(tmp_path, body):
+    with pytest.raises(ConfigError, match=r"m\.yaml:.*at most 1e\+15|m\.yaml:.*to 1e\+15"):
+        resolved(tmp_path, body)

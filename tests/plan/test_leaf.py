@@ -112,3 +112,10 @@ def test_refuses_numbers_that_make_no_sense(wrong):
 
 def test_slices_are_shorter_for_larger_samples():
     assert [choose_slice_samples(size) for size in (300, 70_000, 8_000_000)] == [128, 59, 1]
+
+
+@pytest.mark.parametrize("much", [{"repetitions": 1e15}, {"shuffle_over_epochs": 10**15}])
+def test_more_rows_than_can_be_counted_are_refused(much):
+    with pytest.raises(ConfigError, match="more than the 9,007,199,254,740,992 that can be count"):
+        PlanLeaf("leaf", 20, **much)
+    assert PlanLeaf("leaf", 1, **much).num_samples == 1

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
 from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
 from energon.plan.build import concat_plan, mix_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import PlanRecipe
 
 
 def entry(node, weight=1.0, limit=None):
@@ -287,3 +288,9 @@ def test_the_last_draw_of_a_source_is_known():
     assert plan.rows(lane, row, 1).leaf.tolist() == [0]
     assert all(0 not in plan.rows(v, row + 3, 50).leaf for v in range(4))
     assert plan.last_row(1) is None
+
+
+def test_more_epochs_than_can_be_counted_are_refused():
+    leaf, mix = PlanLeaf("a/train", 20), Mix((entry(0, limit=1e15),))
+    with pytest.raises(ConfigError, match="a/train: max_epochs of 1e\\+15 with 20 samples each"):
+        PlanRecipe("blend", (leaf,), 0, mix=mix)(4)

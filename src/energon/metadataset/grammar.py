@@ -25,6 +25,7 @@ from pydantic import Discriminator, Field, Tag
 
 from energon.messages import nearest
 from energon.metadataset.grammar_values import (
+    Amount,
     Inner,
     Joiner,
     JoinReference,
@@ -254,7 +255,7 @@ class ReferenceV1(Node):
     """An entry of a metadataset of version 1."""
 
     path: Path
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: Amount = 1.0
     split_part: str | None = None
     subflavor: str | None = None
     subflavors: dict[str, Any] = Field(default_factory=dict)

@@ -28,12 +28,18 @@ from energon.metadataset.leaf import Subset
 from energon.plan.blends.curve import Point
 from energon.plan.leaves.subset import resolve_range
 
+MAX_AMOUNT = 1e15
+"""The largest weight, number of tokens or of epochs: far above any in use, and far below the limits
+of the arithmetic of the plan."""
+
 _RAMP = re.compile(r"ramp\s+to\s+([0-9.][0-9._eE+-]*)")
 
 
 def _multiplier(value: int) -> int:
     if value < 1 and value != -1:
         raise ValueError("expected a number of epochs, -1 (with replacement) or null (in order)")
+    if value > MAX_AMOUNT:
+        raise ValueError(f"expected at most {MAX_AMOUNT:g} epochs")
     return value
 
 
@@ -82,12 +88,16 @@ def _point(position: Any, value: Any) -> Point:
         raise ValueError(f"{position!r} is not a position; expected a number from 0, like 100_000")
     if position != int(position):
         raise ValueError(f"position {position!r} is not a whole number")
+    if position > MAX_AMOUNT:
+        raise ValueError(f"position {position!r} is not reached by any run; at most {MAX_AMOUNT:g}")
     ramp = _RAMP.fullmatch(value.strip()) if isinstance(value, str) else None
     number: Any = _float(ramp[1]) if ramp else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f'{value!r} at {position}; expected a number or "ramp to NUMBER"')
-    if not _is_finite(number) or number < 0:
-        raise ValueError(f"{value!r} at {position}; expected a finite number, at least 0")
+    if not (_is_finite(number) and 0 <= number <= MAX_AMOUNT):
+        raise ValueError(
+            f"{value!r} at {position}; expected a finite number from 0 to {MAX_AMOUNT:g}"
+        )
     return Point(int(position), float(number), ramp is not None)
 
 
@@ -115,7 +125,8 @@ Path = Annotated[
 ]
 AuxName = Annotated[str, AfterValidator(_aux_name)]
 Multiplier = Annotated[int, AfterValidator(_multiplier)]
-Positive = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+Positive = Annotated[float, Field(gt=0, le=MAX_AMOUNT)]
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_temperature)]
 Range = Annotated[
     Subset,
@@ -152,7 +163,7 @@ Schedule = Annotated[
     ),
 ]
 Weight = Annotated[
-    Annotated[Annotated[float, Field(ge=0)], Tag("<number>")]
+    Annotated[Amount, Tag("<number>")]
     | Annotated[Schedule, Tag("<schedule>")]
     | Annotated[Literal["auto"], Tag("<auto>")],
     Discriminator(_weight_tag),

@@ -33,6 +33,7 @@ _EXPECTED = {
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "int_type": "a whole number",
+    "less_than_equal": "at most {le:g}",
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_type": "a mapping",

@@ -8,13 +8,13 @@ from functools import cached_property
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
-from energon.errors import StateError
+from energon.errors import ConfigError, StateError
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix
 from energon.plan.build import concat_plan, epochized_plan, mix_plan
 from energon.plan.dealt import Deal, DealtPlan
-from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.leaves.leaf import MAX_ROWS, PlanLeaf
 from energon.plan.leaves.leaf_order import Era
 from energon.plan.line import NAME_JOINT, Line, LinePlan
 from energon.plan.randomness import ORDER_VERSION
@@ -195,7 +195,15 @@ class PlanRecipe:
         """Shares of the sources, in numbers."""
         if self.mix is None:
             return Mix.flat([leaf.weight for leaf in self.leaves])
-        return self.mix.settle([self._line(source).length for source in self.blend_sources])
+        lengths = [self._line(source).length for source in self.blend_sources]
+        for number, epochs in self.mix.limits.items():
+            if epochs * lengths[number] > MAX_ROWS:
+                raise ConfigError(
+                    f"{self.source_names[number]}: max_epochs of {epochs:g} with "
+                    f"{lengths[number]:,} samples each are more than the {MAX_ROWS:,} that can be "
+                    "counted; leave out max_epochs to draw without an end"
+                )
+        return self.mix.settle(lengths)
 
     def after(self, passes: int) -> PlanRecipe:
         """Return the recipe of the data after some more passes over it."""

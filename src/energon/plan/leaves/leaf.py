@@ -27,6 +27,8 @@ PARALLEL_SLICES = 16
 WITH_REPLACEMENT = -1
 MAX_BLOCKS = 1 << 18
 """Above this number, sorting the blocks of a pass would be felt: slices do not follow them."""
+MAX_ROWS = 1 << 53
+"""Rows of a leaf with all repetitions, or permuted together: what floats can count."""
 KEPT_PASSES = 4
 """Lanes of a leaf are in a few passes at a time: some have begun the next one."""
 
@@ -77,6 +79,13 @@ class PlanLeaf:
             raise ConfigError(
                 f"leaf {self.uid}: shuffle_over_epochs is {multiplier}; expected a number of "
                 "epochs, -1 to draw with replacement, or None to keep the order"
+            )
+        rows = self.num_samples * max(1, self.repetitions, multiplier or 1)
+        if rows > MAX_ROWS:
+            raise ConfigError(
+                f"leaf {self.uid}: {self.num_samples:,} samples, repeated {self.repetitions:g} "
+                f"times and shuffled over {multiplier or 1} epochs, are more than the {MAX_ROWS:,} "
+                "that can be counted; lower `repetitions` or `shuffle_over_epochs_multiplier`"
             )
         if self.blocks is not None and (
             min(self.blocks, default=0) < 1 or sum(self.blocks) != self.num_samples
