@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from time import process_time
 
 import pytest
 
@@ -168,3 +169,10 @@ def test_a_state_of_a_loader_makes_no_dataset_of_a_folder(tmp_path):
     write_bytes(f"{tmp_path}/photos/state.json", b'{"format": "energon loader state"}')
     assert dataset_kind(f"{tmp_path}/photos") == "folder"
     assert find_source([f"{tmp_path}/photos"]).kind == "folder"
+
+
+def test_long_patterns_are_refused_in_linear_time():
+    began = process_time()
+    with pytest.raises(DatasetNotFoundError):
+        dataset_kind("*" * 80_000)
+    assert process_time() - began < 2  # a quadratic search takes ten seconds

@@ -9,6 +9,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -255,6 +256,8 @@ def test_base_plus_ext():
 
     assert base_plus_ext("a/b.c.d") == ("a/b", "c.d")
     assert base_plus_ext("noext") == (None, None)
+    assert base_plus_ext("a/.b") == ("a/", "b")
+    assert base_plus_ext("a.b/.c") == (None, None)
 
 
 def test_tenbin_files(tmp_path):
@@ -369,3 +372,12 @@ def test_functions_behind_stages_writers_and_openers(tmp_path):
     assert failing.read() == b""
     with pytest.raises(ConfigError, match="no opener"):
         gopen.gopen_error("x:y")
+
+
+@pytest.mark.parametrize("segment", ["a/", "/", "a.b/"])
+def test_base_plus_ext_takes_linear_time(segment):
+    from energon.webdataset.tariterators import base_plus_ext
+
+    began = process_time()
+    base_plus_ext(segment * 40_000)
+    assert process_time() - began < 1  # a quadratic search takes a minute

@@ -24,7 +24,7 @@ from energon.worker import COMMON_LANES, check_lanes
 WRAPPED = "dataloader_state_dict"
 """Where Megatron puts the loader's state in what it saves."""
 
-_NUMBERED = re.compile(r"(.*?)(\d+)(\.json|\.pt|\.pth)$")
+_NUMBERED = re.compile(r"(.*?)(?<!\d)(\d+)(\.json|\.pt|\.pth)$")
 
 
 def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:

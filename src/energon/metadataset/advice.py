@@ -39,8 +39,8 @@ MAX_ADVISED = 10
 MAX_SEARCHED_LEVELS = 3
 """How many folders above a path are looked at: in stores, each takes requests."""
 
-_SHARD_PATTERN = re.compile(r"[*?{][^/]*\.tar$")
-"""What programs pass to webdataset, which reads shards without an index."""
+_WILDCARDS = "*?{"
+"""In the names of shards that programs pass to webdataset, which reads them without an index."""
 
 _CUT_SCHEME = re.compile(r"([a-z][a-z0-9]+):/?([^/].*)")
 
@@ -59,7 +59,8 @@ def explain_missing(path: str) -> str:
         DatasetNotFoundError: If not even the bucket exists.
         StorageError: If the store cannot be reached.
     """
-    if _SHARD_PATTERN.search(path):
+    name = path.rpartition("/")[2]
+    if name.endswith(".tar") and any(letter in name for letter in _WILDCARDS):
         return f"{redact(path)} {_advice_on_pattern(path)}"
     return _explain_remote(path) if is_remote(path) else _explain(path)
 

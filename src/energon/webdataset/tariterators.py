@@ -29,7 +29,8 @@ trace = False
 
 _META = r"__[^/]*__($|/)"
 _ABOUT = ("__url__", "__local_path__")
-_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+# Each segment is tried once, or long paths would take quadratic time.
+_EXTENSION = re.compile(r"^((?:.*/)?(?:[^./]+|[^./]*/))[.]([^/]*)$", re.DOTALL)
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
