@@ -181,7 +181,12 @@ def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them()
 
 
 CALLED_BY_OTHERS = {
-    "cli/command_group.py": {"format_commands", "list_commands", "shell_complete"},
+    "cli/command_group.py": {
+        "format_commands",
+        "format_options",
+        "list_commands",
+        "shell_complete",
+    },
     "cli/mount_fuse.py": {"opendir", "readdir_with_offset", "releasedir", "statfs"},
     "decode/arrays.py": {"find_class", "persistent_load"},
     "io/backends/object_backend.py": {"http_open", "https_open"},

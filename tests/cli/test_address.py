@@ -104,7 +104,7 @@ def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):
     done = run("repair", address, "--drop", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["dropped"] == ["2.tar"]
-    assert run("verify", address, "--content").exit_code == 0
+    assert run("verify", address, "--checksum").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])

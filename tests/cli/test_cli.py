@@ -66,7 +66,7 @@ def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
     root = make_captions(tmp_path / "ds", [2])
     result = run("prepare", root, "--non-interactive", "--split-ratio", "1")
     assert result.exit_code == 2
-    assert "--force-overwrite" in result.output
+    assert "--overwrite" in result.output
     assert (
         run(
             "prepare", root, "--non-interactive", "--split-ratio", "1", "--force-overwrite"
@@ -143,5 +143,5 @@ def test_a_table_is_packed_to_a_prepared_dataset(tmp_path):
     assert "skipped" in result.output
     shown = json.loads(run("info", tmp_path / "out", "--json").stdout)
     assert (shown["samples"], shown["sample_type"]) == (1, "CrudeWebdataset")
-    assert run("verify", tmp_path / "out", "--content").exit_code == 0
+    assert run("verify", tmp_path / "out", "--checksum").exit_code == 0
     assert "expected COLUMN:PART" in run(*arguments, "--part", "x").output

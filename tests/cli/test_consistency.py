@@ -22,6 +22,8 @@ NAMES = {
     "progress": "--progress",
     "quarantine": "--quarantine",
     "dataset_config": "--dataset-config",
+    "checksum": "--checksum",
+    "where": "--where",
     "split_config": "--split-config",
     "overwrite": "--overwrite",
     "field_map": "--field-map",
@@ -64,6 +66,27 @@ def test_the_same_thing_has_the_same_name_on_every_command(path):
             continue
         assert option.opts[0] == name or option.opts[-1] == name
         assert name not in ALIASES or ALIASES[name] in option.opts
+
+
+@pytest.mark.parametrize(
+    "name", ["--where", "--kind", "--workers", "--overwrite", "--checksum", "--dataset-config"]
+)
+def test_an_option_has_one_kind_of_value_in_all_commands(name):
+    shown = [
+        each for command in COMMANDS.values() for each in options(command) if name in each.opts
+    ]
+    kinds = {(each.is_flag, each.type.name, each.metavar) for each in shown}
+    assert len(kinds) == 1
+
+
+def test_options_in_groups_exist():
+    for name in ("prepare", "pack"):
+        command = COMMANDS[(name,)]
+        grouped = [each for group in command.groups.values() for each in group]
+        assert len(grouped) == len(set(grouped))
+        assert set(grouped) <= {each.name for each in options(command)}
+        shown = run(name, "--help").output
+        assert all(f"\n{title}:\n" in shown for title in (*command.groups, "Options"))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -240,7 +263,7 @@ def test_old_names_of_options_go_on_working(tmp_path):
     for name in ("--split", "--split-part"):
         assert "'s2'" in run("preview", root, name, "val", "--start", "2").output
         assert run("lint", root, name, "val", "--num-workers", "1").exit_code == 0
-        assert run("plan", root, name, "train", "--num-workers", "2").exit_code == 0
+        assert run("plan", root, name, "train", "--workers-per-rank", "2").exit_code == 0
     assert run("verify", root, "--workers", "1").exit_code == 0
 
 

@@ -25,7 +25,7 @@ from tests.servers.places import SERVERS, open_place
 from tests.servers.web import web_server
 from tests.sources.distant import upload
 
-QUICK = ("--seconds", "0.2", "--try-workers", "2", "--kind", "thread")
+QUICK = ("--seconds", "0.2", "--try-workers", "2", "--worker-kind", "thread")
 
 
 @pytest.fixture(scope="module")

@@ -45,17 +45,17 @@ def test_plans_one_pass_unless_told_otherwise(path):
 def test_json_is_for_scripts(path):
     about = json.loads(invoke(path, "--batch-size", "5", "--batches", "20", "--json"))
     assert about["samples"] == 100
-    (where, *_) = json.loads(invoke(path, "--where", "b3", "--json"))
+    (where, *_) = json.loads(invoke(path, "--key", "b3", "--json"))
     assert where["key"] == "b3"
     step = json.loads(invoke(path, "--step", str(where["step"]), "--json"))
     assert where in step
 
 
 def test_tells_when_a_sample_is_seen(path):
-    output = invoke(path, "--where", "s3", "--batch-size", "2", "--batches", "40")
+    output = invoke(path, "--key", "s3", "--batch-size", "2", "--batches", "40")
     assert output.startswith("step ")
     assert "a/train  epoch 0  sample 3  s3  000.tar" in output
-    assert "not read in these batches" in invoke(path, "--where", "s3", "--batches", "1")
+    assert "not read in these batches" in invoke(path, "--key", "s3", "--batches", "1")
 
 
 def test_an_unknown_dataset_is_an_error_without_a_traceback():
@@ -96,6 +96,6 @@ def test_a_picture_of_no_kind_is_refused(path):
 
 
 def test_looking_for_a_step_and_listing_one_exclude_each_other(path):
-    result = CliRunner().invoke(main, ["plan", path, "--where", "s1", "--step", "2"])
+    result = CliRunner().invoke(main, ["plan", path, "--key", "s1", "--step", "2"])
     assert result.exit_code == 2
-    assert "pass --where or --step, not both" in result.output
+    assert "pass --key or --step, not both" in result.output

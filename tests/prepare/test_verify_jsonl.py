@@ -92,7 +92,7 @@ def test_damaged_lines_are_quarantined_and_then_left_out(tmp_path, command):
     lines, listed = tmp_path / "y.jsonl", tmp_path / "lost"
     lines.write_text("{}\n" + "{no JSON}\n" * 150 + "{}\n")
     prepare_jsonl(lines)
-    assert run(command, lines, "--content", "--quarantine", listed).exit_code == 1
+    assert run(command, lines, "--checksum", "--quarantine", listed).exit_code == 1
     assert run("prepare", lines, "--exclude-from", listed).exit_code == 0
     assert len(JsonlSource(lines)) == 2
 
@@ -100,7 +100,7 @@ def test_damaged_lines_are_quarantined_and_then_left_out(tmp_path, command):
 def test_repair_quarantines_what_is_damaged_in_the_new_index(lines):
     lines.write_text(lines.read_text() + "{no JSON}\n")
     listed = lines.with_name("lost")
-    run("repair", lines, "--content", "--quarantine", listed)
+    run("repair", lines, "--checksum", "--quarantine", listed)
     assert [json.loads(line)["key"] for line in listed.read_text().splitlines()] == ["10"]
 
 

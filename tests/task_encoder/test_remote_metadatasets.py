@@ -111,7 +111,7 @@ def test_a_distant_run_is_planned_as_a_local_one(folder, address):
     distant = plan(address, "--batches", "20")
     assert distant["shares"] == plan(local, "--batches", "20")["shares"]
     assert distant["rank"]["requests"] > 0
-    for options in (["--where", "s3", "--batches", "20"], ["--step", "7"]):
+    for options in (["--key", "s3", "--batches", "20"], ["--step", "7"]):
         assert plan(address, *options) == plan(local, *options)
 
 

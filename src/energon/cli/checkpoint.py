@@ -12,9 +12,11 @@ import click
 
 from energon.cli.command_group import echo, echo_json, echo_lines
 from energon.cli.options import ADDRESS, option, options_object
+from energon.io.address import redact
 from energon.io.epath import AnyPath
 from energon.messages import counted
 
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 
@@ -46,7 +48,7 @@ def command() -> None:
 
 @command.command("info")
 @_FILES
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_JSON
 def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     """Show where a run was when it was saved.
 
@@ -78,6 +80,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps "
     "its lanes and continues exactly.",
 )
+@_JSON
 @click.pass_context
 def redist(
     context: click.Context,
@@ -85,6 +88,7 @@ def redist(
     folder: AnyPath,
     new_world_size: int | None,
     lanes: int | None,
+    as_json: bool,
 ) -> None:
     """Redistribute the states in FILES to another number of ranks, one file each, in FOLDER.
 
@@ -104,19 +108,20 @@ def redist(
     if new_world_size is None and lanes is None:
         new_world_size = _ask_for_ranks(context)
     state = read_states(files)
+    lines: list[str] = []
     if lanes is not None and lanes != state["lanes"]:
         relaned = relane(state, lanes)
-        echo(f"{counted(state['lanes'], 'lane')} became {relaned.describe()}")
+        lines.append(f"{counted(state['lanes'], 'lane')} became {relaned.describe()}")
         state = relaned.state
     ranks = world_size_of(state) if new_world_size is None else new_world_size
     paths = write_states(redistribute(state, ranks), folder, like=files)
-    _echo_written(paths, folder)
+    _show_written(lines, paths, folder, as_json)
 
 
 @command.command("diff")
 @click.argument("first", type=ADDRESS)
 @click.argument("second", type=ADDRESS)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_JSON
 def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
     """Show how two states differ, each a file or a folder with one file per rank.
 
@@ -192,6 +197,7 @@ class EditOptions:
     world_size: int | None = option(
         type=click.IntRange(1), help="Number of ranks, if it is not in the state."
     )
+    as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 
 
 @command.command("edit")
@@ -235,11 +241,17 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
         state, lines = state_edits.leave_out(state, run, options.keys, epochs=options.epochs)
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
-    echo_lines(about)
-    _echo_written(paths, folder)
+    _show_written(about, paths, folder, options.as_json)
 
 
-def _echo_written(paths: Sequence[AnyPath], folder: AnyPath) -> None:
+def _show_written(
+    changes: Sequence[str], paths: Sequence[AnyPath], folder: AnyPath, as_json: bool
+) -> None:
+    """Print the changes to states, and their new files."""
+    if as_json:
+        echo_json({"changes": [*changes], "files": [redact(path) for path in paths]})
+        return
+    echo_lines(changes)
     names = " to ".join(dict.fromkeys((paths[0].name, paths[-1].name)))
     echo(f"{counted(len(paths), 'state')} in {folder}: {names}")
 

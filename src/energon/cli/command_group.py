@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from traceback import walk_tb
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -141,10 +141,22 @@ def _set_level(context: click.Context, option: click.Parameter, given: bool) -> 
         context.find_root().with_resource(logging_at(logging.DEBUG, layout))
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to `sys.stderr`, which progress bars replace to print above themselves."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        """Keep none."""
+
+
 @contextmanager
 def logging_at(level: int, layout: str) -> Iterator[None]:
     """Show log messages on standard error, from a level on."""
-    handler = logging.StreamHandler()
+    handler = _StandardError()
     handler.setFormatter(logging.Formatter(layout))
     handler.setLevel(level)
     logger = logging.getLogger("energon")
@@ -247,6 +259,32 @@ class InterruptedCommandError(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message; it is not an error."""
         click.echo(f"\n{self.format_message()}", file=file, err=file is None)
+
+
+class GroupedCommand(click.Command):
+    """A command with many options, which its help shows in groups.
+
+    Args:
+        groups: The parameters of each group, by its title; all others are "Options".
+        settings: The arguments of `click.Command`.
+    """
+
+    def __init__(
+        self, name: str | None, *, groups: Mapping[str, Sequence[str]], **settings: Any
+    ) -> None:
+        super().__init__(name, **settings)
+        self.groups = groups
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        titles = {name: title for title, names in self.groups.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.groups, "Options")}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                rows[titles.get(str(param.name), "Options")].append(record)
+        for title, records in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class LazyGroup(click.Group):

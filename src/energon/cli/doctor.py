@@ -26,7 +26,7 @@ from energon.cli.options import allow_option
     "CPUs.",
 )
 @click.option(
-    "--kind",
+    "--worker-kind",
     "kinds",
     multiple=True,
     type=click.Choice(["process", "thread"]),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),
     # Does not exist there, never prompts, and reads everything again in this process alone:
-    *("no_sqlite", "skip_dataset_yaml", "non_interactive", "force_overwrite", "write"),
+    *("no_sqlite", "skip_dataset_yaml", "non_interactive", "overwrite", "write"),
     *("reindex", "wait", "num_workers", "progress"),
 }
 

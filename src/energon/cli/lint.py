@@ -87,6 +87,8 @@ def command(
     splits = tuple(name for each in named for name in each.split(","))
     if options.exclude_from is not None and not any_path(options.exclude_from).exists():
         raise ConfigError(f"--exclude-from {options.exclude_from}: no such file or folder")
+    if options.quarantine is not None:
+        lint.check_quarantine(path, options.quarantine)
     if options.parallel is not None:
         reading = replace(reading, num_workers=options.parallel)
     try:

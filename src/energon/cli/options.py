@@ -245,7 +245,7 @@ class IndexingOptions(ReadingOptions):
     """How shards are indexed, see the help of the options."""
 
     checksum: bool = option(
-        is_flag=True, help="Read the contents too, and store a checksum of each."
+        is_flag=True, help="Read all contents, and store or compare their checksums."
     )
     reindex: bool = option(is_flag=True, help="Reread all shards, even unchanged ones.")
     wait: bool = option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.command_group import GroupedCommand, echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     EngineOptions,
@@ -203,7 +203,18 @@ _OF_TOKENS = {each.name for kind in (TokenizingOptions, EngineOptions) for each 
 _WITH_TOKENS = {*_OF_TOKENS, "to", "overwrite", "progress", "as_json"}
 
 
-@click.command("pack")
+_GROUPS = {
+    "Source": ("kind", "as_files", "label_from", "prefix_keys"),
+    "Columns of tables": tuple(sorted(_OF_ROWS)),
+    "Shards": ("maxcount", "maxsize", "order", "overwrite", "no_checksum", "no_sqlite"),
+    "Splits": ("split_ratio", "stratify"),
+    "Description of samples": ("sample_type", "field_map"),
+    "Token files": ("to", *sorted(_OF_TOKENS)),
+}
+"""The options in the help of the command."""
+
+
+@click.command("pack", cls=GroupedCommand, groups=_GROUPS)
 @click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.argument("target", type=ADDRESS)
 @options_object(PackChoices)
@@ -343,6 +354,11 @@ def _open(
     )
     for note in (*found.notes, *notes, *source.notes()):
         _note(note)
+    if found.kind == "table" and rules.file_columns and rules.key_column is None:
+        _note(
+            "samples are numbered; to look them up by the names of their files, as auxiliary data "
+            f"are, pass --key-column {shell_word(rules.file_columns[0])}"
+        )
     about = {
         "source": [redact(each) for each in sources],
         "kind": found.kind,

@@ -41,9 +41,8 @@ class PlanOptions:
     world_size: int = option(
         type=click.IntRange(1), default=1, show_default=True, help="Number of ranks."
     )
-    num_workers: int = option(
-        "--workers",
-        "--num-workers",
+    workers_per_rank: int = option(
+        "--workers-per-rank",
         type=click.IntRange(0),
         default=0,
         help="Number of workers of each rank.",
@@ -63,9 +62,7 @@ class PlanOptions:
     blend_unit: Literal["sample", "batch"] | None = option(
         type=click.Choice(["sample", "batch"]), help=_AS_IN_TRAINING
     )
-    key: str | None = option(
-        "--where", metavar="KEY", help="Show when the sample with this key is read."
-    )
+    key: str | None = option(metavar="KEY", help="Show when the sample with this key is read.")
     step: int | None = option(
         type=click.IntRange(0), help="List the samples of a step, which is one batch per rank."
     )
@@ -101,14 +98,14 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
 
     \b
     Example:
-      energon plan blend.yaml --batch-size 32 --world-size 8 --workers 4 --batches 100000
+      energon plan blend.yaml --batch-size 32 --world-size 8 --workers-per-rank 4 --batches 100000
       energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
-      energon plan blend.yaml --batch-size 32 --world-size 8 --where images/000123
+      energon plan blend.yaml --batch-size 32 --world-size 8 --key images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
       energon plan --state checkpoints/data --step 5000
     """
     if options.key is not None and options.step is not None:
-        raise click.UsageError("pass --where or --step, not both")
+        raise click.UsageError("pass --key or --step, not both")
     context.with_resource(logging_to_terminal())
     from energon.inspect.planned_run import open_run
     from energon.task_encoder.train_plan import TrainSettings
@@ -131,7 +128,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     workers = WorkerConfig(
         rank=0,
         world_size=options.world_size,
-        num_workers=options.num_workers,
+        num_workers=options.workers_per_rank,
         lanes=options.lanes,
         seed_offset=options.seed,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.command_group import GroupedCommand, echo, echo_json, is_quiet
 from energon.cli.index import prepare_file
 from energon.cli.options import (
     ADDRESS,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_NESTED = 3
 """How many datasets a warning names."""
-_NOBODY_IS_ASKED = ("non_interactive", "force_overwrite", "write", "progress", "as_json")
+_NOBODY_IS_ASKED = ("non_interactive", "overwrite", "write", "progress", "as_json")
 _OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
 _INDEX_ONLY = {
     *_NOBODY_IS_ASKED,
@@ -56,7 +56,23 @@ _INDEX_ONLY = {
 """Names of the options that apply where there is less to decide, or never matter there."""
 
 
-@click.command("prepare")
+_GROUPS = {
+    "Splits": ("ratio", "parts", "by_folder", "unit", "shuffle"),
+    "Shards to exclude or mend": ("exclude", "exclude_from", "fix_duplicates"),
+    "Description of samples": (
+        *("sample_type", "field_map", "sample_loader", "dataset_config", "skip_dataset_yaml"),
+    ),
+    "Metadata of media": ("by_extension", "by_header", "by_glob"),
+    "Indexing": (
+        *("checksum", "reindex", "no_sqlite", "tar_index_only", "wait"),
+        *("num_workers", "engine", "address"),
+    ),
+    "Prompts": ("write", "non_interactive", "overwrite"),
+}
+"""The options in the help of the command."""
+
+
+@click.command("prepare", cls=GroupedCommand, groups=_GROUPS)
 @click.argument("path", type=ADDRESS)
 @options_object(PrepareOptions)
 @options_object(MediaOptions, name="media")
@@ -146,13 +162,13 @@ class _Preparation:
 
     def refuse_again(self) -> None:
         """Refuse a prepared dataset before all of its shards are read, if nobody may be asked."""
-        is_allowed = self.options.tar_index_only or self.options.force_overwrite or self.may_ask
+        is_allowed = self.options.tar_index_only or self.options.overwrite or self.may_ask
         if not is_allowed and (self.source / META / ".info.json").exists():
             raise self._prepared_already()
 
     def _prepared_already(self) -> ConfigError:
         return ConfigError(
-            f"{self.source} is already prepared; pass --force-overwrite to prepare it again"
+            f"{self.source} is already prepared; pass --overwrite to prepare it again"
         )
 
     def run(
@@ -187,7 +203,7 @@ class _Preparation:
             names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
             echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
         _warn_of_datasets_in(self.source)
-        if (folder / META / ".info.json").exists() and not self.options.force_overwrite:
+        if (folder / META / ".info.json").exists() and not self.options.overwrite:
             if not ask and not (piped and says_yes()):
                 raise self._prepared_already()
             if ask:

@@ -63,11 +63,13 @@ class PrepareOptions:
         is_flag=True,
         help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
     )
-    dataset_yaml_name: str = option(
+    dataset_config: str = option(
+        "--dataset-config",
+        "--dataset-yaml-name",
         default="dataset.yaml",
         show_default=True,
         metavar="NAME",
-        help="Name of the file below .nv-meta that describes the samples.",
+        help="File below .nv-meta that describes samples.",
     )
     skip_dataset_yaml: bool = option(is_flag=True, help="Do not write dataset.yaml.")
     write: bool = option("-y", "--yes", is_flag=True, help="Write without confirmation.")
@@ -83,7 +85,9 @@ class PrepareOptions:
     )
     non_interactive: bool = option(is_flag=True, help="Never prompt.")
     tmp_path: str | None = option(hidden=True)
-    force_overwrite: bool = option(is_flag=True, help="Prepare again without confirmation.")
+    overwrite: bool = option(
+        "--overwrite", "--force-overwrite", is_flag=True, help="Prepare again without confirmation."
+    )
     as_json: bool = option("--json", is_flag=True, help="Print JSON, for scripts; never prompt.")
 
     @property
@@ -138,7 +142,7 @@ def decide(
         field_map=parse_field_map(options.field_map),
         sample_loader=_loader(path, shards, options, source) if options.sample_loader else None,
         describe=not options.skip_dataset_yaml,
-        dataset_yaml_name=options.dataset_yaml_name,
+        dataset_yaml_name=options.dataset_config,
         write=options.write,
     )
     if piped:

@@ -51,11 +51,15 @@ class PreviewOptions:
         "--split", "--split-part", metavar="NAME", help="Split to read.", show_default="train"
     )
     split_parts: str | None = option(
-        metavar="NAME,…",
-        help="Show the samples of these splits one by one, with a prompt after each.",
+        hidden=True, help="Splits, separated by commas, whose samples --prompt shows."
+    )
+    prompt: bool = option(
+        is_flag=True, help="Show the samples one by one, with a prompt after each."
     )
     dataset_config: str | None = option(
-        metavar="FILE", help="File in .nv-meta to use in place of dataset.yaml."
+        metavar="NAME",
+        help="File below .nv-meta that describes samples.",
+        show_default="dataset.yaml",
     )
     count: int = option(
         type=click.IntRange(1), default=3, show_default=True, help="Number of samples."
@@ -135,8 +139,8 @@ def command(
         options = replace(options, split_part=read_from.split_part, dataset_config=config)
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
-    if options.split_parts is not None:
-        for name in options.split_parts.split(","):
+    if options.prompt or options.split_parts is not None:
+        for name in (options.split_parts or options.split_part or "train").split(","):
             if not _go_through(_open(path, name, options.dataset_config, allow)):
                 return
         return

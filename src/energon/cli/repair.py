@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 @click.command("repair")
 @click.argument("path", type=ADDRESS)
-@click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--drop", is_flag=True, help="Remove lost shards from the dataset and its splits.")
 @click.option(
     "--quarantine",
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 @allow_option
 def command(
     path: AnyPath,
-    content: bool,
     drop: bool,
     quarantine: str | None,
     as_json: bool,
@@ -45,10 +43,10 @@ def command(
 ) -> None:
     """Rewrite what is missing, damaged or out of date in the index of the dataset at PATH.
 
-    Checks the dataset like `energon verify`. Reindexes shards that have changed or whose index is
-    wrong, and brings the list of shards and index.sqlite up to date. Shards and
-    descriptions are not changed, splits only with --drop. Lost contents of shards cannot be
-    repaired. PATH may be a URL: new files are uploaded.
+    Checks the dataset like `energon verify`, with --checksum also the contents. Reindexes shards
+    that have changed or whose index is wrong, and brings the list of shards and index.sqlite up
+    to date. Shards and descriptions are not changed, splits only with --drop. Lost contents of
+    shards cannot be repaired. PATH may be a URL: new files are uploaded.
 
     Exits with 0 if everything is repaired, 1 if something is still wrong, 2 if the dataset cannot
     be checked or repaired.
@@ -63,7 +61,7 @@ def command(
 
     try:
         with explaining(path), indexing.open("verifying shards") as how:
-            depth: Depth = "content" if content else "headers"
+            depth: Depth = "content" if indexing.checksum else "headers"
             done = repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from energon.cli.command_group import LazyGroup, echo
+from energon.cli.command_group import LazyGroup, echo, write_output
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,6 +131,24 @@ def reporting_progress(
     advance(number, None)
 
 
-def report(text: str) -> None:
-    """Write a line to standard error, where it does not mix with output."""
-    echo(text, err=True)
+def json_option(function: F) -> F:
+    """Add whether to print the result as JSON."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(
+        function
+    )
+
+
+def report(text: str, about: Mapping[str, Any], *, as_json: bool, output: str = "") -> None:
+    """Print a result, in words on standard error, where it does not mix with output, or as JSON.
+
+    Args:
+        text: The result in words.
+        about: The result as plain data.
+        as_json: Whether to print JSON.
+        output: Where the command has written; JSON then goes to standard error as well if that is
+            standard output.
+    """
+    if as_json:
+        write_output(json.dumps(about, indent=2), err=output == "-")
+    else:
+        echo(text, err=True)

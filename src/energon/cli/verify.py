@@ -29,7 +29,7 @@ MAX_PROBLEMS = 50
 @click.command("verify")
 @click.argument("path", type=ADDRESS)
 @click.option("--quick", is_flag=True, help="Compare only sizes and dates, without reading shards.")
-@click.option("--content", is_flag=True, help="Read all contents and compare their checksums.")
+@click.option("--checksum", is_flag=True, help="Read all contents and compare their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--quarantine",
@@ -41,7 +41,7 @@ MAX_PROBLEMS = 50
 def command(
     path: AnyPath,
     quick: bool,
-    content: bool,
+    checksum: bool,
     as_json: bool,
     quarantine: str | None,
     reading: ReadingOptions,
@@ -50,7 +50,7 @@ def command(
 
     Compares the size and date of every shard with its index, all headers with the positions of
     samples and parts in the index, the index with its own checksums, and shards, splits and
-    index.sqlite with each other. With --content, contents are compared with the checksums stored
+    index.sqlite with each other. With --checksum, contents are compared with the checksums stored
     by `energon pack`, ShardWriter and `energon prepare --checksum`. PATH may be a URL: the index
     is downloaded, and only the compared bytes of shards are read.
 
@@ -59,15 +59,15 @@ def command(
     \b
     Example:
       energon verify ./coco
-      energon verify ./coco --content --json | jq '.problems[].message'
+      energon verify ./coco --checksum --json | jq '.problems[].message'
       energon verify s3://bucket/coco --quick
     """
     from energon.prepare.verify.dataset import verify_dataset
     from energon.prepare.verify.repair import write_lost
 
-    if quick and content:
-        raise click.UsageError("choose one of --quick and --content")
-    depth: Depth = "quick" if quick else "content" if content else "headers"
+    if quick and checksum:
+        raise click.UsageError("choose one of --quick and --checksum")
+    depth: Depth = "quick" if quick else "content" if checksum else "headers"
     try:
         with reading.open("verifying shards") as how, explaining(path):
             report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)

@@ -258,7 +258,10 @@ def _why_not_faster(diagnosis: Diagnosis) -> str:
         return "num_workers=0 is as fast as workers, which all wait for the store"
     sent, rate = diagnosis.transfer_per_second, diagnosis.inline.samples_per_second
     if all(each.kind == "thread" for each in diagnosis.measured if each.workers):
-        why = "threads take turns where hooks run Python code (--kind process measures processes)"
+        why = (
+            "threads take turns where hooks run Python code (--worker-kind process measures "
+            "processes)"
+        )
     elif sent is not None and sent < SENT * rate:
         why = f"one process sends {sent:,.0f} samples/s, and making them takes hardly longer"
     elif diagnosis.inline.cpu_wait_share > BUSY:

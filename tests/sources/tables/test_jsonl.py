@@ -78,7 +78,7 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     for address in (here, there):
         source = pickle.loads(pickle.dumps(JsonlSource(address)))
         assert numbers(source.read(np.arange(N))) == expected
-        assert run("verify", address, "--content").exit_code == 0
+        assert run("verify", address, "--checksum").exit_code == 0
     monkeypatch.chdir(here.parent)
     assert len(JsonlSource(name)) == N
     here.write_bytes(content + b" " * (name == path.name))  # another version has another index

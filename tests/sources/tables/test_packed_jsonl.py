@@ -118,7 +118,7 @@ def test_training_from_a_store_fetches_what_lies_between_points(path, bucket):
 def test_commands_take_compressed_files(path):
     about = json.loads(run("info", path, "--json").output)
     assert (about["kind"], about["samples"], about["bytes"]) == ("jsonl", N, path.stat().st_size)
-    assert run("verify", path, "--content").exit_code == 0
+    assert run("verify", path, "--checksum").exit_code == 0
     assert run("lint", path).exit_code == 0
     points = path.with_name(f"{path.name}.points")
     points.unlink()
@@ -176,9 +176,9 @@ def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path
     copy.write_bytes(whole[:1000] + bytes(len(whole) - 1000))
     with pytest.raises(FormatError, match="cannot be unpacked"):
         read()
-    assert "index-damaged" in run("verify", path, "--content").output
-    assert run("repair", path, "--content").exit_code == 0
-    assert run("verify", path, "--content").exit_code == 0
+    assert "index-damaged" in run("verify", path, "--checksum").output
+    assert run("repair", path, "--checksum").exit_code == 0
+    assert run("verify", path, "--checksum").exit_code == 0
     assert copy.read_bytes() == whole
     assert read() == expected
 
@@ -215,5 +215,5 @@ def test_a_single_frame_in_a_store_is_copied_next_to_it(path, bucket):
     address = f"{upload(path.parent, bucket.address)}/{path.name}"
     assert run("prepare", address).exit_code == 0
     assert train(address, batches=20)[0] == local[0]
-    for depth in ("--quick", "--content"):
+    for depth in ("--quick", "--checksum"):
         assert run("verify", address, depth).exit_code == 0

@@ -64,7 +64,7 @@ def ls_command(
 
 @click.command("stat")
 @tar.inputs
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@tar.json_option
 @tar.allow
 @tar.progress
 def stat_command(
@@ -104,7 +104,7 @@ def stat_command(
 @click.command("verify")
 @tar.inputs
 @click.option("--decode", is_flag=True, help="Also decode images, arrays, JSON, ...")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@tar.json_option
 @tar.allow
 @tar.progress
 def verify_command(
@@ -144,7 +144,7 @@ def verify_command(
         echo_json(about)
     read = counted(verifier.samples, "sample")
     shards = counted(len(urls), "shard")
-    tar.report(f"{read} in {shards}, {counted(len(problems), 'problem')}")
+    echo(f"{read} in {shards}, {counted(len(problems), 'problem')}", err=True)
     if problems:
         sys.exit(2 if verifier.not_there == len(urls) else 1)
 
@@ -165,10 +165,15 @@ class ListingOptions:
 @click.command("index")
 @tar.inputs
 @options_object(ListingOptions, name="how")
+@tar.json_option
 @tar.allow
 @tar.progress
 def index_command(
-    inputs: tuple[str, ...], how: ListingOptions, allow: tuple[str, ...], progress: bool
+    inputs: tuple[str, ...],
+    how: ListingOptions,
+    allow: tuple[str, ...],
+    progress: bool,
+    as_json: bool,
 ) -> None:
     """Write an index next to each shard: how many samples it contains, and where.
 
@@ -217,4 +222,5 @@ def index_command(
             )
         save_descriptor(found, how.wids)
         samples = sum(shard.nsamples for shard in found.shards)
-    tar.report(f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}")
+    text = f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}"
+    tar.report(text, {"samples": samples, "shards": len(urls)}, as_json=as_json)

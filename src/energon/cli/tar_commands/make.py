@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
 @tar.output
+@tar.json_option
 @tar.allow
 @tar.progress
 def create_command(
@@ -41,6 +42,7 @@ def create_command(
     target: Output,
     allow: tuple[str, ...],
     progress: bool,
+    as_json: bool,
 ) -> None:
     """Create one or more tar files from a recipe or from the files in folders.
 
@@ -73,7 +75,8 @@ def create_command(
     )
     with progress_bar(progress, "packing", "samples") as advance:
         count = write_all(tar.reporting_progress(samples, advance), target)
-    tar.report(counted(count, "sample"))
+    about = {"samples": count}
+    tar.report(counted(count, "sample"), about, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,11 @@ class ProcOptions:
 @click.command("proc")
 @tar.inputs
 @options_object(ProcOptions, name="how")
+@tar.json_option
 @tar.allow
 @tar.progress
 def proc_command(
-    inputs: tuple[str, ...], how: ProcOptions, allow: tuple[str, ...], progress: bool
+    inputs: tuple[str, ...], how: ProcOptions, allow: tuple[str, ...], progress: bool, as_json: bool
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
@@ -196,4 +200,5 @@ def proc_command(
             overwrite=how.overwrite,
             progress=advance,
         )
-    tar.report(f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed")
+    text = f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
+    tar.report(text, {"shards": len(urls), "created": len(made)}, as_json=as_json)

@@ -10,6 +10,7 @@ import click
 
 from energon.cli import tar
 from energon.cli.options import option, options_object, progress_bar
+from energon.io.address import redact
 from energon.messages import counted
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class CatOptions(RenamingOptions):
 @tar.inputs
 @options_object(CatOptions, name="how")
 @tar.output
+@tar.json_option
 @tar.allow
 @tar.progress
 def cat_command(
@@ -75,6 +77,7 @@ def cat_command(
     target: Output,
     allow: tuple[str, ...],
     progress: bool,
+    as_json: bool,
 ) -> None:
     """Join shards, and select, shuffle or rename their samples.
 
@@ -114,7 +117,9 @@ def cat_command(
         count = write_all(tar.reporting_progress(samples, advance), target)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
-    tar.report(f"{counted(count, 'sample')} of {total}{damaged}")
+    text = f"{counted(count, 'sample')} of {total}{damaged}"
+    about = {"samples": count, "shards": len(urls), "damaged": handler.count}
+    tar.report(text, about, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)
@@ -164,10 +169,15 @@ class SplitOptions:
 @click.command("split")
 @tar.inputs
 @options_object(SplitOptions, name="how")
+@tar.json_option
 @tar.allow
 @tar.progress
 def split_command(
-    inputs: tuple[str, ...], how: SplitOptions, allow: tuple[str, ...], progress: bool
+    inputs: tuple[str, ...],
+    how: SplitOptions,
+    allow: tuple[str, ...],
+    progress: bool,
+    as_json: bool,
 ) -> None:
     """Split shards into shards of at most a number of samples and of bytes.
 
@@ -192,7 +202,8 @@ def split_command(
 
     with progress_bar(progress, "splitting", "samples") as advance:
         written = write_all(tar.reporting_progress(samples, advance), target, complete)
-    tar.report(f"{counted(written, 'sample')} in {counted(len(made), 'shard')}")
+    text = f"{counted(written, 'sample')} in {counted(len(made), 'shard')}"
+    tar.report(text, {"samples": written, "shards": list(map(redact, made))}, as_json=as_json)
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:
@@ -246,6 +257,7 @@ class SortOptions(RenamingOptions):
 @tar.inputs
 @options_object(SortOptions, name="how")
 @tar.output
+@tar.json_option
 @tar.allow
 @tar.progress
 def sort_command(
@@ -254,6 +266,7 @@ def sort_command(
     target: Output,
     allow: tuple[str, ...],
     progress: bool,
+    as_json: bool,
 ) -> None:
     """Sort the samples of shards, however many there are.
 
@@ -289,4 +302,5 @@ def sort_command(
         if how.rekey is not None:
             ordered = streams.with_keys(ordered, how.rekey)
         count = write_all(ordered, target)
-    tar.report(counted(count, "sample"))
+    about = {"samples": count}
+    tar.report(counted(count, "sample"), about, as_json=as_json, output=target.target)
