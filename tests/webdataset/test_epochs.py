@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
 import pickle
+import tempfile
 
 import pytest
 from torch.utils.data import DataLoader
@@ -139,11 +139,20 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     assert (epochs == expected) == savable
     assert len({tuple(epoch) for epoch in epochs}) == 6
     assert len((tmp_path / "read").read_text().split()) == 48
-    folder = dataset._epochs.notes.folder
-    assert os.path.exists(folder) == savable
-    del dataset, fresh
-    gc.collect()
-    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_positions_of_workers_leave_nothing_in_the_temporary_folder(
+    urls, tmp_path, monkeypatch, method
+):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
+    loader = load(dataset, workers=2, method=method)
+    one, other = ([int(n) for n in loader] for _ in range(2))
+    assert len({*one, *other}) == len(one) + len(other)
+    assert not list(tmp_path.rglob("energon*"))
+    assert method != "fork" or not os.listdir(tmp_path / "temporary")
 
 
 def test_an_epoch_that_was_left_is_made_up_for(urls):

@@ -135,10 +135,10 @@ def release_lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def hold_byte(descriptor: int, offset: int) -> bool:
+def hold_byte(descriptor: int, offset: int, *, wait: bool = False) -> bool:
     """Lock one byte of an open file against other processes; return whether that succeeded."""
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
     except OSError:
         return False
     return True

@@ -193,6 +193,8 @@ class DataPipeline(TorchLookalike):
             raise ConfigError(f"with_epoch({items}): expected 1 or more, or -1 for no limit")
         if self._continues is False:
             self._first_epoch = self._epochs.epochs
+        if continues is not False:
+            self._epochs.keep_notes()
         self.repetitions, self.nsamples = sys.maxsize, items
         self._scope, self._continues = scope, continues
         return self
@@ -306,7 +308,10 @@ class DataPipeline(TorchLookalike):
         """Return a copy that has not begun yet."""
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
-        copied.__dict__.update(_epochs=EpochCounter(), _loop=None, _pending=None, _first_epoch=0)
+        epochs = EpochCounter()
+        if self._continues is not False:
+            epochs.keep_notes()
+        copied.__dict__.update(_epochs=epochs, _loop=None, _pending=None, _first_epoch=0)
         copied.pipeline = list(self.pipeline)
         return copied
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import c_uint64
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from multiprocessing.sharedctypes import RawValue
 from typing import Any
 from zlib import crc32
 
-from energon.io.atomic import write_atomic
+from energon.io.file_lock import hold_byte, release_byte
 from energon.webdataset.running.place import Place, torch_worker_info
 
 _EPOCH_BITS = 32
@@ -35,7 +36,11 @@ class EpochCounter:
     def __init__(self, epochs: int = 0) -> None:
         self._word: Any = RawValue(c_uint64, epochs)
         self._begun_here = 0
-        self.notes = WorkerNotes()
+        self.notes: WorkerNotes | None = None
+
+    def keep_notes(self) -> None:
+        """Let workers note where they stop, for those of the next epoch."""
+        self.notes = self.notes or WorkerNotes()
 
     @property
     def epochs(self) -> int:
@@ -66,51 +71,61 @@ class EpochCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
-            shared = {"word": self._word, "notes": self.notes.folder}
-            return {**shared, "begun": self._begun_here}
-        return {"epochs": self.epochs, "begun": self._begun_here}
+            file = None if self.notes is None else DupFd(self.notes.descriptor)
+            return {"begun": self._begun_here, "word": self._word, "file": file}
+        has_notes = self.notes is not None
+        return {"begun": self._begun_here, "epochs": self.epochs, "has_notes": has_notes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._word = state["word"] if "word" in state else RawValue(c_uint64, state["epochs"])
+        if "word" in state:
+            file = state["file"]
+            self._word = state["word"]
+            self.notes = None if file is None else WorkerNotes(file.detach())
+        else:
+            self._word = RawValue(c_uint64, state["epochs"])
+            self.notes = WorkerNotes() if state["has_notes"] else None
         self._begun_here = state["begun"]
-        self.notes = WorkerNotes(state.get("notes"))
 
 
 class WorkerNotes:
     """Notes of workers, which copies of a pipeline in other processes share.
 
+    They are in a file without a name, which disappears with the last process that has it open.
+
     Args:
-        folder: Where they are; None for others than anybody has.
+        descriptor: The file; None for a new one.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        if folder is not None:
-            self.folder = folder
-            return
-        name = f"energon-epochs-{secrets.token_hex(12)}"
-        self.folder = os.path.join(tempfile.gettempdir(), name)
-        weakref.finalize(self, _remove, self.folder, os.getpid())
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
 
     def write(self, place: Place, note: dict[str, Any]) -> None:
         """Record where a worker continues."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        write_atomic(self._path(place), json.dumps(note))
+        with self._locked():
+            notes = json.dumps({**self._load(), str(place): note}).encode()
+            # After a kill between these two, all workers continue with a new pass.
+            os.truncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, notes, 0)
 
     def read(self, place: Place) -> dict[str, Any] | None:
         """Return the last note of a worker."""
+        with self._locked():
+            return self._load().get(str(place))
+
+    def _load(self) -> dict[str, dict[str, Any]]:
+        text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+        notes: dict[str, dict[str, Any]] = json.loads(text or b"{}")
+        return notes
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Forks share a lock of the open file, but not of its bytes.
+        hold_byte(self.descriptor, 0, wait=True)
         try:
-            with open(self._path(place), encoding="utf-8") as file:
-                note: dict[str, Any] = json.load(file)
-        except FileNotFoundError:
-            return None
-        return note
-
-    def _path(self, place: Place) -> str:
-        numbers = (place.rank, place.world_size, place.worker, place.num_workers)
-        return os.path.join(self.folder, "-".join(map(str, numbers)))
-
-
-def _remove(folder: str, owner: int) -> None:
-    # Forks have a copy of what was to be done at the end.
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+            yield
+        finally:
+            release_byte(self.descriptor, 0)

@@ -408,7 +408,8 @@ class Loop(StageIterator):
         """
         extent = self.snapshot.extent
         passes = self.snapshot.passes(self.place, first=self.epoch, count=None)
-        noted = self._epochs.notes.read(self.place)
+        notes = self._epochs.notes
+        noted = None if notes is None else notes.read(self.place)
         if noted is not None and self._may_use(noted):
             passes.load_state_dict(noted["items"])
             done = extent.items_before(self.place, noted["epoch"])
@@ -510,12 +511,13 @@ class Loop(StageIterator):
             self._has_failed = True
             raise
         self.is_over = True
-        if self.snapshot.extent.goes_on and torch_worker_info() is not None:
+        notes = self._epochs.notes
+        if notes and self.snapshot.extent.goes_on and torch_worker_info() is not None:
             # This process may end now, and another one continue.
             with contextlib.suppress(StateError):
                 position, stages = self._passes.state_dict(), self.snapshot.describe()
                 note = {"epoch": self.epoch + 1, "stages": stages, "items": position}
-                self._epochs.notes.write(self.place, note)
+                notes.write(self.place, note)
 
     def _begin_next_epoch(self) -> None:
         self.epoch += 1
