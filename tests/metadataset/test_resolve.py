@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
+from energon.metadataset import resolve as resolver
 from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference, multiply_shuffle
 from energon.metadataset.resolve import resolve, traverse_metadataset
+from energon.plan.blends.curve import Clock
 from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
@@ -521,3 +523,21 @@ def test_what_is_no_path_is_refused(path):
 def test_an_empty_path_is_not_the_folder_of_the_document(tmp_path):
     path = write(tmp_path / "m.yaml", V2 + '  train: {path: ""}\n')
     assert message(ConfigError, path, split_part="train") == f"{path}:4: the path is empty"
+
+
+def test_documents_that_name_others_twice_are_each_followed_once(tmp_path, monkeypatch):
+    make_datasets(tmp_path, "a")
+    for level in range(41):
+        path = "a" if level == 40 else f"{level + 1}.yaml"
+        entries = ", ".join([f"{{path: {path}}}"] * 2)
+        write(tmp_path / f"{level}.yaml", f"{V2}  train: {{blend: [{entries}]}}")
+    asked: list[str] = []
+    kind_of = resolver.dataset_kind
+    monkeypatch.setattr(resolver, "dataset_kind", lambda path: asked.append(path) or kind_of(path))
+    said = message(ConfigError, str(tmp_path / "0.yaml"))
+    assert "beyond 100,000 datasets and blends" in said
+    assert len(asked) < 100
+    assert (
+        resolve(str(tmp_path / "39.yaml"), split_part="train").mix.shares(0, 1, Clock(1, 1), ())
+        == (0.25,) * 4
+    )

@@ -205,6 +205,9 @@ class _Resolver:
     problems: Problems = field(default_factory=Problems)
     documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
     counts: Counter[Limit] = field(default_factory=Counter)
+    branches: dict[tuple[str, ...], tuple[_Branch, Counter[Limit]]] = field(default_factory=dict)
+    """Splits of documents that were followed, each with its counts: documents that name others
+    twice would double the work at each level."""
 
     def count(self, limit: Limit, node: Any, number: int = 1) -> None:
         """Count what documents expand to that refer to one another, maybe more than they contain.
@@ -294,7 +297,16 @@ class _Resolver:
             raise EmptyDatasetError(f"{place}: split {part!r} is empty")
         file = document.origin if os.path.isfile(document.origin) else None
         below = replace(context, folder=document.folder, document=file, trail=trail)
-        return replace(self.node(node, below), is_leaf=False)
+        key = (identity(document.origin), part, context.dataset_config, context.split_config)
+        if key in self.branches:
+            branch, counts = self.branches[key]
+            for limit, number in counts.items():
+                self.count(limit, document.content, number)
+            return branch
+        before = self.counts.copy()
+        branch = replace(self.node(node, below), is_leaf=False)
+        self.branches[key] = branch, self.counts - before
+        return branch
 
     def node(self, node: Any, context: NodeContext) -> _Branch:
         """Return the branch of a node of any kind."""
@@ -321,6 +333,8 @@ class _Resolver:
             case grammar.Join():
                 branch = self.join(node, context)
         check_subset(node, is_leaf=branch.is_leaf)
+        if not (node.subset or node.subflavors or node.shuffle_over_epochs_multiplier != 1):
+            return branch
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
     def reference(self, node: Reference, context: NodeContext) -> _Branch:
