@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 
 import pytest
 
 from energon import (
+    ConfigError,
     DefaultTaskEncoder,
     SkipSample,
     StateError,
@@ -17,6 +19,8 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon.inspect.saved_state import compare_states, describe_position
+from energon.loader.state import merge_states
 from tests.commands import run
 from tests.datasets import make_crude
 
@@ -434,3 +438,33 @@ def test_schedules_are_told_in_words(blend, tmp_path):
     assert f"{schedule} becomes 0.5" in done.output
     differs = run("checkpoint", "diff", tmp_path / "state", tmp_path / "edited").output
     assert differs.splitlines() == [f"{schedule} became 0.5", "changes of the mix: 0 became 1"]
+
+
+def _edits(value, path=()):
+    """Yield the path of each value in a state."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, each in entries:
+        yield (*path, name)
+        if isinstance(each, dict | list):
+            yield from _edits(each, (*path, name))
+
+
+@pytest.mark.parametrize("value", [None, 0, 1e308, 10**30, "x", [], {}], ids=repr)
+def test_any_damage_of_a_state_is_reported_as_such(blend, value):
+    batches = loader(blend, 0)
+    list(islice(batches, 3))
+    whole = batches.save_state_rank()
+    failures = 0
+    for *path, last in _edits(whole):
+        state = json.loads(json.dumps(whole))
+        inside = state
+        for step in path:
+            inside = inside[step]
+        inside[last] = value
+        with suppress(StateError, ConfigError):
+            merged = merge_states(state)
+            list(describe_position(merged))
+            list(compare_states(merged, whole))
+            continue
+        failures += 1
+    assert failures > 5

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from energon.errors import EnergonError, StateError
 from energon.loader.state import LanePosition, read_positions
 from energon.loader.state_differences import differences
 from energon.messages import counted
@@ -24,6 +26,11 @@ def describe_position(state: State) -> Iterator[str]:
     Raises:
         StateError: If it is not the state of a plan.
     """
+    with _damage_told():
+        yield from _position(state)
+
+
+def _position(state: State) -> Iterator[str]:
     about = state["fingerprint"]
     moves = _moves_ahead(state)
     for name, drawn in drawn_samples(state).items():
@@ -32,6 +39,24 @@ def describe_position(state: State) -> Iterator[str]:
         epoch, done = divmod(round(drawn), samples)
         then = f"; {_goes_on(state, name, moves[name])}" if name in moves else ""
         yield f"{name}: epoch {epoch:,}, after {done:,} of {of}; {drawn:,.0f} in all{then}"
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Raise StateError for values that no loader saves: any of them may reach the plan's numbers.
+
+    Raises:
+        StateError: If the block fails with them.
+    """
+    try:
+        yield
+    except EnergonError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StateError(
+            f"the state is damaged or was edited: computing its position failed with {error!r:.200}"
+            "; use an earlier checkpoint"
+        ) from error
 
 
 def _goes_on(state: State, name: str, position: int) -> str:
@@ -63,6 +88,11 @@ def compare_states(first: State, second: State) -> Iterator[str]:
     Raises:
         StateError: If one is not the state of a plan.
     """
+    with _damage_told():
+        yield from _differences(first, second)
+
+
+def _differences(first: State, second: State) -> Iterator[str]:
     fingerprints = [copy.deepcopy(each["fingerprint"]) for each in (first, second)]
     yield from _compare_weights(*fingerprints)
     for path, text in differences(*fingerprints):
