@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,8 @@ from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from energon.sources.webdataset import WebdatasetSource
-from tests.datasets import write_shard
+from tests.commands import run
+from tests.datasets import make_captions, write_shard
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 ALONE = Engine(num_workers=1)
@@ -407,3 +409,32 @@ def test_a_folder_that_is_no_dataset_is_an_error(tmp_path):
 def test_a_damaged_list_of_shards_is_a_problem(dataset):
     (dataset / ".nv-meta/.info.json").write_text("{")
     assert kinds(dataset) == ["info-damaged"]
+
+
+def test_all_datasets_of_a_metadataset_are_checked(tmp_path):
+    for name in ("whole", "cut"):
+        make_captions(tmp_path / name, [3, 2])
+    (tmp_path / "nested.yaml").write_text("splits: {val: {path: cut, split_part: train}}\n")
+    (tmp_path / "blend.yaml").write_text(
+        "splits:\n"
+        "  train: {blend: [{path: whole}, {path: whole}]}\n"
+        "  val: {blend_epochized: [{path: nested.yaml}]}\n"
+    )
+    command = ("verify", tmp_path / "blend.yaml", "--workers", "1")
+    done = run(*command)
+    assert (done.exit_code, done.output.count("5 samples in 2 shards: no problems")) == (0, 2)
+    shard = sorted((tmp_path / "cut").rglob("*.tar"))[0]
+    shard.write_bytes(shard.read_bytes()[:600])
+    done = run(*command, "--json", "--quarantine", tmp_path / "lost")
+    about = json.loads(done.stdout)
+    assert (done.exit_code, about["ok"]) == (1, False)
+    assert {Path(each["dataset"]).name: each["ok"] for each in about["datasets"]} == {
+        "whole": True,
+        "cut": False,
+    }
+    assert shard.name in (tmp_path / "lost/cut.jsonl").read_text()
+    (tmp_path / "lost.jsonl").touch()
+    done = run(*command, "--quarantine", tmp_path / "lost.jsonl")
+    assert (done.exit_code, "needs a folder" in done.output) == (2, True)
+    (tmp_path / "blend.yaml").write_text("splits: {train: {path: nowhere}}\n")
+    assert run(*command).exit_code == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +18,11 @@ from energon.cli.options import (
     explaining,
     options_object,
 )
-from energon.errors import EnergonError
-from energon.io.epath import AnyPath
+from energon.errors import ConfigError, EnergonError
+from energon.io.address import address_name, redact
+from energon.io.epath import AnyPath, any_path
 from energon.messages import counted, shell_word
+from energon.metadataset.kind import kind_entry
 
 if TYPE_CHECKING:
     from energon.prepare.upkeep import Report
@@ -34,7 +39,8 @@ MAX_PROBLEMS = 50
 @click.option(
     "--quarantine",
     metavar="FILE",
-    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`.",
+    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`; of a "
+    "metadataset, to a file for each of its datasets in this folder.",
 )
 @options_object(ReadingOptions, name="reading")
 @allow_option
@@ -47,6 +53,8 @@ def command(
     reading: ReadingOptions,
 ) -> None:
     """Check the prepared dataset at PATH, and report problems. Changes nothing.
+
+    If PATH is a metadataset (.yaml), all datasets in it are checked.
 
     Compares the size and date of every shard with its index, all headers with the positions of
     samples and parts in the index, the index with its own checksums, and shards, splits and
@@ -61,25 +69,83 @@ def command(
       energon verify ./coco
       energon verify ./coco --checksum --json | jq '.problems[].message'
       energon verify s3://bucket/coco --quick
+      energon verify blend.yaml
     """
-    from energon.prepare.verify.dataset import verify_dataset
     from energon.prepare.verify.repair import write_lost
 
     if quick and checksum:
         raise click.UsageError("choose one of --quick and --checksum")
     depth: Depth = "quick" if quick else "content" if checksum else "headers"
+    several = address_name(os.fspath(path)).endswith(kind_entry("metadataset").suffixes)
     try:
-        with reading.open("verifying shards") as how, explaining(path):
-            report = verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
-        if quarantine is not None:
-            write_lost(quarantine, report)
+        if several and quarantine is not None:
+            from energon.inspect.lint import check_quarantine
+
+            check_quarantine(path, quarantine)
+        members = _members(path) if several else [path]
+        reports = [_verify(member, depth, reading) for member in members]
+        if several and quarantine is not None:
+            _write_lost(quarantine, reports)
+        elif quarantine is not None:
+            write_lost(quarantine, *reports)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
-    if as_json:
-        echo_json(report.to_json())
+    ok = all(report.ok for report in reports)
+    if not as_json:
+        for report in reports:
+            if several:
+                echo(f"{report.dataset}:")
+            show_report(report)
+    elif several:
+        datasets = [report.to_json() for report in reports]
+        echo_json({"dataset": redact(path), "ok": ok, "datasets": datasets})
     else:
-        show_report(report)
-    sys.exit(0 if report.ok else 1)
+        echo_json(reports[0].to_json())
+    sys.exit(0 if ok else 1)
+
+
+def _members(metadataset: AnyPath) -> list[AnyPath]:
+    """Return the datasets that have an index to check; the others are named on standard error."""
+    from energon.inspect.leaves import find_leaves
+    from energon.prepare.upkeep import upkeep_of
+
+    leaves = find_leaves(os.fspath(metadataset))
+    if leaves.problems:
+        raise ConfigError("\n".join(dict.fromkeys(reason for _, reason in leaves.problems)))
+    kinds = {leaf.path: leaf.kind for of_split in leaves.splits.values() for leaf in of_split}
+    members: list[AnyPath] = []
+    for address, kind in kinds.items():
+        if kind_entry(kind).in_shards or upkeep_of(address) is not None:
+            members.append(any_path(address))
+        else:
+            echo(
+                f"{redact(address)} is a dataset without shards ({kind}), so it has no index to "
+                f"check; `energon lint {shell_word(redact(address))}` decodes its samples",
+                err=True,
+            )
+    if not members:
+        raise ConfigError(f"{redact(metadataset)}: none of its datasets has an index to check")
+    return members
+
+
+def _verify(path: AnyPath, depth: Depth, reading: ReadingOptions) -> Report:
+    from energon.prepare.verify.dataset import verify_dataset
+
+    with reading.open("verifying shards") as how, explaining(path):
+        return verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
+
+
+def _write_lost(folder: str, reports: Sequence[Report]) -> None:
+    """List lost shards and samples in the file of each dataset in a folder."""
+    from energon.prepare.verify.repair import write_lost
+    from energon.stages.hooks.quarantine import quarantine_file
+
+    by_file: dict[Path, list[Report]] = {}
+    for report in reports:
+        by_file.setdefault(quarantine_file(folder, report.dataset), []).append(report)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for file, of_file in by_file.items():
+        write_lost(file, *of_file)
 
 
 def show_report(report: Report) -> None:

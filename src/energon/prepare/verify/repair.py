@@ -124,17 +124,16 @@ def _repairable(report: Report) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def write_lost(
-    path: str | Path, report: Report, *, dropped: Iterable[QuarantineEntry] = ()
-) -> None:
+def write_lost(path: str | Path, *reports: Report, dropped: Iterable[QuarantineEntry] = ()) -> None:
     """List lost shards and samples in a quarantine file, after those `dropped`."""
     entries = list(dropped)
-    for problem in report.problems:
-        if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
-            keys = problem.keys or [problem.key]
-            entries += [
-                QuarantineEntry(report.dataset, problem.shard, key, problem.message) for key in keys
-            ]
+    for report in reports:
+        for problem in report.problems:
+            if problem.shard and (problem.kind in LOST or problem.kind == "content-damaged"):
+                entries += [
+                    QuarantineEntry(report.dataset, problem.shard, key, problem.message)
+                    for key in problem.keys or [problem.key]
+                ]
     write_quarantine(path, entries)
 
 
