@@ -29,22 +29,29 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta import yaml
-from energon.limits import DOCUMENT_BYTES, PARQUET_FOOTER_BYTES
+from energon.limits import DECODED_BYTES, DOCUMENT_BYTES, PARQUET_FOOTER_BYTES
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    import pyarrow as pa
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData, ParquetFile
 
 
 PARQUET_MAGIC = b"PAR1"
 TAIL_BYTES = 8
 FOOTERS = "parquet.footers"
 _TABLE = b"ENFOOT01"
+BATCH_BYTES = 256 << 20
+"""Bytes that a batch of rows is decoded to, roughly. An Arrow array has room for 2 GiB."""
+_HEADER_BYTES = 4 << 10
+"""Bytes in which the header of a page is expected; statistics make some longer."""
+_VALUE_BYTES = 16
+"""Bytes that a value takes at most besides the content of its page: offset, validity, padding."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,226 @@ def group_rows(metadata: FileMetaData, *, origin: str) -> tuple[int, ...]:
             "damaged"
         )
     return rows
+
+
+def row_batches(
+    file: ParquetFile,
+    group: int,
+    columns: Sequence[str],
+    source: Any,
+    *,
+    origin: str,
+    batch_rows: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group in batches of bounded size.
+
+    A dictionary expands: a file of a few hundred bytes may stand for gigabytes. The headers of the
+    pages say how many values there are, and the dictionary how long each of them can be.
+
+    Args:
+        file: The file.
+        group: Number of the row group.
+        columns: The columns to read.
+        source: The same file, to read the headers of pages from.
+        origin: The file, for messages.
+        batch_rows: The most rows of a batch; None for no limit.
+
+    Raises:
+        FormatError: If the rows have more than `DECODED_BYTES`, or the header of a page is damaged.
+    """
+    metadata = file.metadata.row_group(group)
+    where = f"{origin}: row group {group}"
+    found = _Pages()
+    for number in range(metadata.num_columns):
+        column = metadata.column(number)
+        name = column.path_in_schema
+        if name not in columns and name.split(".")[0] not in columns:
+            continue
+        pages = _read_pages(source, column, origin=where)
+        size = pages.plain_bytes + pages.expanded_bytes
+        if file.schema.column(number).max_repetition_level and size > DECODED_BYTES.value:
+            # All values may be in one row, the smallest batch.
+            raise _too_large(f"{where} has lists in column {name!r} that may have", size)
+        found = _Pages(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
+    if found.unpacked_bytes > DECODED_BYTES.value:
+        raise _too_large(f"{where} has", found.unpacked_bytes)
+    rows = max(1, metadata.num_rows)
+    if found.plain_bytes > BATCH_BYTES:
+        rows = max(1, rows * BATCH_BYTES // found.plain_bytes)
+    if found.expanded_bytes > BATCH_BYTES:
+        rows = max(1, min(rows, BATCH_BYTES // found.longest_value))
+    if batch_rows is not None:
+        rows = min(rows, batch_rows)
+    decoded = 0
+    # Several threads would decode several columns at once.
+    for batch in file.iter_batches(
+        rows, row_groups=[group], columns=list(columns), use_threads=False
+    ):
+        decoded += batch.nbytes
+        if decoded > DECODED_BYTES.value:
+            raise _too_large(f"{where} has at least", decoded)
+        yield batch
+
+
+def _too_large(what: str, size: int) -> FormatError:
+    return FormatError(
+        f"{what} {size} bytes, more than {DECODED_BYTES.value}; {DECODED_BYTES.hint}"
+    )
+
+
+@dataclass
+class _Pages:
+    """How large the values in the pages of a column, or of several, can be.
+
+    Args:
+        unpacked_bytes: Bytes of the pages without their compression.
+        plain_bytes: The most bytes of the values that are stored one by one.
+        expanded_bytes: The most bytes of the values that are stored by reference to other values.
+        longest_value: The most bytes of one of these.
+    """
+
+    unpacked_bytes: int = 0
+    plain_bytes: int = 0
+    expanded_bytes: int = 0
+    longest_value: int = 0
+
+
+def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _Pages:
+    """Read the headers of the pages of a column."""
+    starts = (column.data_page_offset, column.dictionary_page_offset)
+    at = min(start for start in starts if start)
+    stop = at + column.total_compressed_size
+    pages, longest = _Pages(), 0
+    try:
+        while at < stop:
+            header, length = _page_header(source, at, stop)
+            at += length
+            kind, unpacked, packed = header[1], header[2], header[3]
+            if min(unpacked, packed) < 0:
+                raise ValueError(f"a page has {packed} bytes, {unpacked} of content")
+            pages.unpacked_bytes += unpacked
+            if kind == _DICTIONARY:
+                longest = _longest_value(source, at, header, column)
+            elif kind in (_DATA, _DATA_V2):
+                about = header[5] if kind == _DATA else header[8]
+                values, encoding = about[1], about[2 if kind == _DATA else 4]
+                pages.plain_bytes += unpacked + values * _VALUE_BYTES
+                if encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
+                    pages.expanded_bytes += values * longest
+                    pages.longest_value = max(pages.longest_value, longest)
+                elif encoding == _DELTA_BYTE_ARRAY:  # each value may repeat the one before
+                    pages.expanded_bytes += values * unpacked
+                    pages.longest_value = max(pages.longest_value, unpacked)
+            at += packed
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"{origin} cannot be read: a page of column {column.path_in_schema!r} has a damaged "
+            f"header ({error}); restore the file"
+        ) from error
+    return pages
+
+
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+_PLAIN_DICTIONARY, _DELTA_BYTE_ARRAY, _RLE_DICTIONARY = 2, 7, 8
+
+
+def _page_header(source: Any, at: int, stop: int) -> tuple[dict[int, Any], int]:
+    """Return the header of a page by the numbers of its fields, and its length."""
+    length = _HEADER_BYTES
+    while True:
+        source.seek(at)
+        reader = _ThriftReader(bytes(source.read(min(length, stop - at))))
+        try:
+            return reader.struct(), reader.at
+        except IndexError:
+            if length >= stop - at:
+                raise
+            length *= 16
+
+
+def _longest_value(
+    source: Any, at: int, header: Mapping[int, Any], column: ColumnChunkMetaData
+) -> int:
+    """Return how long the longest value of a dictionary is."""
+    unpacked, packed, count = header[2], header[3], header[7][1]
+    if column.physical_type != "BYTE_ARRAY":
+        return int(-(-unpacked // max(1, count)))
+    if unpacked > DECODED_BYTES.value:
+        return int(unpacked)
+    source.seek(at)
+    content = bytes(source.read(packed))
+    if column.compression != "UNCOMPRESSED":
+        import pyarrow as pa
+
+        codec = "lz4_raw" if column.compression == "LZ4" else column.compression.lower()
+        try:
+            content = pa.decompress(content, unpacked, codec, asbytes=True)
+        except (pa.ArrowException, OSError):
+            return int(unpacked)  # reading the column reports it
+    longest, at = 0, 0
+    while at + 4 <= len(content):
+        size = int.from_bytes(content[at : at + 4], "little")
+        longest, at = max(longest, size), at + 4 + size
+    return min(longest, int(unpacked))
+
+
+@dataclass
+class _ThriftReader:
+    """Reads structs in the compact protocol of Thrift, up to the depth that pages have."""
+
+    data: bytes
+    at: int = field(default=0, init=False)
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of the next struct by number.
+
+        Raises:
+            IndexError: If the data end in it.
+            ValueError: If it is invalid.
+        """
+        if depth > 4:
+            raise ValueError("structs are nested too deep")
+        fields: dict[int, Any] = {}
+        number = 0
+        while byte := self._byte():
+            number = number + (byte >> 4) if byte >> 4 else self._integer()
+            fields[number] = self._value(byte & 15, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._integer()
+        if kind == 8:
+            size = self._varint()
+            if self.at + size > len(self.data):
+                raise IndexError("a text ends beyond the data")
+            self.at += size
+            return None  # statistics, which nothing here needs
+        if kind == 12:
+            return self.struct(depth + 1)
+        raise ValueError(f"a field is of the unexpected type {kind}")
+
+    def _byte(self) -> int:
+        byte = self.data[self.at]
+        self.at += 1
+        return byte
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while (byte := self._byte()) & 0x80:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if shift > 63:
+                raise ValueError("a number has more than 64 bits")
+        return value | byte << shift
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
 
 
 def dump_footers(files: Sequence[ParquetFooter]) -> bytes:

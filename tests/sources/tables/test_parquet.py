@@ -90,8 +90,14 @@ def test_rows_of_any_ordinals_come_in_their_order(folder):
     assert [sample["text"] for sample in samples] == [f"text {n}" for n in ordinals]
     first = source.read(np.array([41]))[0]
     assert (first["__key__"], first["__shard__"]) == ("002/1", "002.parquet")
-    assert source.find("002/1") == source.find("002.parquet/1") == [41]
-    assert source.find("002/20") == source.find("x/1") == source.find("002/x") == []
+    assert source.find("002/1") == [41]
+    assert (
+        source.find("002.parquet/1")
+        == source.find("002/20")
+        == source.find("x/1")
+        == source.find("002/x")
+        == []
+    )
     place = source.locate(41)
     assert (place.key, place.shard, place.sample, place.parts) == (
         *("002/1", "002.parquet", 1),
@@ -597,6 +603,43 @@ def test_a_huge_row_group_is_refused(folder, monkeypatch):
     monkeypatch.setenv("ENERGON_LIMIT_PARQUET_FOOTER_BYTES", "100")
     with pytest.raises(FormatError, match="its footer has .* bytes, more than 100; if you trust"):
         ParquetSource(folder)
+
+
+def test_a_dictionary_does_not_expand_beyond_the_limit(tmp_path, monkeypatch):
+    """700 bytes stand for 2 MB; a limit that is larger changes only that environment variable."""
+    texts = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), pa.array(["x" * 2000]))
+    table = pa.table({"text": texts.cast("string")})
+    pq.write_table(table, tmp_path / "0.parquet", compression="zstd")
+    monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "1000000")
+    with pytest.raises(FormatError, match="0.parquet: row group 0 has .*DECODED_BYTES to a larger"):
+        ParquetSource(tmp_path).read(np.array([0]))
+    monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "3000000")
+    assert ParquetSource(tmp_path).read(np.array([999]))[0]["text"] == "x" * 2000
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4", "gzip", "brotli"])
+def test_rows_of_several_batches_come_in_their_order(tmp_path, monkeypatch, compression):
+    monkeypatch.setattr("energon.formats.parquet.BATCH_BYTES", 4000)
+    rows = [
+        {
+            "text": f"text {n % 7} " * 20,
+            "image": {"bytes": bytes([n]) * 30, "path": f"{n}.png"},
+            "list": [f"{n}", "same"] if n % 3 else None,
+            "number": n,
+        }
+        for n in range(200)
+    ]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "0.parquet", compression=compression)
+    source = ParquetSource(tmp_path)
+    group = source.groups.table(0, source.columns, num_rows=0)
+    assert group.table.column("text").num_chunks > 2
+    order = np.random.default_rng(0).permutation(200)
+    for sample, n in zip(source.read(order), order.tolist(), strict=True):
+        assert sample["image"] == rows[n]["image"]["bytes"]
+        assert {name: sample[name] for name in ("text", "list", "number")} == {
+            name: rows[n][name] for name in ("text", "list", "number")
+        }
 
 
 def test_a_footer_that_lies_about_its_rows_is_reported(folder):

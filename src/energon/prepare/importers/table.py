@@ -19,6 +19,7 @@ from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import guess_splits
+from energon.formats.parquet import row_batches
 from energon.io.epath import AnyPath, EPath, open_file
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
@@ -325,5 +326,9 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             raise FormatError(f"{path}: {error}") from error
         with file:
             check_columns(file.schema_arrow.names, str(path))
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                yield from batch.to_pylist()
+            names = file.schema_arrow.names
+            for group in range(file.num_row_groups):
+                for batch in row_batches(
+                    file, group, names, binary, origin=str(path), batch_rows=BATCH_ROWS
+                ):
+                    yield from batch.to_pylist()

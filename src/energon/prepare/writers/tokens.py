@@ -24,6 +24,7 @@ import numpy as np
 
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
+from energon.formats.parquet import row_batches
 from energon.formats.tokens import (
     DATA,
     TOKEN_INDEX,
@@ -309,14 +310,16 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-        names = file.schema_arrow.names
-        if column not in names:
-            yield dict.fromkeys(names), f"{path}"
-        for group in range(place.start, place.stop):
-            texts = file.read_row_group(group, columns=[column], use_threads=False)
-            for number, text in enumerate(texts.column(0).to_pylist()):
-                yield {column: text}, f"{path}, row group {group}, row {number}"
+        with open(path, "rb") as binary:
+            file = pq.ParquetFile(binary)
+            names = file.schema_arrow.names
+            if column not in names:
+                yield dict.fromkeys(names), f"{path}"
+            for group in range(place.start, place.stop):
+                batches = row_batches(file, group, [column], binary, origin=str(path))
+                texts = (text for batch in batches for text in batch.column(0).to_pylist())
+                for number, text in enumerate(texts):
+                    yield {column: text}, f"{path}, row group {group}, row {number}"
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, EnergonError):
             raise

@@ -91,7 +91,36 @@ class RowTable:
         at = self.table.schema.get_field_index(name)
         if at < 0:
             return Values([None] * len(rows), None, {})
-        return _read_values(self.table.column(at), self._columns[name], rows)
+        column, kind = self.table.column(at), self._columns[name]
+        if column.num_chunks == 1:
+            return _read_values(column, kind, rows)
+        return _read_chunks(column, kind, rows)
+
+
+def _read_chunks(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Values:
+    """Return the values of some rows of a column of several chunks, from one after the other.
+
+    Taken from all at once, they might have more bytes than an array has room for.
+    """
+    import pyarrow as pa
+
+    values: list[Any] = [None] * len(rows)
+    paths: list[Any] = [None] * len(rows)
+    failures: dict[int, str] = {}
+    has_paths = False
+    start = 0
+    for chunk in column.chunks:
+        inside = np.flatnonzero((rows >= start) & (rows < start + len(chunk)))
+        if len(inside):
+            own = _read_values(pa.chunked_array([chunk]), kind, rows[inside] - start)
+            for index, at in enumerate(inside.tolist()):
+                values[at] = own.values[index]
+                if own.paths is not None:
+                    paths[at], has_paths = own.paths[index], True
+                if index in own.failures:
+                    failures[at] = own.failures[index]
+        start += len(chunk)
+    return Values(values, paths if has_paths else None, failures)
 
 
 def _read_values(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Values:

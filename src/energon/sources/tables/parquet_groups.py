@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon.errors import FormatError, needs_extra
-from energon.formats.parquet import ParquetFooter, parse_footer
+from energon.errors import EnergonError, FormatError, needs_extra
+from energon.formats.parquet import ParquetFooter, parse_footer, row_batches
 from energon.io.address import redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.range_file import RangeFile
-from energon.limits import DECODED_BYTES
 from energon.sources.decoded_blocks import DecodedBlocks
 from energon.sources.reader import Submit
 from energon.sources.tables.columns import RowTable
@@ -154,18 +153,16 @@ class ParquetGroups(RowGroups):
             import pyarrow.parquet as pq
         number, own = self.place(group)
         metadata = self.metadata(number)
-        size = metadata.row_group(own).total_byte_size
-        if size > DECODED_BYTES.value:
-            raise FormatError(
-                f"{self.origin(number)}: row group {own} has {size} bytes, more than "
-                f"{DECODED_BYTES.value}; {DECODED_BYTES.hint}"
-            )
         size = self.footers[number].size
         source = _Chunks(self.range_file(number), size, self.chunks(group, columns))
         try:
             # What it would read ahead of time, in threads of its own, was read above.
             reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False)
-            table = reader.read_row_group(own, columns=list(columns), use_threads=False)
+            batches = list(row_batches(reader, own, columns, source, origin=self.origin(number)))
+            schema = None if batches else reader.read_row_group(own, columns=list(columns)).schema
+            table = pa.Table.from_batches(batches, schema)
+        except EnergonError:
+            raise
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = " ".join(str(error).split()).rstrip(".")  # several lines of pyarrow
             raise FormatError(
