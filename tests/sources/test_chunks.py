@@ -556,6 +556,15 @@ def test_shards_may_be_compressed_as_python_can(tmp_path, name, pack):
         every(source_of(folder))
 
 
+@pytest.mark.parametrize(("name", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_a_shard_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, name, pack):
+    folder = compressed(tmp_path / "data", name, pack)
+    shard = min(folder.glob(f"*.{name}"))
+    monkeypatch.setenv("ENERGON_LIMIT_UNPACKED_BYTES", "100")
+    with pytest.raises(FormatError, match=f"{shard.name}: .*ENERGON_LIMIT_UNPACKED_BYTES"):
+        every(source_of(folder))
+
+
 def test_a_compression_that_needs_another_library_is_named(tmp_path):
     folder = compressed(tmp_path / "data", "snappy", bytes)
     with pytest.raises(FormatError, match="compressed with 'snappy:6'; expected zstd, gz or bz2"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
@@ -15,8 +13,9 @@ from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
+from energon.formats.compressed import decompressed
 from energon.formats.media import guess_extension
-from energon.limits import IMAGE_PIXELS, UNPACKED_BYTES, check_limit
+from energon.limits import IMAGE_PIXELS
 from energon.messages import bytes_in_words, describe_error
 from energon.samples.crude import PART_FILES, CrudeSample
 
@@ -206,7 +205,7 @@ class SampleDecoder:
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
-                return self.decode(fname[:-3], _gunzip(raw), seed=seed)
+                return self.decode(fname[:-3], decompressed(raw, "gz"), seed=seed)
             if self.guess_content:
                 extension = guess_extension(raw) or extension
             decode = DECODERS.get(extension)
@@ -345,19 +344,6 @@ def _tenbin(data: bytes) -> Any:
     from energon.decode.arrays import decode_tenbin
 
     return decode_tenbin(data)
-
-
-def _gunzip(data: bytes) -> bytes:
-    import gzip
-
-    limit = UNPACKED_BYTES.value
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            unpacked = stream.read(limit + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DecodeError(f"incomplete gzip data: {error}") from error
-    check_limit(len(unpacked), UNPACKED_BYTES, f"it unpacks to more than {limit} bytes")
-    return unpacked
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {

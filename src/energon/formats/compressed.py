@@ -1,4 +1,4 @@
-"""Enter gzip and zstd data in the middle: find the blocks of deflated data, unpack single frames.
+"""Decompress data within a limit, and enter gzip and zstd data in the middle.
 
 A block (RFC 1951) may begin at any bit. It is recognized by its header, and by another block that
 can take its place: the last one, with a content of ours.
@@ -6,16 +6,20 @@ can take its place: the last one, with a content of ours.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.errors import needs_extra
+from energon.errors import DecodeError, needs_extra
+from energon.limits import UNPACKED_BYTES, check_limit
 
 GZIP_MAGIC = b"\x1f\x8b"
 SEARCHED_BYTES = 8 << 10
@@ -23,6 +27,59 @@ SEARCHED_BYTES = 8 << 10
 _HEADER_BYTES = 12
 """What a block of Huffman codes says before the lengths of its codes, rounded up."""
 _MARK = bytes.fromhex("5f1c9ae03b7742d8")
+
+
+def decompressed(data: bytes | memoryview, compression: str) -> bytes:
+    """Decompress data, as far as `UNPACKED_BYTES` allows.
+
+    Args:
+        data: The data.
+        compression: One of `DECOMPRESSORS`.
+
+    Raises:
+        DecodeError: If they are damaged, or have more content than that.
+        MissingExtraError: If zstandard is not installed.
+    """
+    pieces, size = [], 0
+    limit = UNPACKED_BYTES.value
+    try:
+        for piece in DECOMPRESSORS[compression](data):
+            pieces.append(piece)
+            size += len(piece)
+            check_limit(size, UNPACKED_BYTES, f"it unpacks to more than {limit} bytes")
+    except (OSError, EOFError, ValueError, zlib.error, zstd_error()) as error:
+        if isinstance(error, DecodeError):
+            raise
+        raise DecodeError(f"its {compression} data are incomplete or damaged: {error}") from error
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _pieces(stream: Any) -> Iterator[bytes]:
+    while piece := stream.read(_PIECE_BYTES):
+        yield piece
+
+
+def _zstd_pieces(data: bytes | memoryview) -> Iterator[bytes]:
+    decoder = zstd_decoder()
+    for start in range(0, len(data), FED_BYTES):
+        packed: Any = data[start : start + FED_BYTES]
+        while packed:
+            if decoder.eof:
+                decoder = zstd_decoder()
+            yield decoder.decompress(packed)
+            packed = decoder.unused_data
+    if data and not decoder.eof:
+        raise EOFError("the end of the last frame is missing")
+
+
+_PIECE_BYTES = 1 << 20
+DECOMPRESSORS: dict[str, Callable[[bytes | memoryview], Iterator[bytes]]] = {
+    "gz": lambda data: _pieces(gzip.GzipFile(fileobj=io.BytesIO(data))),
+    "bz2": lambda data: _pieces(bz2.BZ2File(io.BytesIO(data))),
+    "zstd": _zstd_pieces,
+    "zstandard": _zstd_pieces,
+}
+"""The content of data that are compressed in each of these ways, in pieces of limited size."""
 
 
 def gzip_header(data: bytes) -> int | None:

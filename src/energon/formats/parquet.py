@@ -46,7 +46,7 @@ PARQUET_MAGIC = b"PAR1"
 TAIL_BYTES = 8
 FOOTERS = "parquet.footers"
 _TABLE = b"ENFOOT01"
-BATCH_BYTES = 256 << 20
+ROW_BATCH_BYTES = 256 << 20
 """Bytes that a batch of rows is decoded to, roughly. An Arrow array has room for 2 GiB."""
 _HEADER_BYTES = 4 << 10
 """Bytes in which the header of a page is expected; statistics make some longer."""
@@ -162,7 +162,7 @@ def row_batches(
     """
     metadata = file.metadata.row_group(group)
     where = f"{origin}: row group {group}"
-    found = _Pages()
+    found = _PageSizes()
     for number in range(metadata.num_columns):
         column = metadata.column(number)
         name = column.path_in_schema
@@ -173,14 +173,14 @@ def row_batches(
         if file.schema.column(number).max_repetition_level and size > DECODED_BYTES.value:
             # All values may be in one row, the smallest batch.
             raise _too_large(f"{where} has lists in column {name!r} that may have", size)
-        found = _Pages(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
+        found = _PageSizes(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
     if found.unpacked_bytes > DECODED_BYTES.value:
         raise _too_large(f"{where} has", found.unpacked_bytes)
     rows = max(1, metadata.num_rows)
-    if found.plain_bytes > BATCH_BYTES:
-        rows = max(1, rows * BATCH_BYTES // found.plain_bytes)
-    if found.expanded_bytes > BATCH_BYTES:
-        rows = max(1, min(rows, BATCH_BYTES // found.longest_value))
+    if found.plain_bytes > ROW_BATCH_BYTES:
+        rows = max(1, rows * ROW_BATCH_BYTES // found.plain_bytes)
+    if found.expanded_bytes > ROW_BATCH_BYTES:
+        rows = max(1, min(rows, ROW_BATCH_BYTES // found.longest_value))
     if batch_rows is not None:
         rows = min(rows, batch_rows)
     decoded = 0
@@ -201,7 +201,7 @@ def _too_large(what: str, size: int) -> FormatError:
 
 
 @dataclass
-class _Pages:
+class _PageSizes:
     """How large the values in the pages of a column, or of several, can be.
 
     Args:
@@ -217,12 +217,12 @@ class _Pages:
     longest_value: int = 0
 
 
-def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _Pages:
+def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _PageSizes:
     """Read the headers of the pages of a column."""
     starts = (column.data_page_offset, column.dictionary_page_offset)
     at = min(start for start in starts if start)
     stop = at + column.total_compressed_size
-    pages, longest = _Pages(), 0
+    pages, longest = _PageSizes(), 0
     try:
         while at < stop:
             header, length = _page_header(source, at, stop)

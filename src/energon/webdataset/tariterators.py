@@ -15,7 +15,7 @@ from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import ShardOpening
+from energon.webdataset.reading.opening import ShardOpening, part_limit
 from energon.webdataset.reading.shard_cache import ShardStream, nothing
 from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
 from energon.webdataset.stages.base import Context, UnsavableIterator
@@ -246,7 +246,13 @@ def _files(
     origin = str(getattr(fileobj, "name", "the archive"))
     opened = ShardStream(origin, fileobj)
     ShardOpening().unpack(opened)
-    parser = SampleParser(origin, select=select_files, rename=rename_files, split=alone)
+    parser = SampleParser(
+        origin,
+        select=select_files,
+        rename=rename_files,
+        split=alone,
+        part_limit=part_limit(opened.stream),
+    )
     reader = StreamReader(opened.stream, parser, head=opened.head)
     while (members := reader.next_block()) is not None:
         for member in members:

@@ -619,7 +619,7 @@ def test_a_dictionary_does_not_expand_beyond_the_limit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4", "gzip", "brotli"])
 def test_rows_of_several_batches_come_in_their_order(tmp_path, monkeypatch, compression):
-    monkeypatch.setattr("energon.formats.parquet.BATCH_BYTES", 4000)
+    monkeypatch.setattr("energon.formats.parquet.ROW_BATCH_BYTES", 4000)
     rows = [
         {
             "text": f"text {n % 7} " * 20,

@@ -6,10 +6,7 @@ record with the sizes of its fields, where these differ, followed by their conte
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import pickle
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.allow import is_allowed, refusal
-from energon.errors import EnergonError, FormatError, TruncatedError, needs_extra
+from energon.errors import DecodeError, EnergonError, FormatError, TruncatedError
+from energon.formats.compressed import DECOMPRESSORS, decompressed
 from energon.formats.meta.info import MAX_SAMPLES, leads_out
 from energon.messages import describe_error
 
@@ -122,41 +120,24 @@ def decompress(data: bytes | memoryview, origin: object, compression: str) -> by
     """Decompress data.
 
     Raises:
-        FormatError: If the compression is unknown, or the data are damaged.
+        FormatError: If the compression is unknown, or the data are damaged, or have more content
+            than `UNPACKED_BYTES` allows.
         MissingExtraError: If zstandard is not installed.
     """
-    name = compression.partition(":")[0]
-    if name in ("zstd", "zstandard"):
-        return _unpack_zstd(data, origin)
     check_compression(compression, origin)
     try:
-        return _UNPACK[name](data)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        return decompressed(data, compression.partition(":")[0])
+    except DecodeError as error:
         raise FormatError(f"{origin}: {error}") from error
 
 
 def check_compression(compression: str, origin: object) -> None:
     """Raise FormatError unless data that are compressed in this way can be read."""
-    if compression.partition(":")[0] not in ("zstd", "zstandard", *_UNPACK):
+    if compression.partition(":")[0] not in DECOMPRESSORS:
         raise FormatError(
             f"{origin}: is compressed with {compression!r}; expected zstd, gz or bz2, which can be "
             "read without the library that wrote it"
         )
-
-
-_UNPACK: dict[str, Callable[[bytes | memoryview], bytes]] = {
-    "gz": gzip.decompress,
-    "bz2": bz2.decompress,
-}
-
-
-def _unpack_zstd(data: bytes | memoryview, origin: object) -> bytes:
-    with needs_extra("formats", f"{origin}: zst needs zstandard"):
-        import zstandard
-    try:
-        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"{origin}: {error}") from error
 
 
 def count_of(head: bytes) -> int:

@@ -24,7 +24,7 @@ from energon.formats.tar.headers import BLOCK, first_damaged, padded_size, verif
 from energon.formats.tar.names import split_name
 from energon.formats.tar.parser import Member, TarParser
 from energon.formats.tar.window_parts import WindowParts, find_parts
-from energon.limits import TAR_PART_BYTES
+from energon.limits import TAR_PART_BYTES, Limit
 
 LARGE_MEMBER_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
@@ -59,6 +59,7 @@ class SampleParser:
             None means that it is an error.
         sizes: Whether fields are the sizes of contents, which are jumped over.
         gives_rows: Whether some samples may be rows instead of dicts.
+        part_limit: How large the content of a field may be.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SampleParser:
         tolerates: Callable[[Exception], Any] | None = None,
         sizes: bool = False,
         gives_rows: bool = False,
+        part_limit: Limit = TAR_PART_BYTES,
     ) -> None:
         self.origin = origin
         self.samples: list[Any] = []
@@ -95,6 +97,7 @@ class SampleParser:
         self._tolerates = tolerates
         self._sizes = sizes
         self._gives_rows = gives_rows
+        self._part_limit = part_limit
         self._names_are_plain = select is None and rename is None and split is None
         self._takes_runs = self._names_are_plain and not sizes
         self._key: bytes | None = None
@@ -356,10 +359,11 @@ class SampleParser:
 
     def _ask_for_content(self, key: str, field: str, size: int, position: int) -> None:
         """Request content on its own; raise FormatError if it is too large for memory."""
-        if size > TAR_PART_BYTES.value:
+        limit = self._part_limit
+        if size > limit.value:
             raise FormatError(
                 f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte {position}, "
-                f"expected at most {TAR_PART_BYTES.value}; {TAR_PART_BYTES.hint}"
+                f"expected at most {limit.value}; {limit.hint}"
             )
         self.content_bytes, self._large_field = size, field
 

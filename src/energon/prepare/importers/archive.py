@@ -13,6 +13,7 @@ from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.stream import StreamReader
 from energon.io.epath import AnyPath
+from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import PackSource, Selects, every
 from energon.prepare.importers.selection import (
@@ -96,10 +97,12 @@ class _NeededFiles:
 
 
 def _read(path: AnyPath, chosen: _NeededFiles) -> Iterator[Mapping[str, Any]]:
-    parser = SampleParser(str(path), split=chosen)
     with reporting(path), open_decompressed(path, advice="restore the archive") as file:
         # What is compressed is decompressed anyway.
-        is_compressed = isinstance(file, gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile)
+        is_stream = isinstance(file, gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile)
+        is_compressed = is_stream or not file.seekable()  # as zstd is
+        limit = UNPACKED_BYTES if is_compressed else TAR_PART_BYTES
+        parser = SampleParser(str(path), split=chosen, part_limit=limit)
         reader = StreamReader(file, parser, reads_all=is_compressed)
         while (samples := reader.next_block()) is not None:
             yield from samples

@@ -24,6 +24,7 @@ from energon.errors import (
     TruncatedError,
     needs_extra,
 )
+from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES, Limit
 from energon.webdataset.gopen import open_url, rewrite_url
 from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, nothing
 from energon.webdataset.reading.urls import is_local, local_path
@@ -37,6 +38,11 @@ ZSTD_BYTES = 1 << 10
 def unpacker_for(head: bytes) -> Callable[[], Any] | None:
     """Return a factory of decompressors for a stream with this start; None if uncompressed."""
     return next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
+
+
+def part_limit(stream: Any) -> Limit:
+    """Return how large a part in a stream may be; compressed, it costs nothing to be huge."""
+    return UNPACKED_BYTES if isinstance(stream, Unpacked) else TAR_PART_BYTES
 
 
 class Unpacked:

@@ -24,7 +24,7 @@ from energon.loader.memory import keep_heap
 from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import OpeningAhead, ShardOpening
+from energon.webdataset.reading.opening import OpeningAhead, ShardOpening, part_limit
 from energon.webdataset.reading.shard_cache import ShardStream, cache_of
 from energon.webdataset.stages.base import (
     Context,
@@ -342,6 +342,7 @@ class _TarSamplesIterator(StageIterator):
             rename=stage.rename_files,
             lowercase=stage.lowercase,
             position=self._position,
+            part_limit=part_limit(opened.stream),
             tolerates=self._tolerates,
             sizes=stage.sizes,
             gives_rows=self._gives_rows,
