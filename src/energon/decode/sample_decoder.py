@@ -13,7 +13,6 @@ from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
-from energon.formats.compressed import decompressed
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS
 from energon.messages import bytes_in_words, describe_error
@@ -205,7 +204,7 @@ class SampleDecoder:
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
-                return self.decode(fname[:-3], decompressed(raw, "gz"), seed=seed)
+                return self.decode(fname[:-3], _gunzip(raw), seed=seed)
             if self.guess_content:
                 extension = guess_extension(raw) or extension
             decode = DECODERS.get(extension)
@@ -344,6 +343,12 @@ def _tenbin(data: bytes) -> Any:
     from energon.decode.arrays import decode_tenbin
 
     return decode_tenbin(data)
+
+
+def _gunzip(data: bytes) -> bytes:
+    from energon.formats.compressed import decompressed
+
+    return decompressed(data, "gz")
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
