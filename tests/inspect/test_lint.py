@@ -154,8 +154,10 @@ def test_collects_all_that_is_wrong_with_a_metadataset_and_looks_at_the_rest(tmp
     assert keys == [("test", None), ("val", None), ("train", "c"), ("train", "c")]
     assert "nowhere does not exist" in report.findings[0].reason
     quarantine(report, tmp_path / "bad")
-    (line,) = set((tmp_path / "bad/ds.jsonl").read_text().splitlines())
-    assert json.loads(line)["key"] == "c"
+    lines = [json.loads(line) for line in (tmp_path / "bad/ds.jsonl").read_text().splitlines()]
+    assert {(line["dataset"], line["key"]) for line in lines} == {
+        (str(tmp_path / name / "ds"), "c") for name in "ab"
+    }
 
 
 def test_a_document_that_breaks_the_grammar_is_said_in_full(tmp_path):

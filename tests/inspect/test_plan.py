@@ -183,7 +183,7 @@ def test_excluded_samples_and_those_outside_of_a_subset_are_never_seen(tmp_path)
     root = make_crude(tmp_path / "d", [6])
     split = root / ".nv-meta/split.yaml"
     split.write_text("split_parts: {train: [000.tar]}\nexclude: [000.tar/s2]\n")
-    document = {"splits": {"train": {"path": str(root), "subset": {"range": [0, 3]}}}}
+    document = {"splits": {"train": {"path": str(root), "subset": {"range": [0, 4]}}}}
     run = open_run(
         document, TrainSettings(batch_size=1), WorkerConfig(rank=0, world_size=1, num_workers=0)
     )

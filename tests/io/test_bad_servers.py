@@ -100,7 +100,7 @@ def test_the_deadline_holds_for_all_attempts_together(misbehaviour):
         ("no Content-Range", "range", "does not say which range"),
         ("Content-Length of garbage", "range", "Content-Length of the answer is not a number"),
         ("Content-Encoding that is not asked for", "read", r"compresses the answer \(gzip\)"),
-        ("HEAD says less", "stream", "has 50000 bytes, expected 25000"),
+        ("HEAD says less", "stream", "has 50000 bytes or more, expected 25000"),
         ("HEAD says more", "stream", "ended at byte 50000 of 100000"),
         ("HEAD says an exabyte", "stream", "ended at byte 50000 of 1152921504606846976"),
         ("headers of garbage", "read", "not HTTP"),
