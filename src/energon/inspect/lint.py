@@ -218,7 +218,8 @@ def _hide_warnings_of(findings: Sequence[Finding]) -> Iterator[None]:
 
     def is_new(record: logging.LogRecord) -> bool:
         args = record.args
-        return not (isinstance(args, tuple) and args and args[-1] in reasons)
+        text = str(args[-1]) if isinstance(args, tuple) and args else ""
+        return not any(reason in text for reason in reasons)  # a message may list several
 
     logger.addFilter(is_new)
     try:
