@@ -115,7 +115,7 @@ def test_chosen_differences_are_let_through():
 
 def test_a_name_lets_only_itself_through():
     with pytest.raises(StateError, match="data2"):
-        check_fingerprint({"data2": 1}, {"data2": 2}, strict=["data"])
+        check_fingerprint({"data": 0, "data2": 1}, {"data": 0, "data2": 2}, strict=["data"])
 
 
 def test_what_is_no_json_is_refused_when_saving():
