@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import tempfile
+from multiprocessing.util import get_temp_dir
 
 import pytest
 from torch.utils.data import DataLoader
@@ -142,16 +143,18 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_positions_of_workers_leave_nothing_in_the_temporary_folder(urls, monkeypatch, method):
-    # The fork server has a socket there, and names of sockets must be short.
-    with tempfile.TemporaryDirectory(prefix="t") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
-        loader = load(dataset, workers=2, method=method)
-        one, other = ([int(n) for n in loader] for _ in range(2))
-        assert len({*one, *other}) == len(one) + len(other)
-        assert not list(Path(folder).rglob("energon*"))
-        assert method != "fork" or not os.listdir(folder)
+def test_positions_of_workers_leave_nothing_in_the_temporary_folder(
+    urls, tmp_path, monkeypatch, method
+):
+    (tmp_path / "temporary").mkdir()
+    get_temp_dir()  # the one of multiprocessing, whose sockets need short names, stays where it is
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
+    loader = load(dataset, workers=2, method=method)
+    one, other = ([int(n) for n in loader] for _ in range(2))
+    assert len({*one, *other}) == len(one) + len(other)
+    assert not list(tmp_path.rglob("energon*"))
+    assert method != "fork" or not os.listdir(tmp_path / "temporary")
 
 
 def test_an_epoch_that_was_left_is_made_up_for(urls):
