@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from itertools import islice
 from threading import get_ident
 
@@ -18,6 +19,7 @@ from energon import (
     get_train_dataset,
 )
 from energon import messages as once
+from energon.loader.state import merge_states
 from tests.datasets import make_crude
 from tests.effort import some
 
@@ -146,7 +148,9 @@ def test_where_batches_differ_the_state_of_one_rank_is_not_enough(root, encoder,
     assert "lanes of that rank only, of 2 ranks" in warning
     assert "torch.distributed.checkpoint" in warning
     assert "save_state_global()" in warning
-    with pytest.raises(StateError, match=r"are missing; .* \(this is that of rank 0 of 2\)"):
+    with pytest.raises(
+        StateError, match=r"the state of rank 0 of 2 covers .* are missing; .*redist"
+    ):
         open_ranks(root, 1, encoder, state=states[0])
     open_ranks(root, 1, encoder, state=[states[0], states[-1]])
     open_ranks(root, 2, encoder, state=[states[0], states[-1]])
@@ -221,3 +225,115 @@ def test_loops_that_end_say_nothing(root, caplog, settings):
     (loader,) = open_ranks(root, 1, **settings)
     assert [len(list(loader)) for _ in range(3)] == [len(loader)] * 3
     assert not warnings_in(caplog)
+
+
+def open_from_rank_files(root, states, world_size, encoder=Keys, *, lanes=None, **settings):
+    """Open the ranks of a run as trainers do that save one file a rank; others take one of them."""
+    loaders = []
+    for rank in range(world_size):
+        config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0, lanes=lanes)
+        dataset = get_train_dataset(
+            root, worker_config=config, batch_size=4, task_encoder=encoder(), **settings
+        )
+        loaders.append(get_savable_loader(dataset))
+        loaders[-1].restore_state_rank(json.loads(json.dumps(states[rank % len(states)])))
+    return loaders
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 10}])
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (4, 1), (2, 12), (4, 7), (12, 9)])
+@pytest.mark.parametrize("count", some([0, 1, 3, 7], 2))
+def test_rank_files_restore_any_number_of_ranks_exactly(root, settings, before, after, count):
+    whole = steps(open_ranks(root, 1, **settings), before * count + 5 * after)
+    ranks = open_ranks(root, before, **settings)
+    steps(ranks, count)
+    states = [rank.save_state_rank() for rank in ranks]
+    again = open_from_rank_files(root, states, after, **settings)
+    # The first batch of each rank is its first one after those delivered.
+    turn = before * count
+    streams = [iter(loader) for loader in again]
+    found = [next(streams[g % after]) for g in range(turn, turn + 4 * after)]
+    assert found == whole[turn : turn + 4 * after]
+    # From then on, such a run is saved and restored like any other.
+    state = merge_states([loader.save_state_rank() for loader in again])
+    (one,) = open_ranks(root, 1, state=state, **settings)
+    turn += 4 * after
+    assert steps([one], after) == whole[turn : turn + after]
+
+
+def samples_of(batches):
+    return Counter(sample for batch in batches for sample in parts(batch))
+
+
+def parts(value):
+    """Yield the samples in a batch of packs or samples: their key with the epoch and ordinal."""
+    if isinstance(value, tuple):
+        yield tuple(value[1][:3]), value[0]
+    else:
+        for each in value:
+            yield from parts(each)
+
+
+@pytest.mark.parametrize("encoder", [Skips, Groups, Yields, Packs])
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 4), (2, 5), (4, 8)])
+def test_rank_files_of_uneven_batches_restore_to_within_a_batch(
+    root, encoder, before, after, caplog
+):
+    packing = {"packing_buffer_size": 6} if encoder is Packs else {}
+    ranks = open_ranks(root, before, encoder, **packing)
+    delivered = samples_of(steps(ranks, 40))
+    states = [rank.save_state_rank() for rank in ranks]
+    caplog.clear()
+    again = open_from_rank_files(root, states, after, encoder, **packing)
+    fits = LANES % after == 0 and after % before == 0
+    assert warnings_of_ranks(caplog) == (0 if fits else after)
+    # All ranks have their own samples, and few were delivered before the run was saved.
+    later = samples_of(steps(again, 60))
+    assert max(later.values()) == 1
+    batch = 8 if encoder is Packs else 4
+    assert (later & delivered).total() <= batch * LANES
+    if encoder is not Groups:  # in which samples wait for others of their group
+        epochs = Counter(epoch for (_, epoch, _), _ in (later | delivered))
+        before = max(epoch for (_, epoch, _), _ in delivered)
+        size = 49 if encoder is Skips else 50
+        missed = sum(size - epochs[epoch] for epoch in range(before + 1))
+        assert 0 <= missed <= batch * LANES
+
+
+def warnings_of_ranks(caplog):
+    texts = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    return sum("energon checkpoint redist --new-world-size" in text for text in texts)
+
+
+def test_the_state_of_another_rank_of_as_many_ranks_is_refused(root):
+    ranks = open_ranks(root, 2, Skips)
+    steps(ranks, 20)
+    (_, other) = open_ranks(root, 2, Skips)
+    with pytest.raises(StateError, match="state of rank 0 of 2 covers .* are missing"):
+        other.restore_state_rank(ranks[0].save_state_rank())
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_virtual_epoch_continues_from_the_file_of_one_rank(root, after):
+    settings = {"virtual_epoch_length": 10}
+    ranks = open_ranks(root, 2, **settings)
+    assert {len(list(loader)) for loader in ranks} == {10}
+    steps(ranks, 3)
+    states = [rank.save_state_rank() for rank in ranks]
+    again = open_from_rank_files(root, states, after, **settings)
+    merged = open_ranks(root, after, state=states, **settings)
+    assert [len(list(loader)) for loader in again] == [len(list(loader)) for loader in merged]
+    assert {len(list(loader)) for loader in again} == {10}
+
+
+def test_a_new_mix_needs_the_states_of_all_ranks(root):
+    def blend(weight):
+        blended = [{"path": str(root), "weight": 1}, {"path": str(root), "weight": weight}]
+        return {"splits": {"train": {"blend": blended}}}
+
+    ranks = open_ranks(blend(1), 4, Skips)
+    steps(ranks, 9)
+    state = ranks[0].save_state_rank()
+    (one,) = open_ranks(blend(2), 1, Skips)
+    with pytest.raises(StateError, match="are missing"):
+        one.restore_state_rank(state, strict=["mix"])

@@ -116,14 +116,18 @@ class CountsRows(Protocol):
     def batch_size(self) -> int | None:
         """Number of samples, or of packs, in a batch; None yields them one by one."""
 
+    @property
+    def batch_rows(self) -> int | None:
+        """Number of rows per batch, unless hooks skip some; None if batches differ."""
+
     def state_after(self, batches: int) -> State | None:
         """Return the state of any lane after this many batches; None if it is unknown.
 
         It is known if all batches take the same number of rows, as long as nothing is skipped.
         """
 
-    def state_at(self, row: int, changes: Sequence[int] = ()) -> State | None:
-        """Return the state of any lane before a row, with nothing pending; None if it is unknown.
+    def state_at(self, row: int, changes: Sequence[int] = ()) -> State:
+        """Return the state of any lane before a row, with nothing pending.
 
         Args:
             row: The row.

@@ -7,7 +7,7 @@ batch of a lane of its own, and parts can be divided again, or joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import lcm
 from typing import Any, NamedTuple
@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon.errors import StateError
-from energon.loader.relane import rows_read, with_lanes
+from energon.loader.relane import StateAt, rows_read, with_lanes
 from energon.loader.state import MAX_LANES, LanePosition, read_positions
 from energon.plan.dealt import Deal
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
-
-StateAt = Callable[[int, Sequence[int]], State | None]
-"""Returns the state of a lane before a row, given the rows at which its mix has changed."""
 
 
 class IndivisibleError(StateError):
@@ -35,8 +32,7 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
     Args:
         state: The merged state.
         batch_size: The new size.
-        state_at: Returns the state of a lane in which no sample waits for others; None if the
-            number of rows in a batch differs.
+        state_at: Returns the state of a lane in which no sample waits for others.
 
     Raises:
         IndivisibleError: If batches of this size are not parts of those of the run, or the samples
@@ -44,8 +40,6 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
         StateError: If lanes are missing.
     """
     about = state["fingerprint"]
-    if state_at(0, ()) is None:
-        raise IndivisibleError("which samples a batch has is not known in advance")
     recipe, before = PlanRecipe.from_json(about), about["batch_size"]
     whole = before * recipe.parts
     if whole % batch_size or recipe.stripe != whole:

@@ -1,4 +1,4 @@
-"""Change the number of lanes of a saved run.
+"""Change the number of lanes of a saved run, or complete a state that has those of one rank.
 
 States continue exactly with the number of lanes they were saved with. Another number of lanes is
 for world sizes that do not divide it: the position in every dataset is kept to the sample, the
@@ -8,19 +8,31 @@ as unread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.errors import ConfigError
-from energon.loader.state import COVERS, LanePosition, read_positions
+from energon.errors import ConfigError, StateError
+from energon.loader.state import (
+    COVERS,
+    MAX_LANES,
+    LanePosition,
+    batches_of_lanes,
+    read_positions,
+)
 from energon.messages import counted
+from energon.plan.dealt import Deal
 from energon.plan.era import end_era
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State, unpack_some
+
+StateAt = Callable[[int, Sequence[int]], State]
+"""Returns the state of a lane before a row, given the rows at which its mix has changed."""
 
 
 class Relaned(NamedTuple):
@@ -58,15 +70,11 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     positions = read_positions(state, range(old))
     recipe = PlanRecipe.from_json(about)
     deal = recipe.deal(old)
-    packing = about.get("packing_buffer_size") or 0
     rows: dict[int, int] = {}
     changes: dict[int, tuple[int, ...]] = {}
     num_held = 0
     for lane, position in positions.items():
-        saved = position.saved_state()
-        read, known = rows_read(saved)
-        held = min(read, _held(saved, packing))
-        rows[lane] = read - held
+        rows[lane], known, held = _rows_done(position, about)
         num_held += held
         stream = deal.stream_of(lane)
         changes[stream] = max(known, changes.get(stream, ()), key=len)
@@ -83,6 +91,79 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
         sum(ended.again.values()) + num_held,
         sum(ended.left_out.values()) + num_held,
     )
+
+
+def add_lanes_of_other_ranks(
+    state: State, rank: int, world_size: int, state_at: StateAt, *, batch_rows: int | None
+) -> State | None:
+    """Return the state of one rank with the lanes of all; None if these cannot be estimated.
+
+    All ranks have delivered equally many batches.
+
+    Args:
+        state: The state.
+        rank: Its rank.
+        world_size: How many ranks saved one.
+        state_at: Returns the state of a lane in which no sample waits for others.
+        batch_rows: Rows of each batch; None to estimate them from the lanes of this rank.
+    """
+    own = read_positions(state, map(int, state["positions"]))
+    done = {lane: _rows_done(position, state["fingerprint"]) for lane, position in own.items()}
+    rows = sum(row for row, _, _ in done.values())
+    batches = sum(position.batches for position in own.values())
+    per_batch = Fraction(rows, batches or 1) if batch_rows is None else Fraction(batch_rows)
+    if any(changes for _, changes, _ in done.values()):
+        return None  # the rows at which the mix changed differ from stream to stream
+    of_epoch = sum(position.epoch_batches for position in own.values())
+    first = batches_of_lanes(state, rank, world_size, before=of_epoch)
+    positions = {}
+    for lane, count in batches_of_lanes(state, rank, world_size).items():
+        row = round(count * per_batch)
+        positions[str(lane)] = LanePosition(
+            batches=count,
+            epoch_batches=count - first[lane],
+            state=state_at(row, ()) if row else None,
+            ended=all(position.ended for position in own.values()),
+        ).to_json()
+    return {**state, "positions": {**positions, **state["positions"]}}
+
+
+def divide_lanes(state: State, times: int, state_at: StateAt) -> State:
+    """Return a merged state of all lanes, each of which becomes several that take turns.
+
+    So the batches of the run and their order stay the same. Samples that wait for others count as
+    unread.
+
+    Args:
+        state: The merged state.
+        times: How many lanes each of them becomes.
+        state_at: Returns the state of a lane in which no sample waits for others.
+
+    Raises:
+        StateError: If there would be too many lanes, or the pipeline has no plan.
+    """
+    about, lanes = state["fingerprint"], state["lanes"]
+    if lanes * times > MAX_LANES:
+        raise StateError(f"{lanes:,} lanes would become {lanes * times:,}, more than {MAX_LANES:,}")
+    recipe = PlanRecipe.from_json(about)
+    turns = Deal(times, 1, recipe.lane_stripe)
+    positions = {}
+    for lane, position in read_positions(state, range(lanes)).items():
+        row, changes, _ = _rows_done(position, about)
+        skipped = [turns.lane_of(0, row) for row in position.skip_rows]
+        for turn in range(times):
+            own_row = turns.rows_before(turn, row)
+            before = position.batches - position.epoch_batches
+            batches, first = (-(-(count - turn) // times) for count in (position.batches, before))
+            positions[str(lane + lanes * turn)] = LanePosition(
+                batches=batches,
+                epoch_batches=batches - first,
+                state=state_at(own_row, changes) if own_row or changes else None,
+                skip_rows=tuple(row for owner, row in skipped if owner == turn),
+                ended=position.ended,
+            ).to_json()
+    after = replace(recipe, streams=recipe.deal(lanes).streams)
+    return with_lanes(state, recipe, after, positions)
 
 
 def with_lanes(
@@ -149,6 +230,19 @@ def rows_read(saved: State | None) -> tuple[int, tuple[int, ...]]:
         return 0, ()
     (rows, changes), _ = unpack_some(saved, {"read": int, "changes": list})
     return rows, tuple(changes)
+
+
+def _rows_done(
+    position: LanePosition, fingerprint: Mapping[str, Any]
+) -> tuple[int, tuple[int, ...], int]:
+    """Return how many rows of a lane are done with, those of changes, and how many are held back.
+
+    Rows of changes are rows of its stream at which the mix changed.
+    """
+    saved = position.saved_state()
+    read, changes = rows_read(saved)
+    held = min(read, _held(saved, fingerprint.get("packing_buffer_size") or 0))
+    return read - held, changes, held
 
 
 def _held(saved: Any, packing: int) -> int:

@@ -14,13 +14,13 @@ from energon.loader.options import logger
 from energon.loader.pipeline import Continues, CountsRows
 from energon.loader.state import (
     LanePosition,
-    batches_of_lanes,
     build_state,
     check_steps,
     covered_by,
     flatten,
     merge_states,
     read_positions,
+    redist_command,
 )
 from energon.loader.state_differences import check_fingerprint, may_differ
 from energon.messages import counted, warn_once
@@ -91,7 +91,9 @@ class SavableDataLoader(BasicDataLoader[T_co]):
 
         Args:
             state: State of this rank, of all ranks, or a list of rank states. None, if there is
-                none yet, stays at the beginning.
+                none yet, stays at the beginning. The state of any rank of a run with another
+                number of ranks continues, too: exactly if no hook skips samples and all batches
+                take equally many, otherwise to within a batch, which is logged.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
             relane: Whether the run may continue with other lanes, for which a state of all ranks
@@ -100,7 +102,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         if state is None:
             self._check_fresh()
         else:
-            self._restore(_merged(state, strict), strict, relane)
+            self._restore(self._of_other_ranks(_merged(state, strict)), strict, relane)
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """Return the positions of the lanes of all ranks, or None if this is not `global_dst_rank`.
@@ -251,6 +253,8 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         from energon.loader.rebatch import IndivisibleError, rebatch
 
         try:
+            if dataset.batch_rows is None:
+                raise IndivisibleError("which samples a batch has is not known in advance")
             changed = rebatch(self._filled(state, range(state["lanes"])), size, dataset.state_at)
         except IndivisibleError as error:
             logger.warning(
@@ -290,7 +294,9 @@ class SavableDataLoader(BasicDataLoader[T_co]):
             raise
         if not relane and (relaned.again or relaned.left_out):
             config.rank_lanes(
-                lanes, hint=f"or pass relane=True to continue with {relaned.describe()}"
+                lanes,
+                hint=f"or pass relane=True to continue with {relaned.describe()}. To convert "
+                f"files: {redist_command(lanes, config.world_size)}",
             )
         logger.warning(
             "converted the state of %s to %s", counted(lanes, "lane"), relaned.describe()
@@ -351,26 +357,70 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         turn: int = min(numbers)
         return turn % config.world_size == 0
 
-    def _with_all_lanes(self, state: State, rank: int, world_size: int, alone: bool) -> State:
-        """Return the state of one rank with the lanes of all, if they follow from it."""
-        if not alone or not isinstance(self.dataset, CountsRows):
+    def _of_other_ranks(self, state: State) -> State:
+        """Return the state of a rank of a run with another number of ranks, with all lanes.
+
+        The lanes become as many as can be dealt to the ranks of this run. All of its ranks make
+        the same lanes of the states of different ranks.
+        """
+        whose, config, lanes = covered_by(state), self.worker_config, state["lanes"]
+        if whose is None or whose[1] == config.world_size or config.lanes not in (None, lanes):
             return state
-        found, size = {}, state["fingerprint"].get("batch_size") or 1
-        for lane, batches in batches_of_lanes(state, rank, world_size).items():
-            position = LanePosition(batches=batches)
-            if batches:
-                position.state = self.dataset.state_at(batches * size)
-                if position.state is None:
-                    return state
-            found[str(lane)] = position.to_json()
-        logger.warning(
-            "restored the lanes of all ranks from the state of rank %d of %d, which took a fixed "
-            "number of samples for each batch; samples skipped on the other ranks would shift "
-            "what these deliver. save_state_global() saves where each of them is",
+        times = lcm(lanes, config.world_size) // lanes
+        own = config.rank_lanes(lanes) if times == 1 else range(lanes)
+        if set(map(str, own)) <= state["positions"].keys():
+            return state
+        state = self._with_all_lanes(state, *whose, estimates=True)
+        if (
+            times == 1
+            or len(state["positions"]) < lanes
+            or not isinstance(self.dataset, CountsRows)
+        ):
+            return state
+        from energon.loader.relane import divide_lanes
+
+        return divide_lanes(state, times, self.dataset.state_at)
+
+    def _with_all_lanes(
+        self, state: State, rank: int, world_size: int, alone: bool, *, estimates: bool = False
+    ) -> State:
+        """Return the state of one rank with the lanes of all.
+
+        Without a change if they neither follow from it nor are to be estimated.
+        """
+        dataset, about = self.dataset, state["fingerprint"]
+        if not isinstance(dataset, CountsRows) or not (alone or estimates):
+            return state
+        if not alone and about.get("mix") != dataset.fingerprint(state["lanes"]).get("mix"):
+            return state  # ranks would begin the new mix at different rows
+        from energon.loader.relane import add_lanes_of_other_ranks
+
+        complete = add_lanes_of_other_ranks(
+            state,
             rank,
             world_size,
+            dataset.state_at,
+            batch_rows=(about.get("batch_size") or 1) if alone else None,
         )
-        return {**state, "positions": {**found, **state["positions"]}}
+        if complete is None:
+            return state
+        ranks = self.worker_config.world_size
+        logger.warning(
+            "continued from the state of rank %d of %d on %s, %s. To continue from where each rank "
+            "was, pass the states of all ranks as a list, or convert their files before the run: "
+            "%s",
+            rank,
+            world_size,
+            counted(ranks, "rank"),
+            "with the lanes of the other ranks where batches of a fixed number of samples lead; "
+            "samples that hooks skipped there would shift them"
+            if alone
+            else "to within a batch: samples are skipped, packed or grouped, so the positions of "
+            "the other ranks are estimated from that of this one, and some samples may be repeated "
+            "or missed",
+            redist_command(state["lanes"], ranks),
+        )
+        return complete
 
     def _check_fresh(self) -> None:
         if self._stream is not None or self._delivered:

@@ -18,6 +18,7 @@ import json
 import pickle
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 from energon.errors import StateError
@@ -27,6 +28,7 @@ from energon.loader.state_differences import RUN, differences, may_differ, shown
 from energon.messages import counted
 from energon.plan.randomness import ORDER_VERSION
 from energon.stages.base import State
+from energon.worker import COMMON_LANES
 
 FORMAT = "energon loader state"
 STATE_VERSION = 1
@@ -175,12 +177,21 @@ def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition
     missing = [lane for lane in lanes if str(lane) not in saved]
     if missing:
         whose = covered_by(state)
+        of_rank = "" if whose is None else f" of rank {whose[0]} of {whose[1]}"
         raise StateError(
-            f"the state covers lanes {_ranges(map(int, saved))} of {state['lanes']}, but lanes "
-            f"{_ranges(missing)} are missing; pass a global state or the states of all ranks"
-            + ("" if whose is None else f" (this is that of rank {whose[0]} of {whose[1]})")
+            f"the state{of_rank} covers lanes {_ranges(map(int, saved))} of {state['lanes']}, but "
+            f"lanes {_ranges(missing)} are missing; pass a global state or the states of all ranks "
+            f"as a list, or convert their files: {redist_command(state['lanes'])}"
         )
     return {lane: LanePosition.from_json(saved[str(lane)]) for lane in lanes}
+
+
+def redist_command(lanes: int, world_size: int | None = None) -> str:
+    """Return the command that converts the files of a run with some lanes to a world size."""
+    size = "RANKS" if world_size is None else world_size
+    fits = world_size is None or lanes % world_size == 0
+    more = "" if fits else f" --lanes {lcm(world_size or 1, COMMON_LANES)}"
+    return f"energon checkpoint redist --new-world-size {size}{more} FILES NEW_FOLDER"
 
 
 def check_steps(
@@ -265,14 +276,22 @@ def covered_by(state: State) -> tuple[int, int, bool] | None:
     return None
 
 
-def batches_of_lanes(state: State, rank: int, world_size: int) -> dict[int, int]:
+def batches_of_lanes(
+    state: State, rank: int, world_size: int, *, before: int = 0
+) -> dict[int, int]:
     """Return how many batches each lane of a run has delivered, given the state of one rank.
 
     All ranks have delivered equally many batches.
+
+    Args:
+        state: The state.
+        rank: Its rank.
+        world_size: How many ranks saved one.
+        before: How many batches of each rank to go back.
     """
     lanes = state["lanes"]
     own = {int(v): LanePosition.from_json(p).batches for v, p in state["positions"].items()}
-    turn = min(batches * lanes + v for v, batches in own.items()) - rank
+    turn = min(batches * lanes + v for v, batches in own.items()) - rank - before * world_size
     return {v: max(0, -(-(turn + v % world_size - v) // lanes)) for v in range(lanes)}
 
 

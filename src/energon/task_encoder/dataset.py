@@ -189,17 +189,13 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             return None
         return self.state_at(batches * self.batch_rows)
 
-    def state_at(self, row: int, changes: Sequence[int] = ()) -> State | None:
+    def state_at(self, row: int, changes: Sequence[int] = ()) -> State:
         """Return the state of a lane before a row, with nothing pending.
-
-        None if hooks make any number of samples of one, or samples wait for others.
 
         Args:
             row: The row.
             changes: Rows of its stream at which the mix has changed.
         """
-        if self.batch_rows is None:
-            return None
         return {**_at_row(self._start, row), "changes": list(changes)}
 
     @cached_property
