@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import lcm
 from operator import index
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from energon.errors import ConfigError, is_whole
 from energon.messages import counted
 
 logger = logging.getLogger("energon")
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+START_METHOD_VARIABLE = "ENERGON_START_METHOD"
+"""Environment variable that sets how worker processes start."""
 
 COMMON_LANES = 24
 """The number of lanes of a run with few workers: many numbers of ranks divide it."""
@@ -219,3 +224,20 @@ def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:
             f"{counted(lanes, 'lane')} cannot be dealt evenly to {counted(world_size, 'rank')}; "
             f"use a world size that divides {lanes}, {hint or f'or a new run with lanes={nearest}'}"
         )
+
+
+def default_start_method() -> StartMethod:
+    """Return how worker processes start unless the program says so.
+
+    Raises:
+        ConfigError: If ENERGON_START_METHOD names no start method.
+    """
+    name = os.environ.get(START_METHOD_VARIABLE)
+    if not name:
+        return "fork" if sys.platform == "linux" else "forkserver"
+    for method in get_args(StartMethod):
+        if name == method:
+            return cast(StartMethod, method)
+    raise ConfigError(
+        f"{START_METHOD_VARIABLE}={name!r}: expected one of {', '.join(get_args(StartMethod))}"
+    )

@@ -368,7 +368,9 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_every_sample_of_every_epoch_comes_once(folder, budget):
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_every_sample_of_every_epoch_comes_once(folder, budget, monkeypatch, method):
+    monkeypatch.setenv("ENERGON_START_METHOD", method)
     for number, random in enumerate(budget.rounds(at_least=3)):
         case = draw_case(random)
         try:

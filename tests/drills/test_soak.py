@@ -154,7 +154,11 @@ def shared_names():
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "torch_"))}
 
 
-def test_a_soak_with_kills_keeps_the_order_and_what_it_holds(budget, blend, tmp_path):
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_soak_with_kills_keeps_the_order_and_what_it_holds(
+    budget, blend, tmp_path, monkeypatch, method
+):
+    monkeypatch.setenv("ENERGON_START_METHOD", method)
     reference = Reference(blend)
     before = shared_names()
     line = 0

@@ -38,7 +38,7 @@ print(*(worker.pid for worker in loader._workers), flush=True)
 
 
 @contextmanager
-def running(program, method="forkserver"):
+def running(program, method="fork"):
     """Run PROGRAM and `program`; give the process, and the processes it has started."""
     code = PROGRAM.format(method=method) + textwrap.dedent(program)
     with subprocess.Popen(
@@ -56,7 +56,7 @@ def running(program, method="forkserver"):
             process.kill()
 
 
-def run(program, method="forkserver", *, signal_number=None):
+def run(program, method="fork", *, signal_number=None):
     """Run PROGRAM and `program`; return its exit code and the processes it has started."""
     with running(program, method) as (process, started):
         if signal_number is not None:
@@ -108,27 +108,29 @@ def test_kill_9_of_the_program(method):
     wait_for_end(started)
 
 
-def test_kill_9_while_a_fork_of_the_program_lives_on():
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_kill_9_while_a_fork_of_the_program_lives_on(method):
     program = """
         if os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    with running(program) as (process, started):
+    with running(program, method) as (process, started):
         process.wait()
         wait_for_end(started[:2])  # while standard input keeps the fork alive
 
 
-def test_kill_9_while_a_worker_holds_the_interpreter_lock():
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_kill_9_while_a_worker_holds_the_interpreter_lock(method):
     program = """
         import ctypes
         def stuck(lane, row):
             print(os.getpid(), flush=True)
             ctypes.PyDLL(None).sleep(1000)
-        next(iter(get_loader(fake(stuck, workers=1))))
+        next(iter(get_loader(fake(stuck, workers=1), start_method=loader.options.start_method)))
     """
-    with running(program) as (process, started):
+    with running(program, method) as (process, started):
         started += [int(process.stdout.readline())]
         process.kill()
         wait_for_end(started)
@@ -248,9 +250,10 @@ def test_closed_loaders_hold_no_descriptor():
     assert len(set(run_alone(program))) == 1
 
 
-def test_a_replaced_worker_leaves_no_descriptor():
-    program = """
-        with get_loader(fake(workers=1)) as loader:
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_a_replaced_worker_leaves_no_descriptor(method):
+    program = f"""
+        with get_loader(fake(workers=1), start_method={method!r}) as loader:
             batches = iter(loader)
             next(batches)
             for number in range(4):

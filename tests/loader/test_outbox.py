@@ -1,3 +1,4 @@
+import os
 import pickle
 import socket
 import sys
@@ -117,7 +118,7 @@ def test_a_parent_that_waits_gets_what_is_kept(parent, always_quick, monkeypatch
     monkeypatch.setattr(main, "_TICK_SECONDS", 1e3)
     monkeypatch.setattr(main, "_end_process", lambda code: None)
     ours, theirs = socket.socketpair()
-    companion = main._Companion(theirs.fileno())
+    companion = main._Companion(theirs.fileno(), os.getppid())
     companion.outbox = parent.outbox
     companion.start()
     for number in range(2):
@@ -133,7 +134,7 @@ def test_a_parent_that_waits_gets_what_is_kept(parent, always_quick, monkeypatch
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_worker_is_asked_only_for_what_it_holds_back(holds):
-    link = ProcessLink("fork")
+    link = ProcessLink()
     link.heartbeat = Heartbeat(Heartbeat.create())
     link.heartbeat.hold(holds)
     link._channel, channel = socket.socketpair()

@@ -16,7 +16,7 @@ from energon.loader.transport.columns import by_column, rebuild
 from energon.loader.transport.pickling import (
     BatchPickler,
     dump_pipeline,
-    mentions_torch,
+    modules_named,
 )
 from energon.samples.crude import known_source
 from energon.samples.sample import Batch, Sample, edataclass
@@ -289,12 +289,15 @@ def test_cloudpickle_still_tracks_classes():
     assert inside._DYNAMIC_CLASS_TRACKER_BY_ID[inside._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls]] is cls
 
 
-def test_knows_whether_a_pipeline_is_likely_to_use_torch():
+def test_names_the_modules_of_a_pipeline():
     torch = pytest.importorskip("torch")
+
+    import json
 
     def uses_torch(row):
         return torch.tensor(row)
 
-    assert mentions_torch(dump_pipeline({"decoder": "torchrgb"}))
-    assert mentions_torch(dump_pipeline(uses_torch))
-    assert not mentions_torch(dump_pipeline({"a": Path("b")}))
+    assert "torch" in modules_named(dump_pipeline({"decoder": "torchrgb"}))
+    assert "torch" in modules_named(dump_pipeline(uses_torch))
+    assert modules_named(dump_pipeline({"a": Path("b")})) == ["pathlib"]
+    assert "json" in modules_named(dump_pipeline(lambda row: json.dumps([row])))

@@ -151,7 +151,8 @@ class DiesWhenLoaded:
 
 
 def test_gives_up_when_no_worker_gets_going(loader_of):
-    loader = loader_of(workers=1, print_of={"cause": DiesWhenLoaded()})
+    options = {"start_method": "forkserver"}  # forks load nothing
+    loader = loader_of(workers=1, print_of={"cause": DiesWhenLoaded()}, options=options)
     with pytest.raises(WorkerError, match="exited with code 5 between samples"):
         next(iter(loader))
 
@@ -214,7 +215,8 @@ def fork_server_of(pid):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 def test_kills_of_the_fork_server_are_waited_out(loader_of):
-    loader = loader_of(workers=2, print_of={"cause": SlowToLoad()})
+    options = {"start_method": "forkserver"}
+    loader = loader_of(workers=2, print_of={"cause": SlowToLoad()}, options=options)
     with killer(loader, times=5, victim=fork_server_of) as killed:
         assert list(islice(loader, 50)) == in_order(2, 25)
     assert len(killed) == 5
@@ -343,8 +345,12 @@ def test_more_workers_than_lanes_start_no_idle_ones(loader_of):
     assert len(pids(loader)) == 2
 
 
-@pytest.mark.slow  # the fork server is started twice
-def test_works_with_more_descriptors_than_select_can_take(loader_of):
+@pytest.mark.parametrize(
+    "method",
+    # The fork server is started twice.
+    ["fork", pytest.param("forkserver", marks=pytest.mark.slow)],
+)
+def test_works_with_more_descriptors_than_select_can_take(loader_of, method):
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2048:
@@ -353,7 +359,8 @@ def test_works_with_more_descriptors_than_select_can_take(loader_of):
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     stop_fork_server()
     try:
-        assert list(islice(loader_of(workers=1), 3)) == in_order(1, 3)
+        loader = loader_of(workers=1, options={"start_method": method})
+        assert list(islice(loader, 3)) == in_order(1, 3)
     finally:
         stop_fork_server()
         for descriptor in held:

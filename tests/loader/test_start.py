@@ -27,7 +27,7 @@ def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp
     for value in ("one", "two"):
         monkeypatch.setenv("SET_LATER", value)
         monkeypatch.chdir(tmp_path)
-        with get_loader(fake(where, workers=1)) as loader:
+        with get_loader(fake(where, workers=1), start_method="forkserver") as loader:
             pid, directory, seen = next(iter(loader))
             servers.add(parent_of(pid))
         assert (directory, seen) == (str(tmp_path), value)
@@ -36,7 +36,7 @@ def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp
 
 @pytest.mark.slow  # another server, which imports torch again
 def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
-    with get_loader(fake(where, workers=1)) as loader:
+    with get_loader(fake(where, workers=1), start_method="forkserver") as loader:
         batches = iter(loader)
         first = next(batches)[0]
         os.kill(parent_of(first), signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
 @pytest.mark.slow  # two servers, each of which imports torch
 def test_the_server_can_be_stopped_and_comes_back():
     stop_fork_server()
-    with get_loader(fake(workers=1)) as loader:
+    with get_loader(fake(workers=1), start_method="forkserver") as loader:
         assert next(iter(loader)) == (0, 0)
     stop_fork_server()
 
@@ -56,7 +56,7 @@ def test_the_server_can_be_stopped_and_comes_back():
 @pytest.mark.slow
 def test_a_server_that_does_not_end_in_time_is_killed_and_waited_for(monkeypatch):
     monkeypatch.setattr(start, "STOP_SECONDS", 0.1)
-    with get_loader(fake(where, workers=1)) as loader:
+    with get_loader(fake(where, workers=1), start_method="forkserver") as loader:
         server = parent_of(next(iter(loader))[0])
     os.kill(server, signal.SIGSTOP)  # as good as a machine that is too busy
     stop_fork_server()
@@ -72,7 +72,10 @@ def interrupt_in(function):
 
 @pytest.mark.slow
 def test_an_interrupt_within_a_request_costs_only_those_who_make_it():
-    with get_loader(fake(where, workers=1)) as running, get_loader(fake(workers=1)) as broken:
+    with (
+        get_loader(fake(where, workers=1), start_method="forkserver") as running,
+        get_loader(fake(workers=1), start_method="forkserver") as broken,
+    ):
         first = next(iter(running))[0]
         server = parent_of(first)
         os.kill(server, signal.SIGSTOP)  # so the interrupt comes while an answer is waited for
@@ -85,7 +88,7 @@ def test_an_interrupt_within_a_request_costs_only_those_who_make_it():
         assert [batch[0] for batch in islice(running, 500)] == [first] * 500
         assert running.stats()["worker_deaths"] == broken.stats()["worker_deaths"] == 0
         assert parent_of(broken._workers[0].pid) != server
-    with get_loader(fake(workers=1)) as loader:
+    with get_loader(fake(workers=1), start_method="forkserver") as loader:
         next(iter(loader))
     wait_until(lambda: not os.path.exists(f"/proc/{server}"))
 
@@ -98,9 +101,10 @@ def drawn(lane, row):
     return random.random(), np.random.random()
 
 
-def test_global_generators_differ_between_workers_and_not_between_runs():
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_global_generators_differ_between_workers_and_not_between_runs(method):
     def run():
-        with get_loader(fake(drawn, workers=2)) as loader:
+        with get_loader(fake(drawn, workers=2), start_method=method) as loader:
             batches = iter(loader)
             return [next(batches) for _ in range(4)]
 

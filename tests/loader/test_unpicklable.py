@@ -68,7 +68,8 @@ def test_a_task_encoder_with_a_lock_is_named_before_any_worker_starts(tmp_path):
         batch_size=2,
         task_encoder=Encoder(),
     )
-    with pytest.raises(ConfigError, match=r"Encoder\.lock .*workers='thread'"):
-        next(iter(get_loader(dataset)))
-    with get_loader(dataset, workers="thread") as loader:
-        assert len(next(iter(loader))["txt"]) == 2
+    with pytest.raises(ConfigError, match=r"Encoder\.lock .*start_method='fork'"):
+        next(iter(get_loader(dataset, start_method="forkserver")))
+    for options in ({"start_method": "fork"}, {"workers": "thread"}):
+        with get_loader(dataset, **options) as loader:
+            assert len(next(iter(loader))["txt"]) == 2

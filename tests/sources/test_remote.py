@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -333,28 +331,6 @@ def test_secrets_are_shown_nowhere(place, local, caplog, quick_retries, monkeypa
     assert place.secrets
     for secret in place.secrets:
         assert not [text for text in shown if secret in text]
-
-
-def test_a_fork_is_refused_rather_than_left_waiting(s3, distant):
-    code = f"""
-import os, sys
-from energon.io.files import read_bytes
-address = {distant!r} + "/.nv-meta/.info.json"
-read_bytes(address)
-pid = os.fork()
-if not pid:
-    try:
-        read_bytes(address)
-    except OSError as error:
-        sys.stdout.write(str(error))
-        sys.stdout.flush()
-    os._exit(0)
-os.waitpid(pid, 0)
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
-    )
-    assert "start_method='forkserver'" in done.stdout
 
 
 def test_shards_of_other_tools_keep_their_members(s3, local):

@@ -178,7 +178,8 @@ class ExitsWhenLoaded:
 
 def test_sys_exit_while_a_worker_loads_the_pipeline_is_an_error():
     message = r"raised SystemExit: not here\n.*cannot be loaded"
-    loader = get_loader(fake(workers=1, print_of={"cause": ExitsWhenLoaded()}))
+    pipeline = fake(workers=1, print_of={"cause": ExitsWhenLoaded()})
+    loader = get_loader(pipeline, start_method="forkserver")  # forks load nothing
     with loader, pytest.raises(WorkerError, match=message):
         next(iter(loader))
 

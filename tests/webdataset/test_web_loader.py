@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import sys
+import threading
 from functools import partial
 from itertools import islice
 
@@ -292,6 +295,74 @@ def test_user_code_in_workers_finds_the_worker_info_of_torch(urls):
 
     with WebLoader(WebDataset(urls).compose(where), batch_size=None, num_workers=2) as loader:
         assert {tuple(each) for each in loader} == {(0, 2), (1, 2)}
+
+
+def worker_seed(source):
+    for _ in source:
+        yield torch.utils.data.get_worker_info().seed
+
+
+def test_seeds_of_workers_differ_in_each_loop_and_rank_and_follow_the_program(urls, monkeypatch):
+    def loops(rank=0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        dataset = WebDataset(urls, nodesplitter=None).compose(worker_seed)
+        with WebLoader(dataset, batch_size=None, num_workers=2) as loader:
+            return [sorted(set(loader)) for _ in range(2)]
+
+    torch.manual_seed(3)
+    first = loops()
+    assert loops() == first
+    others = [*first, *loops(rank=1)]
+    torch.manual_seed(4)
+    others += loops()
+    assert all(two - one == 1 for one, two in others)
+    assert len({one for one, _ in others}) == len(others)
+
+
+def test_pipelines_are_inherited_and_not_pickled(urls):
+    """Programs hold locks, shared values, and objects that hold the loader."""
+
+    class Trainer:
+        def __init__(self):
+            self.lock = threading.Lock()
+            self.epoch = multiprocessing.Value("i", 7)
+            self.keys = (f"k{n}" for n in itertools.count())
+            dataset = WebDataset(urls, shardshuffle=False).map(self.read)
+            self.loader = WebLoader(dataset, batch_size=None, num_workers=1)
+
+        def read(self, sample):
+            with self.lock:
+                return next(self.keys), self.epoch.value, number(sample)
+
+    trainer = Trainer()
+    assert next(iter(trainer.loader)) == ["k0", 7, 0]
+    trainer.epoch.value = 8
+    assert [each[2] for each in trainer.loader] == list(range(28))
+    trainer.loader.close()
+
+
+def test_what_other_start_methods_cannot_send_is_named_with_an_option_of_this_loader(urls):
+    lock = threading.Lock()
+    dataset = WebDataset(urls).map(lambda sample: (lock, sample))
+    loader = WebLoader(dataset, num_workers=1, multiprocessing_context="forkserver")
+    with pytest.raises(ConfigError, match="lock.*: multiprocessing_context='fork'"):
+        next(iter(loader))
+
+
+def test_splitters_ask_the_process_group_of_the_program(urls, tmp_path):
+    distributed = torch.distributed
+
+    def split(shards):
+        return itertools.islice(shards, distributed.get_rank(), None, distributed.get_world_size())
+
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        dataset = WebDataset(urls, nodesplitter=split, shardshuffle=False).map(number)
+        with WebLoader(dataset, batch_size=None, num_workers=2) as loader:
+            assert sorted(loader) == list(range(28))
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_other_datasets_are_loaded_by_torch():

@@ -362,6 +362,15 @@ def disk_cache() -> DiskCache:
         return _cache
 
 
+def _reset_after_fork() -> None:
+    """Begin with a lock that nobody holds, and no files that belong to the parent."""
+    global _cache, _cache_lock
+    _cache, _cache_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 def default_folder() -> str:
     """Return the folder for the user's caches, by the XDG convention."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

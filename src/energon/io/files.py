@@ -49,6 +49,8 @@ _MAKERS: Mapping[str, str] = {
 }
 """The function that makes the backend of each scheme, as `module:function`."""
 
+_FSSPEC = "backends.libraries:fsspec_backend"
+
 _COUNTED = (
     "requests",
     "bytes_read",
@@ -81,7 +83,7 @@ def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
     if scheme == "pipe":
         raise ConfigError("pipe: can be streamed only, by `energon.webdataset`; it is not a store")
     parts = split_address(text)
-    return _store(parts.root, lambda: _make(parts)), parts.key
+    return _store(parts.root, lambda: _make_fork_safe(parts)), parts.key
 
 
 def all_statistics() -> dict[str, dict[str, float]]:
@@ -116,15 +118,37 @@ def _store(root: str, make: Callable[[], Backend]) -> Store:
         return _stores[root]
 
 
-def _make(parts: Address) -> Backend:
+def make_backend(root: str) -> Backend:
+    """Return the backend of a root that makes requests in this process."""
+    return _make(split_address(root), _maker_of(root))
+
+
+def _make_fork_safe(parts: Address) -> Backend:
+    maker = _maker_of(parts.root)
+    backend = _make(parts, maker)
+    if maker == _FSSPEC:
+        # Its file systems know what a fork is, and may be in the memory of this process.
+        return backend
+    # Here, so that programs that read local files start without it.
+    from energon.io.backends.reader_process import ForkSafeBackend
+
+    return ForkSafeBackend(parts.root, backend)
+
+
+def _make(parts: Address, maker: str) -> Backend:
+    module, _, name = maker.partition(":")
+    make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
+    return make(parts)
+
+
+def _maker_of(root: str) -> str:
+    """Return the function that makes the backend of an address, as in `_MAKERS`."""
     # Whoever opens no store need not wait for what stores need.
     from energon.io.backends.aistore import goes_to_aistore
 
+    parts = split_address(root)
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
-    where = _MAKERS.get(scheme, "backends.libraries:fsspec_backend")
-    module, _, name = where.partition(":")
-    make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
-    return make(parts)
+    return _MAKERS.get(scheme, _FSSPEC)
 
 
 def forget_stores() -> None:

@@ -3,14 +3,16 @@
 The standard library joins its pool threads at exit, so a program could not end while a store does
 not answer. These are daemons: requests still running at exit are abandoned.
 
-The library that talks to object stores has threads of its own, which a forked child does not
-inherit; a request in the child would wait for them forever.
+The library that talks to object stores has threads of its own, which a fork lacks; a request there
+would wait for them forever. So a process either uses the library or forks workers. Which of the two
+it does is decided here: by what it does first.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -18,8 +20,40 @@ from typing import Any, TypeVar
 
 from energon.errors import StorageError
 from energon.io.backends.base import request_is_needed, while_needed
+from energon.worker import default_start_method
 
 _used_in: int | None = None
+"""The process in which the library is used; a fork has this of its parent."""
+_reads_samples = False
+_forks = False
+
+
+def read_here() -> None:
+    """Let this process use the library from now on, unless it forks workers or is such a fork.
+
+    Called by all that read samples, which is too much to go through another process.
+    """
+    global _reads_samples
+    if not _forks:
+        _reads_samples = True
+
+
+def keep_forkable() -> None:
+    """Let this process not use the library from now on, unless it has begun to read samples."""
+    global _forks
+    _forks = not _reads_samples
+
+
+def reads_here() -> bool:
+    """Return whether requests are made by this process itself, not by its reader process."""
+    if _used_in not in (None, os.getpid()):
+        return False
+    return _reads_samples or default_start_method() != "fork"
+
+
+def library_is_used_here() -> bool:
+    """Return whether the threads of the library run in this process, so that no fork can read."""
+    return _used_in == os.getpid()
 
 
 def check_process(origin: str) -> None:
@@ -35,9 +69,16 @@ def check_process(origin: str) -> None:
     elif _used_in != pid:
         raise StorageError(
             f"{origin}: process {pid} was forked from {_used_in}, which had read from an object "
-            "store before; its connections cannot be used in a fork. Start workers with "
-            "start_method='forkserver' (the default) or 'spawn'"
+            "store before; its connections cannot be used in a fork. Open the store by its address"
         )
+
+
+def _forget_decision() -> None:
+    global _reads_samples, _forks
+    _reads_samples = _forks = False
+
+
+os.register_at_fork(after_in_child=_forget_decision)
 
 
 T = TypeVar("T")
@@ -55,6 +96,10 @@ class WaitingThreads:
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
+        self._begin()
+        _every_pool.add(self)
+
+    def _begin(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads = 0
@@ -86,9 +131,21 @@ class WaitingThreads:
                 self._jobs.put(None)
 
     def __del__(self) -> None:
-        # Nobody else has it any more; in a forked child its lock may stay held.
+        # The lock is not needed: this was the last reference.
         for _ in range(self._threads):
             self._jobs.put(None)
+
+
+_every_pool: weakref.WeakSet[WaitingThreads] = weakref.WeakSet()
+
+
+def _reset_after_fork() -> None:
+    """Begin without threads, which a fork does not have, and with locks that nobody holds."""
+    for pool in list(_every_pool):
+        pool._begin()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:

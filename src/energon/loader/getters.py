@@ -8,10 +8,10 @@ from typing import TypeVar
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
 from energon.loader.loader import BasicDataLoader
-from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
+from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline
 from energon.loader.savable import SavableDataLoader
-from energon.worker import WorkerConfig
+from energon.worker import StartMethod, WorkerConfig
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def get_savable_loader(
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
     restart_patience_seconds: float = 120,
-    start_method: StartMethod = "forkserver",
+    start_method: StartMethod | None = None,
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
     verdict_seconds: float | None = 60,
@@ -46,7 +46,7 @@ def get_savable_loader(
         watchdog_initial_timeout_seconds: The same until its first sample.
         fail_on_timeout: Raise instead of replacing a worker that hangs.
         restart_patience_seconds: How long to keep replacing workers that die before making a batch.
-        start_method: How worker processes start.
+        start_method: How worker processes start; None forks them on Linux.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         verdict_seconds: Minimum time between log messages about what the trainer waits for.
@@ -95,7 +95,7 @@ def get_loader(
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
     restart_patience_seconds: float = 120,
-    start_method: StartMethod = "forkserver",
+    start_method: StartMethod | None = None,
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
     verdict_seconds: float | None = 60,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
+from energon.io.threads import read_here
 from energon.loader.lane_worker import Event, LaneWorker
 from energon.loader.monitoring.accounts import BatchClock
 from energon.loader.monitoring.profiler import profiler
@@ -111,6 +112,7 @@ class LaneHost:
         trace: HostTrace | None = None,
         is_inline: bool = False,
     ) -> None:
+        read_here()
         self.pipeline = pipeline
         self._is_inline = is_inline
         self._pool = pool

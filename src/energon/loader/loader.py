@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, SupportsIndex
 
 from energon.cache.pool import activated
 from energon.errors import ConfigError, StateError
+from energon.io.threads import keep_forkable
 from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
 from energon.loader.lane_worker import LaneWorker
 from energon.loader.memory import keep_heap, pin_batches
@@ -77,6 +78,8 @@ class BasicDataLoader(Generic[T_co]):
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self.options = options or LoaderOptions()
+        if self.options.forks and self.worker_config.num_workers:
+            keep_forkable()
         self._lanes = dataset.default_lanes
         self._positions = {lane: LanePosition() for lane in self._rank_lanes()}
         self._pass_length = self._endless_length()

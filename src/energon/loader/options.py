@@ -10,11 +10,11 @@ from typing import Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
+from energon.worker import StartMethod, default_start_method
 
 logger = logging.getLogger("energon")
 
 
-StartMethod = Literal["forkserver", "spawn", "fork"]
 WorkerKind = Literal["process", "thread"]
 
 
@@ -25,9 +25,10 @@ class LoaderOptions:
     Args:
         workers: Whether workers are processes or threads. Threads need no transfer, and pay off if
             the work releases the GIL; a thread that hangs cannot be replaced.
-        start_method: How processes start. "forkserver" forks from a clean process that has
-            imported energon (and torch, if the training process has); "spawn" imports again;
-            "fork" inherits everything from the training process.
+        start_method: How processes start. "fork" inherits everything from the training process;
+            "forkserver" forks from a clean process that has imported what the pipeline names;
+            "spawn" imports again. None stands for ENERGON_START_METHOD if that is set, else "fork"
+            on Linux and "forkserver" elsewhere.
         cache_pool: What cookers that ask for a cache get; None caches nothing.
         prefetch_factor: How many finished batches of each worker may wait. Batches of a few kB
             travel together, so more of those may wait.
@@ -56,7 +57,7 @@ class LoaderOptions:
     """
 
     workers: WorkerKind = "process"
-    start_method: StartMethod = "forkserver"
+    start_method: StartMethod | None = None
     cache_pool: CachePool | None = None
     prefetch_factor: int = 2
     watchdog_timeout_seconds: float | None = 60
@@ -72,6 +73,8 @@ class LoaderOptions:
     trace_batches: int | tuple[int, int] = 100
 
     def __post_init__(self) -> None:
+        if self.start_method is None:
+            object.__setattr__(self, "start_method", default_start_method())
         for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(
@@ -112,6 +115,11 @@ class LoaderOptions:
             raise ConfigError(
                 "worker processes need Unix sockets, which Windows lacks; pass workers='thread'"
             )
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forks of the training process."""
+        return self.workers == "process" and self.start_method == "fork"
 
     @property
     def trace_window(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from energon.errors import (
     needs_extra,
 )
 from energon.io.atomic import is_full
+from energon.io.threads import read_here
 from energon.messages import describe_error
 
 logger = logging.getLogger("energon")
@@ -211,6 +212,7 @@ _interrupt = _Interrupt()
 def begin_worker() -> None:
     """Let Ctrl-C end the calls of this process without a traceback, and end it with its parent."""
     signal.signal(signal.SIGINT, _interrupt)
+    read_here()
     threading.Thread(target=_leave_with_the_main_process, daemon=True).start()
 
 

@@ -51,7 +51,8 @@ class WebLoader(DataPipeline, FluidInterface):
         drop_last: Whether to drop the last batch of a worker if it is smaller.
         timeout: Seconds after which a worker that makes no progress is replaced; 0 for no limit.
         worker_init_fn: Called with the number of the worker, in each worker process.
-        multiprocessing_context: How processes start: "forkserver", "spawn" or "fork".
+        multiprocessing_context: How processes start: "fork", "forkserver" or "spawn"; None stands
+            for ENERGON_START_METHOD if that is set, else "fork" on Linux, "forkserver" elsewhere.
         prefetch_factor: Number of batches that each worker prepares ahead; None for 2.
         kw: Other arguments of DataLoader; those that have no effect here are accepted.
 
@@ -283,9 +284,7 @@ def collate_default(items: list[Any]) -> Any:
 
 
 def _start_method(context: Any) -> Any:
-    if context is None:
-        return "forkserver"
-    return context if isinstance(context, str) else context.get_start_method()
+    return context if context is None or isinstance(context, str) else context.get_start_method()
 
 
 _WITHOUT_EFFECT = ("persistent_workers", "generator", "pin_memory_device", "in_order", "shuffle")

@@ -13,11 +13,11 @@ from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
-from energon.loader.options import LoaderOptions, StartMethod, WorkerKind
+from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline, RestoresSamples
 from energon.stages.base import T_co
 from energon.stages.log_samples import keys_of
-from energon.worker import WorkerConfig
+from energon.worker import StartMethod, WorkerConfig
 
 T = TypeVar("T")
 _ids = count()
@@ -97,7 +97,7 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         watchdog_initial_timeout_seconds: float | None = None,
         fail_on_timeout: bool = False,
         restart_patience_seconds: float = 120,
-        start_method: StartMethod = "forkserver",
+        start_method: StartMethod | None = None,
         workers: WorkerKind = "process",
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 INDEX_AGAIN = "or run `energon prepare` again if the dataset was prepared with it"
 """Advice to end a message with: only other libraries can write the indexes of their datasets."""
 _here = threading.local()
+# A fork does not continue the requests of its parent.
+os.register_at_fork(after_in_child=lambda: _here.__dict__.clear())
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """A process that forks workers and nothing else.
 
-Forking the training process would copy its threads, locks and CUDA context; starting a new
-interpreter for each worker would repeat every import. So one clean process imports once, and
-workers are forked from it. It belongs to one training process and talks to it through an unnamed
+Where workers are not to be forks of the training process, starting a new interpreter for each of
+them would repeat every import. So one clean process imports once, and workers are forked from it.
+It belongs to one training process and talks to it through an unnamed
 socket. When that socket closes, for whatever reason, the server ends its workers, including those
 stuck in foreign code. Requests and answers are single numbers, each preceded by the number of its
 request, so that the answer to an interrupted request is not mistaken for the next one:
 
     START, with the descriptors of the new worker   -> its process id, or minus an error number
     process id                                      -> its exit code, or RUNNING
-    IMPORT_TORCH                                    -> 0
+    IMPORT, with names of modules in shared memory  -> 0
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from energon.loader.processes.signals import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.transport.slots import read_shared
 from energon.loader.transport.wire import is_readable
 
+if TYPE_CHECKING:
+    from energon.loader.processes.main import InheritedPipeline
+
 START = 0
-IMPORT_TORCH = -1
+IMPORT = -1
 RUNNING = -(1 << 30)
 
 _end_process = os._exit  # the worker replaces it for user code
@@ -69,8 +75,8 @@ def _serve(channel: socket.socket, parent: int, workers: set[int]) -> None:
         number, request = _MESSAGE.unpack(data)
         if request == START:
             answer = _start(descriptors, channel, workers)
-        elif request == IMPORT_TORCH:
-            answer = _import("torch")
+        elif request == IMPORT:
+            answer = _import(*read_shared(descriptors[0]).decode().splitlines())
         else:
             answer = exit_code(request)
             if answer != RUNNING:
@@ -93,7 +99,8 @@ def _start(descriptors: Sequence[int], channel: socket.socket, workers: set[int]
 
 def _import(*names: str) -> int:
     for name in names:
-        with contextlib.suppress(ImportError):
+        # A worker that needs it reports why it cannot be imported.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     # Collecting garbage in a worker would touch, and so copy, all memory shared with this one.
     gc.collect()
@@ -161,23 +168,40 @@ def _wait_for_request(channel: socket.socket, parent: int) -> bool:
     return True
 
 
-def fork_worker(descriptors: Sequence[int], *, unused: Sequence[socket.socket] = ()) -> int:
+def fork_worker(
+    descriptors: Sequence[int],
+    *,
+    unused: Sequence[socket.socket] = (),
+    inherited: InheritedPipeline | None = None,
+) -> int:
     """Fork a process that runs `processes.main.main(*descriptors)` and return its process id.
 
     The child closes the sockets in `unused`. Buffered standard output is written first; otherwise
     the child would write it again.
+
+    Args:
+        descriptors: Sockets that the process works with.
+        unused: Sockets that belong to this process alone.
+        inherited: The pipeline, if the process is to work with that of this process.
+
+    Raises:
+        OSError: If the system refuses another process.
     """
+    from energon.loader.processes.main import main as work
+
     _flush()
-    pid = os.fork()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # Newer versions of Python warn of other threads; the worker uses nothing of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         for each in unused:
             each.close()
-        from energon.loader.processes.main import main as work
-
-        code = work(*descriptors)
+        code = work(*descriptors, parent=parent, inherited=inherited)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -9,24 +9,30 @@ import os
 import pickle
 import signal
 import socket
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from energon.cache.pool import CachePool
 from energon.loader.lane_worker import Event
-from energon.loader.options import StartMethod
-from energon.loader.processes.main import LanesToOpen, Setup
+from energon.loader.pipeline import Pipeline
+from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
-from energon.loader.processes.start import WorkerProcess, start_process, stop_fork_server
+from energon.loader.processes.start import (
+    ForkedProcess,
+    WorkerProcess,
+    start_process,
+    stop_fork_server,
+)
 from energon.loader.transport.columns import rebuild
 from energon.loader.transport.outbox import ASK_SECONDS
-from energon.loader.transport.pickling import mentions_torch
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
     LEASES,
@@ -47,6 +53,23 @@ _LOG_SECONDS = 0.1
 
 TellsTime = Callable[[float, float], None]
 """Called with the times at which something began and ended, by `time.perf_counter`."""
+
+
+class PickledPipeline(NamedTuple):
+    """A pipeline on its way to processes that have nothing of this one."""
+
+    method: Literal["forkserver", "spawn"]
+    """How these start."""
+    content: bytes
+    modules: Sequence[str]
+    """The modules that it names."""
+
+
+class OwnPipeline(NamedTuple):
+    """A pipeline that forks of this process inherit."""
+
+    pipeline: Pipeline[Any]
+    pool: CachePool | None
 
 
 class UnreadEvent(NamedTuple):
@@ -73,13 +96,12 @@ class ProcessLink:
     """A worker process and everything shared with it.
 
     Args:
-        method: How the process starts.
         rebuilt: Called with the times at which rebuilding events here began and ended.
     """
 
-    def __init__(self, method: StartMethod, *, rebuilt: TellsTime | None = None) -> None:
-        self._method = method
+    def __init__(self, *, rebuilt: TellsTime | None = None) -> None:
         self._rebuilt_at = rebuilt
+        _every_link.add(self)
         self._slots: dict[int, mmap.mmap] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
@@ -89,44 +111,55 @@ class ProcessLink:
         self.rebuild_seconds = 0.0
         self._ours: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
+        self._death_line: socket.socket | None = None
         self._process: WorkerProcess | None = None
 
-    def start(self, setup: Setup, pipeline: bytes) -> None:
+    def start(self, setup: Setup, pipeline: PickledPipeline | OwnPipeline) -> None:
         """Start the process.
 
         Args:
             setup: How to set up the process.
-            pipeline: The pickled pipeline.
+            pipeline: The pipeline, pickled unless the process inherits it.
 
         Raises:
             WorkerError: If it cannot be started; nothing of it is left behind.
         """
         try:
-            self._start(mentions_torch(pipeline))
+            with _starting:
+                self._start(pipeline)
             with undisturbed():
                 page = Heartbeat.create()
                 self.heartbeat = Heartbeat(os.dup(page))
                 description = share_bytes(pickle.dumps(setup))
+                pickled = pipeline.content if isinstance(pipeline, PickledPipeline) else b""
                 self._send_attached(
-                    Message(MessageKind.SETUP), page, description, share_bytes(pipeline)
+                    Message(MessageKind.SETUP), page, description, share_bytes(pickled)
                 )
         except BaseException:
             self.close()
             raise
 
-    def _start(self, imports_torch: bool) -> None:
+    def _start(self, pipeline: PickledPipeline | OwnPipeline) -> None:
         with undisturbed():
             self._channel, channel = socket.socketpair()
             self._lifeline, lifeline = socket.socketpair()
-            self._ours, self._theirs = [self._channel, self._lifeline], [channel, lifeline]
+            self._death_line, death_line = socket.socketpair()
+            self._ours = [self._channel, self._lifeline]
+            self._theirs = [channel, lifeline, death_line]
             self._logs = LogReceiver(self._lifeline)
             _links.add(self)
         self._channel.setblocking(False)
-        # The fork server may take a while; it cleans up workers that nobody knows about.
-        with nullcontext() if self._method == "forkserver" else undisturbed():
-            self._process = start_process(
-                self._method, [channel.fileno(), lifeline.fileno()], imports_torch=imports_torch
-            )
+        descriptors = [channel.fileno(), lifeline.fileno()]
+        if isinstance(pipeline, OwnPipeline):
+            inherited = InheritedPipeline(pipeline.pipeline, pipeline.pool, death_line.fileno())
+            with undisturbed():
+                self._process = ForkedProcess(descriptors, inherited)
+        else:
+            # The fork server may take a while; it cleans up workers that nobody knows about.
+            with nullcontext() if pipeline.method == "forkserver" else undisturbed():
+                self._process = start_process(
+                    pipeline.method, descriptors, modules=pipeline.modules
+                )
         for each in self._theirs:
             each.close()
 
@@ -208,6 +241,8 @@ class ProcessLink:
         while self.exit_code() is None:
             self._signal(signal.SIGKILL)
             time.sleep(0.002)
+        if self._death_line is not None:
+            self._death_line.close()
 
     def disconnect(self) -> None:
         """Close this side's descriptors, which tells the worker to exit."""
@@ -225,6 +260,14 @@ class ProcessLink:
         for each in self._ours:
             each.close()
         self._slots.clear()
+
+    def forget(self) -> None:
+        """Give up all that a fork has inherited of a worker of its parent."""
+        self.leave()
+        if self._death_line is not None:
+            self._death_line.close()
+        self._leases.clear()
+        self._returned.clear()
 
     def _signal(self, number: int) -> None:
         if self._process is not None:
@@ -300,6 +343,10 @@ class ProcessLink:
 
 
 _links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
+"""Those whose workers have not been told to exit."""
+_every_link: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
+_starting = threading.RLock()
+"""Held while a process starts: a fork made meanwhile would inherit the sockets of its worker."""
 _read_logs_at = 0.0
 
 
@@ -340,9 +387,11 @@ def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event
 
 
 def _leave_links() -> None:
-    """Leave the workers to the parent, in a process forked by user code."""
-    for link in list(_links):
-        link.leave()
+    """Leave the workers to the parent, in a fork of this process."""
+    global _starting
+    _starting = threading.RLock()
+    for link in list(_every_link):
+        link.forget()
 
 
 def _close_links() -> None:

@@ -18,15 +18,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from energon.cache.pool import CachePool
 from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions
-from energon.loader.processes.signals import GRACE_SECONDS, leave_signals_to_parent
+from energon.loader.processes.signals import (
+    GRACE_SECONDS,
+    end_with,
+    leave_handlers_to_parent,
+    leave_signals_to_parent,
+)
 from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import Outbox
+from energon.loader.transport.pickling import copy_for_worker, send_as_inherited
 from energon.loader.transport.reports import LogSender, explicit_levels
 from energon.loader.transport.slots import Heartbeat, SlotPool, read_shared, seek_to_trace
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive
@@ -99,21 +106,50 @@ class LanesToOpen:
     positions: dict[int, LanePosition]
 
 
-def main(channel_descriptor: int, lifeline_descriptor: int) -> int:
+@dataclass(frozen=True)
+class InheritedPipeline:
+    """What a fork of the training process has from it.
+
+    Args:
+        pipeline: The pipeline.
+        pool: The cache for cookers.
+        death_line: A socket that closes when the training process ends.
+    """
+
+    pipeline: Any
+    pool: CachePool | None
+    death_line: int
+
+
+def main(
+    channel_descriptor: int,
+    lifeline_descriptor: int,
+    *,
+    parent: int | None = None,
+    inherited: InheritedPipeline | None = None,
+) -> int:
     """Work for the parent at the other end of both sockets; return the exit code.
 
     The lifeline closes when the parent closes it or ends. The worker sends its log records on it,
     and the parent a byte when it waits for events that are held back.
+
+    Args:
+        channel_descriptor: One of the sockets.
+        lifeline_descriptor: The other one.
+        parent: Process id of the parent; None asks the system.
+        inherited: What a fork of the training process has from it; None if the pipeline is sent.
     """
+    if inherited is not None:
+        _leave_program(inherited.death_line)
     leave_signals_to_parent()
     # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
-    companion = _Companion(lifeline_descriptor)
+    companion = _Companion(lifeline_descriptor, os.getppid() if parent is None else parent)
     companion.start()
     with socket.socket(fileno=channel_descriptor) as channel:
         channel.setblocking(True)
         with contextlib.suppress(_ParentLeft, BrokenPipeError, ConnectionResetError):
-            worker = _Worker(channel, lifeline_descriptor)
+            worker = _Worker(channel, lifeline_descriptor, inherited)
             companion.outbox = worker.outbox
             worker.run()
     return 0
@@ -130,8 +166,11 @@ class _Reopened(Exception):
 class _Worker:
     """One worker process."""
 
-    def __init__(self, channel: socket.socket, lifeline: int) -> None:
+    def __init__(
+        self, channel: socket.socket, lifeline: int, inherited: InheritedPipeline | None
+    ) -> None:
         self._channel = channel
+        self._inherited = inherited
         self._opening: Message | None = None
         setup = self._receive()
         page, description, pipeline = setup.descriptors
@@ -155,12 +194,12 @@ class _Worker:
     def run(self) -> None:
         """Serve one set of lanes after the other."""
         try:
-            pipeline, self._pool = pickle.loads(self._pipeline_bytes)
+            pipeline, self._pool = self._load()
         except BaseException as error:
             error.add_note("the pipeline cannot be loaded in a worker process")
             self._fail(error)
             return
-        del self._pipeline_bytes
+        del self._pipeline_bytes, self._inherited
         _seed_generators(self._seed)
         own_process()
         gc.freeze()
@@ -173,6 +212,13 @@ class _Worker:
             self.outbox.generation = opening.generation
             with contextlib.suppress(_Reopened):
                 self._serve(pipeline, pickle.loads(read_shared(opening.descriptors[0])))
+
+    def _load(self) -> tuple[Any, CachePool | None]:
+        """Return the pipeline and the pool."""
+        if self._inherited is None:
+            loaded: tuple[Any, CachePool | None] = pickle.loads(self._pipeline_bytes)
+            return loaded
+        return copy_for_worker((self._inherited.pipeline, self._inherited.pool))
 
     def _serve(self, pipeline: Any, opening: LanesToOpen) -> None:
         host = LaneHost(
@@ -236,11 +282,11 @@ class _Companion(threading.Thread):
     the other end of the lifeline and outlive the parent, so the parent is watched as well.
     """
 
-    def __init__(self, lifeline: int) -> None:
+    def __init__(self, lifeline: int, parent: int) -> None:
         super().__init__(name="companion", daemon=True)
         self.outbox: Outbox | None = None
         self._lifeline = lifeline
-        self._parent = os.getppid()
+        self._parent = parent
 
     def run(self) -> None:
         profiler().drive()
@@ -260,6 +306,18 @@ class _Companion(threading.Thread):
             return os.read(self._lifeline, 64)
         except OSError:
             return b""
+
+
+def _leave_program(death_line: int) -> None:
+    """Leave to the training process what this fork of it has inherited and must not use."""
+    # It also keeps the collection of garbage from touching, and so copying, what both share.
+    send_as_inherited()
+    leave_handlers_to_parent()
+    null = os.open(os.devnull, os.O_RDONLY)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.dup2(null, sys.stdin.fileno())
+    os.close(null)
+    end_with(death_line)
 
 
 def _report_faults(descriptor: int) -> None:
@@ -287,7 +345,7 @@ def _report_exits(descriptor: int) -> None:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed the global generators, which workers forked from one server would otherwise share."""
+    """Seed the global generators, which workers forked from one process would otherwise share."""
     import numpy as np
 
     random.seed(seed)

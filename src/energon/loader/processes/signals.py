@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,33 @@ def leave_signals_to_parent() -> None:
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def leave_handlers_to_parent() -> None:
+    """Let only the training process react to signals for which its program has set handlers.
+
+    Schedulers send them to all processes of a job, and each would save a checkpoint. A handler of
+    the worker keeps the default action, which ends a process, from taking their place.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):
+            signal.signal(number, lambda *_: None)
+    # If the training process ignores it, processes of hooks would vanish without an exit code.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def end_with(descriptor: int) -> None:
+    """Let the system kill this process when the other end of a socket closes.
+
+    Even while it holds the interpreter lock in foreign code. The socket must carry no data.
+    """
+    if hasattr(fcntl, "F_SETSIG"):  # Linux
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 @contextlib.contextmanager

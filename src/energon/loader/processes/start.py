@@ -11,12 +11,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from energon.errors import WorkerError
-from energon.loader.options import StartMethod
+from energon.io.backends.reader_process import start_python
 from energon.loader.processes import fork_server
+from energon.loader.processes.main import InheritedPipeline
 from energon.loader.processes.signals import undisturbed
+from energon.loader.transport.slots import share_bytes
 
 STOP_SECONDS = 30.0
 """How long a fork server may take to end; half a second on an idle machine."""
@@ -36,21 +38,21 @@ class WorkerProcess(Protocol):
 
 
 def start_process(
-    method: StartMethod, descriptors: Sequence[int], *, imports_torch: bool = False
+    method: Literal["forkserver", "spawn"],
+    descriptors: Sequence[int],
+    *,
+    modules: Sequence[str] = (),
 ) -> WorkerProcess:
     """Start a process that runs `processes.main.main(*descriptors)`; they stay open here.
 
     Args:
         method: How to start it.
         descriptors: Sockets that the process inherits.
-        imports_torch: Whether the fork server should import torch first, which all its workers then
-            share.
+        modules: What the fork server should import first, so that all its workers share it.
     """
     if method == "forkserver":
-        return _ServedProcess(descriptors, imports_torch=imports_torch)
-    if method == "spawn":
-        return _SpawnedProcess(descriptors)
-    return _ForkedProcess(descriptors)
+        return _ServedProcess(descriptors, modules)
+    return _SpawnedProcess(descriptors)
 
 
 class ForkServerError(WorkerError):
@@ -61,13 +63,19 @@ class ForkServerError(WorkerError):
         self.code = code
 
 
+def _refused(code: int) -> WorkerError:
+    return WorkerError(
+        f"the system cannot start another process ({os.strerror(code)}); use fewer workers, or "
+        "raise the limits of processes and memory (`ulimit -u`, cgroups)"
+    )
+
+
 class _ServedProcess:
     """A child of the fork server."""
 
-    def __init__(self, descriptors: Sequence[int], *, imports_torch: bool) -> None:
+    def __init__(self, descriptors: Sequence[int], modules: Sequence[str]) -> None:
         self._server = _current_server()
-        if imports_torch:
-            self._server.import_torch()
+        self._server.import_modules(modules)
         self._code: int | None = None
         self.pid = self._server.start(self, descriptors)
 
@@ -93,7 +101,7 @@ class _SpawnedProcess:
     def __init__(self, descriptors: Sequence[int]) -> None:
         arguments = ", ".join(map(str, descriptors))
         with undisturbed():
-            self._process = _python(
+            self._process = start_python(
                 "from energon.loader.processes.main import main; "
                 f"raise SystemExit(main({arguments}))",
                 descriptors,
@@ -104,13 +112,24 @@ class _SpawnedProcess:
         return self._process.poll()
 
 
-class _ForkedProcess:
-    """A fork of this process."""
+class ForkedProcess:
+    """A fork of this process, which works with its pipeline.
 
-    def __init__(self, descriptors: Sequence[int]) -> None:
+    Args:
+        descriptors: Sockets that the process works with.
+        inherited: The pipeline.
+
+    Raises:
+        WorkerError: If the system refuses another process.
+    """
+
+    def __init__(self, descriptors: Sequence[int], inherited: InheritedPipeline) -> None:
         self._code: int | None = None
-        with undisturbed():
-            self.pid = fork_server.fork_worker(descriptors)
+        try:
+            with undisturbed():
+                self.pid = fork_server.fork_worker(descriptors, inherited=inherited)
+        except OSError as error:
+            raise _refused(error.errno or 0) from None
 
     def exit_code(self) -> int | None:
         if self._code is None:
@@ -132,12 +151,12 @@ class _Server:
         self._number = 0
         self._answers: dict[int, int] = {}
         self._workers: weakref.WeakSet[_ServedProcess] = weakref.WeakSet()
-        self._has_torch = False
+        self._imported: set[str] = set()
         self._has_started = False
         self._is_sound = True
         self._channel, there = socket.socketpair()
         with there:
-            self._process = _python(
+            self._process = start_python(
                 "from energon.loader.processes.fork_server import main; "
                 f"main({there.fileno()}, {os.getpid()}, {_own_modules()})",
                 [there.fileno()],
@@ -168,11 +187,15 @@ class _Server:
                 self._is_sound = False
                 raise
 
-    def import_torch(self) -> None:
-        """Import torch in the server, once."""
-        if not self._has_torch:
-            self.ask(fork_server.IMPORT_TORCH)
-            self._has_torch = True
+    def import_modules(self, names: Sequence[str]) -> None:
+        """Import modules in the server, each once."""
+        if missing := [name for name in names if name not in self._imported]:
+            self._imported.update(missing)
+            data = share_bytes("\n".join(missing).encode())
+            try:
+                self.ask(fork_server.IMPORT, [data])
+            finally:
+                os.close(data)
 
     def start(self, worker: _ServedProcess, descriptors: Sequence[int]) -> int:
         """Start a worker with these descriptors; return its process id."""
@@ -181,10 +204,7 @@ class _Server:
         with self._lock:
             self._workers.add(worker)
         if pid < 0:
-            raise WorkerError(
-                f"the system cannot start another process ({os.strerror(-pid)}); use fewer "
-                "workers, or raise the limits of processes and memory (`ulimit -u`, cgroups)"
-            )
+            raise _refused(-pid)
         return pid
 
     @property
@@ -267,26 +287,6 @@ def _own_modules() -> list[str]:
         for name in sys.modules
         if name.startswith("energon.") and not name.startswith(_NOT_FOR_WORKERS)
     )
-
-
-def _python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start an interpreter with the import path of this one."""
-    path = [entry or os.getcwd() for entry in sys.path]
-    return subprocess.Popen(
-        [
-            sys.executable,
-            *_interpreter_flags(),
-            "-c",
-            f"import sys; sys.path[:] = {path!r}; {code}",
-        ],
-        stdin=subprocess.DEVNULL,
-        pass_fds=list(descriptors),
-    )
-
-
-def _interpreter_flags() -> list[str]:
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return flags
 
 
 os.register_at_fork(after_in_child=_forget_servers)

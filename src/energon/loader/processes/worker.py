@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
+from energon.io.threads import library_is_used_here
 from energon.loader.lane_worker import Event, WorkerStatus
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, logger
@@ -24,6 +26,8 @@ from energon.loader.processes.deaths import (
 )
 from energon.loader.processes.link import (
     POLL_SECONDS,
+    OwnPipeline,
+    PickledPipeline,
     ProcessLink,
     TellsTime,
     UnreadEvent,
@@ -32,8 +36,8 @@ from energon.loader.processes.link import (
 from energon.loader.processes.main import LanesToOpen, Setup
 from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
-from energon.loader.transport.pickling import dump_pipeline
-from energon.messages import Lines, counted
+from energon.loader.transport.pickling import dump_pipeline, modules_named
+from energon.messages import Lines, counted, warn_once
 from energon.plan.randomness import derive_seed
 
 
@@ -52,12 +56,12 @@ def make_process_workers(
         names: Names for messages.
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
-    pickled = dump_pipeline((pipeline, options.cache_pool))
+    sent = _sent(pipeline, options)
     seed = pipeline.worker_config.seed_offset
     return [
         ProcessWorker(
             pipeline,
-            pickled,
+            sent,
             options,
             name=name,
             seed=derive_seed(seed, "worker", name),
@@ -65,6 +69,32 @@ def make_process_workers(
         )
         for name in names
     ]
+
+
+def _sent(pipeline: Pipeline, options: LoaderOptions) -> PickledPipeline | OwnPipeline:
+    """Return the pipeline as workers get it."""
+    method = options.start_method
+    argument = getattr(pipeline, "start_method_argument", "start_method")
+    advice = f"let them inherit it: {argument}='fork'"
+    if method == "fork":
+        if not library_is_used_here():
+            return OwnPipeline(pipeline, options.cache_pool)
+        method = "forkserver"
+        advice = "start the workers before this process reads samples from an object store"
+        warn_once(
+            logger,
+            "fork after reading",
+            "this process has read samples from an object store, so it cannot be forked: the "
+            "library that reads from stores has threads, which a fork lacks. Workers start from a "
+            "fork server instead; they do not see what the program has set up since. Start them "
+            "before reading samples in this process to have them forked, or pass "
+            "%s='forkserver' to expect this",
+            argument,
+        )
+    content = dump_pipeline((pipeline, options.cache_pool), advice=advice)
+    return PickledPipeline(
+        "spawn" if method == "spawn" else "forkserver", content, modules_named(content)
+    )
 
 
 class ProcessWorker:
@@ -76,7 +106,7 @@ class ProcessWorker:
 
     Args:
         pipeline: The pipeline that the lanes run.
-        pickled: The same pipeline and the pool of the options, pickled for the process.
+        sent: The same pipeline and the pool of the options, as the process gets them.
         options: How to host lanes.
         name: Name for messages.
         seed: Seed of the global random generators of the process.
@@ -86,7 +116,7 @@ class ProcessWorker:
     def __init__(
         self,
         pipeline: Pipeline,
-        pickled: bytes,
+        sent: PickledPipeline | OwnPipeline,
         options: LoaderOptions,
         *,
         name: str,
@@ -94,7 +124,7 @@ class ProcessWorker:
         rebuilt: TellsTime | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._pickled = pickled
+        self._sent = sent
         self._options = options
         self._name = name
         self._seed = seed
@@ -109,6 +139,7 @@ class ProcessWorker:
         self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
         self._rebuild_seconds = 0.0
+        _workers.add(self)
 
     @property
     def pid(self) -> int | None:
@@ -184,9 +215,9 @@ class ProcessWorker:
             )
             if self._link is not None:
                 self._link.close()
-            self._link = ProcessLink(self._options.start_method, rebuilt=self._rebuilt)
+            self._link = ProcessLink(rebuilt=self._rebuilt)
             try:
-                self._link.start(setup, self._pickled)
+                self._link.start(setup, self._sent)
             except ForkServerError as error:
                 text = f"{self._name} could not be started: {error}"
                 self._decide(None, text, killed=error.code == -signal.SIGKILL)
@@ -326,3 +357,18 @@ class ProcessWorker:
             return ""
         state = self._positions[lane].saved_state()
         return f": {self._pipeline.describe_row(lane, self._lanes, row, state)}"
+
+    def forget(self) -> None:
+        """Give up the events that a fork has inherited: their memory belongs to its parent."""
+        self._events.clear()
+
+
+_workers: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+
+
+def _forget_events() -> None:
+    for worker in list(_workers):
+        worker.forget()
+
+
+os.register_at_fork(after_in_child=_forget_events)

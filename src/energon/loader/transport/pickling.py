@@ -11,16 +11,19 @@ If something in a pipeline cannot be pickled, the error names it.
 from __future__ import annotations
 
 import copyreg
+import gc
 import io
 import pickle
+import pickletools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from types import FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 import numpy as np
@@ -31,6 +34,7 @@ from energon.loader.transport.arrays import Reduced, TensorReducer, reduce_array
 from energon.loader.transport.sources import reduce_sources
 from energon.worker import WorkerConfig
 
+T = TypeVar("T")
 MAX_PICKLED_DEPTH = 100
 
 
@@ -100,8 +104,6 @@ def _fails(pickles: Callable[[Any], object], value: Any) -> bool:
 PROTOCOL = 5
 OUT_OF_BAND_BYTES = 1 << 14
 """Up to about this size, it is faster to copy buffers with the rest."""
-
-_SEARCHED_BYTES = 1 << 20
 
 _MAIN = ("__main__", "__mp_main__")
 """Names of the main program; the second one is used in processes spawned by multiprocessing."""
@@ -271,8 +273,14 @@ def _reduce_with_sources(value: Any) -> Any:
     return copyreg.__newobj__, (type(value),), in_dict_and_slots  # type: ignore[attr-defined]
 
 
-def dump_pipeline(pipeline: Any) -> bytes:
+def dump_pipeline(
+    pipeline: Any, *, advice: str = "let them inherit it: start_method='fork'"
+) -> bytes:
     """Pickle `pipeline` for workers, with what it uses from the main program.
+
+    Args:
+        pipeline: The pipeline.
+        advice: How else the workers could have the pipeline, for messages.
 
     Raises:
         ConfigError: If something in it cannot be pickled.
@@ -282,7 +290,7 @@ def dump_pipeline(pipeline: Any) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"{find_unpicklable(pipeline, _dump)} cannot be sent to worker processes: {error}. "
-            "Create it in the hook that first needs it, or use workers='thread'"
+            f"Create it in the hook that first needs it, or {advice}"
         ) from error
 
 
@@ -310,22 +318,77 @@ def _main_by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(main)
 
 
-def mentions_torch(pickled: bytes) -> bool:
-    """Return whether a pickled pipeline is likely to use torch.
+def modules_named(pickled: bytes) -> list[str]:
+    """Return the modules that a pickled pipeline names, of those that this process has imported.
 
-    It is if it names torch, or a module that has torch among its globals. A wrong answer costs
-    time or memory, nothing else.
+    Pickles nest: cloudpickle writes functions and modules by name into their own arguments. So
+    every string that is the name of a module counts. A wrong one costs time, nothing else.
+
+    Example:
+        >>> modules_named(pickle.dumps(io.StringIO))
+        ['_io']
     """
-    if "torch" not in sys.modules:
-        return False
-    if b"torch" in pickled:
-        return True
-    beginning = pickled[:_SEARCHED_BYTES]
-    return any(
-        "torch" in getattr(module, "__dict__", ())
-        for name, module in list(sys.modules.items())
-        if name.encode() in beginning
-    )
+    names = {
+        argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)
+    }
+    # GLOBAL, of old protocols, has module and name in one string.
+    names |= {name.partition(" ")[0] for name in names}
+    if "torch" in sys.modules and any("torch" in name for name in names):
+        names.add("torch")
+    return sorted(name for name in names - set(_MAIN) if name in sys.modules)
+
+
+class _OwnPickler(pickle.Pickler):
+    """Pickles objects of energon, and containers; refers to all others by their numbers."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, PROTOCOL)
+        self.others: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        kind = type(value)
+        if kind in _PLAIN or _is_own(kind):
+            return None
+        if kind is MethodType and _is_own(type(value.__self__)):
+            return None
+        self.others.append(value)
+        return len(self.others) - 1
+
+
+class _OwnUnpickler(pickle.Unpickler):
+    def __init__(self, file: Any, others: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._others = others
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._others[pid]
+
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes),
+        *(dict, list, tuple, set, frozenset, OrderedDict, partial),
+    }
+)
+
+
+def _is_own(kind: type) -> bool:
+    module = kind.__module__
+    return isinstance(module, str) and module.partition(".")[0] == "energon"
+
+
+def copy_for_worker(pipeline: T) -> T:
+    """Return an inherited pipeline with all of energon's objects as a new process would have them.
+
+    These hold locks, files, threads and connections of the training process, and copies in other
+    processes begin without them. What belongs to the program is not copied, whatever it holds.
+    """
+    file = io.BytesIO()
+    pickler = _OwnPickler(file)
+    pickler.dump(pipeline)
+    file.seek(0)
+    copied: T = _OwnUnpickler(file, pickler.others).load()
+    return copied
 
 
 class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -363,7 +426,11 @@ def _is_importable(named: Any) -> bool:
 def _by_value(named: Any) -> Reduced:
     """Return `named` pickled by cloudpickle, once for each class or function."""
     if named not in _BY_VALUE:
-        _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
+        if _inherits and isinstance(named, type) and _is_frozen(named):
+            name = id(named), named.__module__, named.__qualname__
+            _BY_VALUE[named] = inherited_class, name
+        else:
+            _BY_VALUE[named] = cloudpickle.loads, (cloudpickle.dumps(named),)
     return _BY_VALUE[named]
 
 
@@ -374,6 +441,59 @@ def tracked_class(tracker_id: str, module: str, qualified_name: str) -> Any:
     """Return the class that this process has sent under `tracker_id`."""
     found = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
     return found if found is not None else _attribute(module, qualified_name)
+
+
+_inherits = False
+"""Whether this process is a fork of the one to which batches are sent."""
+
+
+def send_as_inherited() -> None:
+    """Refer to the classes that this process has now as it has inherited them, from now on."""
+    global _inherits
+    gc.freeze()
+    _inherits = True
+
+
+def _is_frozen(kind: type) -> bool:
+    """Return whether a class existed when garbage collection was frozen."""
+    return not any(each is kind for each in gc.get_objects())
+
+
+def inherited_class(address: int, module: str, qualified_name: str) -> type:
+    """Return the class of this process that a fork of it has inherited.
+
+    Args:
+        address: Its `id`.
+        module: Its module.
+        qualified_name: Its name.
+    """
+    name = address, module, qualified_name
+    kind = _INHERITED.get(name) or _class_at(name)
+    if kind is None:
+        raise ConfigError(
+            f"{module}.{qualified_name}: a batch is of this class, which was deleted here after "
+            "the workers had started; keep a reference to it"
+        )
+    _INHERITED[name] = kind
+    return kind
+
+
+_INHERITED: WeakValueDictionary[tuple[int, str, str], type] = WeakValueDictionary()
+
+
+def _class_at(name: tuple[int, str, str]) -> type | None:
+    """Return the class with this `id`, module and name."""
+    todo: list[type] = [object]
+    seen: set[type] = set()
+    while todo:
+        children: list[type] = type.__subclasses__(todo.pop())
+        for kind in children:
+            if (id(kind), kind.__module__, kind.__qualname__) == name:
+                return kind
+            if kind not in seen:
+                seen.add(kind)
+                todo.append(kind)
+    return None
 
 
 def _attribute(module: str, qualified_name: str) -> Any:

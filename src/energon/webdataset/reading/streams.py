@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from energon.errors import StorageError
-from energon.io.address import redact
 from energon.io.atomic import ClosesOrAborts
 from energon.io.files import open_store
-from energon.io.threads import check_process
+from energon.io.threads import read_here
 
 BROKEN_PIPE = 141
 """Exit status of a shell command that continued to write after its pipe was closed."""
@@ -200,7 +198,7 @@ class RemoteReader:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        read_here()
         self._store, self._key = open_store(url)
         self._chunks: Iterator[bytes] = iter(())
         self._rest = b""
@@ -239,30 +237,7 @@ class RemoteReader:
         self.close()
 
     def _stream(self, position: int) -> Iterator[bytes]:
-        try:
-            check_process(redact(self._url))
-        except StorageError:
-            return _from_another_process(self._url, position)
         return self._store.stream(self._key, position)
-
-
-def _from_another_process(url: str, position: int) -> Iterator[bytes]:
-    """Yield the bytes of an object that this process cannot request, because it was forked.
-
-    torch's DataLoader forks its workers, even from programs that have already read from a store.
-    """
-    command = [sys.executable, "-m", "energon.webdataset.reading.remote_cat", url, str(position)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        if process.stdout is None or process.stderr is None:
-            return
-        try:
-            while chunk := process.stdout.read(_CHUNK_BYTES):
-                yield chunk
-            if process.wait():
-                said = process.stderr.read().decode(errors="replace").strip()
-                raise StorageError(said or f"{redact(url)}: the process that reads it has died")
-        finally:
-            process.kill()
 
 
 class RemoteWriter(ClosesOrAborts):

@@ -26,6 +26,7 @@ from energon.errors import ConfigError, StateError
 from energon.formats.json_text import parse_json
 from energon.loader.state import merge_states
 from energon.messages import counted
+from energon.plan.randomness import derive_seed
 from energon.samples.collate import has_torch
 from energon.stages.base import DatasetIterator
 from energon.stages.lane import Lane
@@ -50,13 +51,14 @@ class LaneProcess:
     Args:
         dataset: What `get_worker_info().dataset` is.
         init: Called with the number of the worker, once in each process; None does nothing.
-        seed: Base of the seeds of workers.
+        seed: The seed of the pipeline.
     """
 
     def __init__(self, dataset: Any, init: Callable[[int], Any] | None, seed: int) -> None:
         self._dataset = dataset
         self._init = init
-        self._seed = seed
+        torch = sys.modules.get("torch")
+        self._seeds = seed, 0 if torch is None else torch.initial_seed()
         self._parent = os.getpid()
         self._initialized = 0
         self._enforce_security = utils.enforce_security
@@ -66,8 +68,8 @@ class LaneProcess:
         """Whether this is the training process."""
         return os.getpid() == self._parent
 
-    def enter(self, place: Place) -> None:
-        """Say that this process works for the worker at `place` now."""
+    def enter(self, place: Place, epoch: int) -> None:
+        """Say that this process works for the worker at `place` now, in a loop of this number."""
         if self.is_parent:
             return
         utils.enforce_security = self._enforce_security
@@ -77,12 +79,20 @@ class LaneProcess:
             module._worker_info = module.WorkerInfo(
                 id=place.worker,
                 num_workers=place.num_workers,
-                seed=self._seed + place.worker,
+                seed=self._loop_seed(place.rank, epoch) + place.worker,
                 dataset=self._dataset,
             )
         if self._init is not None and self._initialized != os.getpid():
             self._initialized = os.getpid()
             self._init(place.worker)
+
+    def _loop_seed(self, rank: int, epoch: int) -> int:
+        """Return what the workers of a rank add their numbers to, for seeds of their own.
+
+        As in torch's DataLoader, it follows the seed of the program and differs in each loop; and
+        it does not depend on whether the loop was restored.
+        """
+        return derive_seed(*self._seeds, "worker info", rank, epoch) >> 2
 
 
 def merge_rank_states(states: Sequence[State]) -> State:
@@ -202,6 +212,8 @@ class LanePipeline:
     lanes: int | None = None
 
     restart = False
+    start_method_argument = "multiprocessing_context"
+    """How `WebLoader` calls the start method, for messages."""
 
     @property
     def default_lanes(self) -> int:
@@ -285,7 +297,7 @@ class LaneItems(DatasetIterator[Any]):
     def __next__(self) -> Any:
         with running_at(self._place):
             if self._process is not None:
-                self._process.enter(self._place)
+                self._process.enter(self._place, self._state["epoch"])
             self.only_counts = not self._is_new
             self._note()
             item = next(self._items)
