@@ -27,8 +27,15 @@ PROGRAMS = {
     "megatron.energon": HERE / "programs" / "energon" / "recorded.json",
 }
 """What the programs for each package give with it."""
-NAMES = {package: HERE / "names" / f"{package}.json" for package in PROGRAMS}
+PINNED = ("0.2.86", "0.2.111")
+"""Earlier releases of webdataset that programs pin: their names, and the programs in `patterns`."""
+NAMES = {
+    package: HERE / "names" / f"{package}.json"
+    for package in [*PROGRAMS, *(f"webdataset-{version}" for version in PINNED)]
+}
 """The public names of each package."""
+PATTERNS = {version: HERE / "programs" / f"patterns-{version}.json" for version in PINNED}
+"""What the programs in `patterns` give with earlier releases."""
 
 
 @cache
@@ -47,18 +54,21 @@ def peers_python() -> str:
     return str(python)
 
 
-def run_programs(python: str, package: str, module: str = "") -> dict[str, Any]:
-    """Return what the programs for a package give, by name.
+def run_programs(
+    python: str, package: str, module: str = "", *, folder: Path | None = None
+) -> dict[str, Any]:
+    """Return the results of the programs for a package, by name.
 
     Args:
         python: The interpreter.
         package: What they import: "webdataset", "megatron.energon" or "energon.webdataset".
         module: Which of their modules; "" for all.
+        folder: The release of the package that is in this folder; None for the installed one.
     """
-    found: dict[str, Any] = json.loads(
-        _printed([python, HERE / "programs" / "run.py", package, module])
+    results: dict[str, Any] = json.loads(
+        _printed([python, HERE / "programs" / "run.py", package, module], folder)
     )
-    return found
+    return results
 
 
 def program_modules(package: str) -> list[str]:
@@ -66,13 +76,21 @@ def program_modules(package: str) -> list[str]:
     return ENERGON if package == "megatron.energon" else [""]
 
 
-def list_names(python: str, package: str) -> str:
-    """Return the public names of an installed package, and the underscored ones that are listed."""
-    modules = json.loads(NAMES[package].read_text())["modules"]
+def pinned_folder(version: str) -> Path:
+    """Return the folder of an earlier release of webdataset."""
+    return _folder() / f"webdataset-{version}"
+
+
+def list_names(python: str, recorded: str) -> str:
+    """Return the public names of a package of `NAMES`, and the underscored ones that are listed."""
+    package, _, version = recorded.partition("-")
+    listed = NAMES[recorded] if NAMES[recorded].exists() else NAMES[package]
+    modules = json.loads(listed.read_text())["modules"]
     filters = modules.get("webdataset.filters", ())
     also = ",".join(name for name in filters if name.startswith("_"))
     options = ["--also", f"webdataset.filters:{also}"] if also else []
-    return _printed([python, "-W", "ignore", HERE / "list_names.py", package, *options])
+    command = [python, "-W", "ignore", HERE / "list_names.py", package, *options]
+    return _printed(command, pinned_folder(version) if version else None)
 
 
 def _folder() -> Path:
@@ -83,8 +101,10 @@ def _install() -> None:
     subprocess.run([ROOT / "benchmarks" / "peers.sh", _folder()], check=True, timeout=1800)
 
 
-def _printed(command: list[str | Path]) -> str:
+def _printed(command: list[str | Path], folder: Path | None = None) -> str:
     environment = {n: v for n, v in os.environ.items() if not n.startswith(("WDS_", "ENERGON_"))}
+    if folder is not None:
+        environment["PYTHONPATH"] = str(folder)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=560)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -100,6 +120,9 @@ def record() -> None:
         found: dict[str, Any] = {}
         for module in program_modules(package):
             found |= run_programs(python, package, module)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    for version, path in PATTERNS.items():
+        found = run_programs(python, "webdataset", "patterns", folder=pinned_folder(version))
         path.write_text(json.dumps(found, indent=1) + "\n")
 
 

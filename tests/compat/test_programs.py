@@ -14,6 +14,7 @@ import pytest
 from tests.compat.names import listed
 from tests.compat.peers import (
     NAMES,
+    PATTERNS,
     PROGRAMS,
     ROOT,
     list_names,
@@ -24,6 +25,7 @@ from tests.compat.peers import (
 from tests.compat.programs.run import ENERGON
 
 RECORDED = {package: json.loads(path.read_text()) for package, path in PROGRAMS.items()}
+PINNED_PATTERNS = {version: json.loads(path.read_text()) for version, path in PATTERNS.items()}
 # Programs that give something else here, each with the beginning of its row in docs/webdataset.md,
 # and what it gives.
 DIFFERENT_PIPELINES = {
@@ -41,6 +43,10 @@ DIFFERENT_PIPELINES = {
     ),
     "check_a_folder_with_a_slash": ("folders with a slash", [["a"], ["0.tar"]]),
     "check_an_epoch_of_nothing": ("`with_epoch(0)`", "ValueError"),
+    **{
+        name: ("`tar_file_expander` between two shards", PINNED_PATTERNS["0.2.86"][name])
+        for name in ("check_a_grouping_of_the_program", "check_files_without_a_marker")
+    },
 }
 # The same for Megatron-Energon, by module, each with its entry in docs/differences.md.
 DIFFERENT = {
@@ -60,6 +66,14 @@ def test_programs_for_webdataset_give_what_they_give_there():
     found = different("webdataset", "", sys.executable, "energon.webdataset")
     expected = {name: result for name, (_, result) in DIFFERENT_PIPELINES.items()}
     assert {name: here for name, (_, here) in found.items()} == expected
+
+
+def test_patterns_of_earlier_releases_give_what_they_give_there():
+    """The one that differs between releases does as in 0.2.86, which most programs pin."""
+    results = run_programs(sys.executable, "energon.webdataset", "patterns")
+    assert results == PINNED_PATTERNS["0.2.86"]
+    differing = {name for name in results if results[name] != PINNED_PATTERNS["0.2.111"][name]}
+    assert differing == {"check_a_grouping_of_the_program", "check_files_without_a_marker"}
 
 
 @pytest.mark.slow

@@ -388,5 +388,14 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
 
 
 __getattr__ = reexport(
-    __name__, {"gopen": "gopen:", "islocal": "reading.urls:is_local", "obsolete": "utils"}
+    __name__,
+    {
+        "filters": "filters:",
+        "gopen": "gopen:",
+        "group_by_keys": "tariterators",
+        "islocal": "reading.urls:is_local",
+        "obsolete": "utils",
+        "tar_file_expander": "tariterators",
+        "tarfile_to_samples": "tariterators",
+    },
 )

@@ -222,6 +222,7 @@ __getattr__ = reexport(
         "pipelinefilter": "filters",
         "shardlists": "shardlists:",
         "tar_file_expander": "tariterators",
+        "tariterators": "tariterators:",
         "utils": "utils:",
     },
 )

@@ -31,6 +31,7 @@ MODULES = [
     "writing",
     "consumers",
     "different",
+    "patterns",
 ]
 ENERGON = [
     "datasets",
@@ -56,7 +57,7 @@ def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     import_module("common").setup(folder)
     found = {}
     for name, check in checks(package):
-        if wanted in (check.__module__ if wanted in ENERGON else name):
+        if wanted in (check.__module__ if wanted in (*ENERGON, "patterns") else name):
             try:
                 found[name] = as_json(check(module, folder), folder)
             except (Exception, SystemExit) as error:
