@@ -312,6 +312,7 @@ def test_seeds_of_workers_differ_in_each_loop_and_rank_and_follow_the_program(ur
 
     torch.manual_seed(3)
     first = loops()
+    torch.manual_seed(3)
     assert loops() == first
     others = [*first, *loops(rank=1)]
     torch.manual_seed(4)

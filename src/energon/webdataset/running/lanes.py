@@ -58,7 +58,8 @@ class LaneProcess:
         self._dataset = dataset
         self._init = init
         torch = sys.modules.get("torch")
-        self._seeds = seed, 0 if torch is None else torch.initial_seed()
+        drawn = 0 if torch is None else int(torch.empty((), dtype=torch.int64).random_())
+        self._seeds = seed, drawn
         self._parent = os.getpid()
         self._initialized = 0
         self._enforce_security = utils.enforce_security
@@ -89,8 +90,9 @@ class LaneProcess:
     def _loop_seed(self, rank: int, epoch: int) -> int:
         """Return what the workers of a rank add their numbers to, for seeds of their own.
 
-        As in torch's DataLoader, it follows the seed of the program and differs in each loop; and
-        it does not depend on whether the loop was restored.
+        As in torch's DataLoader, it is drawn from the generator of the program, so it differs in
+        each loop of each loader, and is the same in a restored loop if the program seeds the
+        generator in the same way.
         """
         return derive_seed(*self._seeds, "worker info", rank, epoch) >> 2
 
