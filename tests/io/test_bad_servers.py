@@ -144,6 +144,7 @@ def test_a_server_that_gives_a_byte_at_a_time_is_not_waited_for_without_end(monk
 
 def test_a_slow_reader_is_no_slow_server(monkeypatch):
     monkeypatch.setattr("energon.io.backends.object_backend.RESPONSE_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("energon.io.threads._reads_samples", True)  # in this process
     with BadWebServer(CONTENT) as server:
         store, _ = open_store(server.url)
         data = b""

@@ -119,6 +119,7 @@ def test_connections_are_used_again(proxy):
 
 def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
     monkeypatch.setattr("energon.io.backends.object_backend.ANSWER_SECONDS", 1)
+    monkeypatch.setattr("energon.io.threads._reads_samples", True)  # in this process
     with FaultProxy(server.port) as proxy:
         store = make_store(proxy)
         drips = Fault("drip", seconds=0.1)

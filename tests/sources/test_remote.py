@@ -86,6 +86,7 @@ WAIT = ("silence", "slow first byte")
 def test_a_bad_network_changes_nothing_but_statistics(s3, local, quick_retries, monkeypatch, name):
     faults = DRILLS[name]
     monkeypatch.setattr("energon.io.backends.object_backend.READ_SECONDS", 2)
+    monkeypatch.setattr("energon.io.threads._reads_samples", True)  # in this process
     expected, _, _ = train(local, batches=BATCHES)
     address = upload(local, s3.address)
     forget_stores()
