@@ -83,7 +83,7 @@ def test_names_can_be_listed_before_they_are_used():
 def test_megatron_energon_has_the_same_public_names_and_those_of_former_days():
     alias = import_module("megatron.energon")
     assert set(alias.__all__) > set(energon.__all__)
-    assert alias.__getattr__("Sample") is energon.Sample
+    assert alias.__getattr__("SampleDecoder") is energon.SampleDecoder
     with pytest.raises(AttributeError, match="no attribute 'get_trian_dataset'"):
         alias.get_trian_dataset  # noqa: B018 - the access is the point
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import energon
 from docs.site.rooms import lines_of_code
 from energon.metadataset.kind import KINDS
+from energon.samples.registry import sample_types
 
 ROOT = Path(energon.__file__).parent
 
@@ -73,8 +74,11 @@ FORCED = {
     "TarWriter": "webdataset has a class of this name, with other arguments than ours",
 }
 FORCED_BY_MEGATRON = {
+    *(name for name in sample_types() if name != "TokensSample"),
     "BasicDataLoader",
+    "Batch",
     "BatchDataset",
+    "Cooker",
     "DefaultTaskEncoder",
     "EPath",
     "FileCacheLazy",

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from energon.io.file_lock import locked
+from tests.compat.names import changed_since, listed
 from tests.compat.programs.run import ENERGON
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,9 @@ NAMES = {
     for package in [*PROGRAMS, *(f"webdataset-{version}" for version in PINNED)]
 }
 """The public names of each package."""
+OLDER = NAMES["megatron.energon"].with_suffix(".older.json")
+"""Those of older versions of Megatron-Energon, as far as they differ."""
+OLDER_VERSIONS = ("5.0.0", "5.2.0", "6.0.0")
 PATTERNS = {version: HERE / "programs" / f"patterns-{version}.json" for version in PINNED}
 """What the programs in `patterns` give with earlier releases."""
 
@@ -81,16 +85,23 @@ def pinned_folder(version: str) -> Path:
     return _folder() / f"webdataset-{version}"
 
 
+def list_older_names(python: str) -> list[dict[str, Any]]:
+    """Return the names of older versions of Megatron-Energon, as far as they differ."""
+    newest = listed("megatron.energon")
+    older = [f"megatron.energon-{version}" for version in OLDER_VERSIONS]
+    return [changed_since(json.loads(list_names(python, each)), newest) for each in older]
+
+
 def list_names(python: str, recorded: str) -> str:
     """Return the public names of a package of `NAMES`, and the underscored ones that are listed."""
     package, _, version = recorded.partition("-")
-    listed = NAMES[recorded] if NAMES[recorded].exists() else NAMES[package]
-    modules = json.loads(listed.read_text())["modules"]
+    path = NAMES.get(recorded, NAMES[package])
+    modules = json.loads((path if path.exists() else NAMES[package]).read_text())["modules"]
     filters = modules.get("webdataset.filters", ())
     also = ",".join(name for name in filters if name.startswith("_"))
     options = ["--also", f"webdataset.filters:{also}"] if also else []
     command = [python, "-W", "ignore", HERE / "list_names.py", package, *options]
-    return _printed(command, pinned_folder(version) if version else None)
+    return _printed(command, _folder() / recorded if version else None)
 
 
 def _folder() -> Path:
@@ -116,6 +127,7 @@ def record() -> None:
     python = str(_folder() / "bin" / "python")
     for package, path in NAMES.items():
         path.write_text(list_names(python, package))
+    OLDER.write_text(json.dumps(list_older_names(python)) + "\n")
     for package, path in PROGRAMS.items():
         found: dict[str, Any] = {}
         for module in program_modules(package):

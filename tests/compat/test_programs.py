@@ -11,13 +11,14 @@ import sys
 
 import pytest
 
-from tests.compat.names import listed
+from tests.compat.names import listed, listed_older
 from tests.compat.peers import (
     NAMES,
     PATTERNS,
     PROGRAMS,
     ROOT,
     list_names,
+    list_older_names,
     peers_python,
     program_modules,
     run_programs,
@@ -115,3 +116,9 @@ def test_the_installed_package_gives_what_was_recorded(package, module):
 @pytest.mark.parametrize("package", list(NAMES))
 def test_the_installed_package_has_the_names_that_are_listed(package):
     assert json.loads(list_names(peers_python(), package)) == listed(package)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_older_versions_of_megatron_energon_have_the_names_that_are_listed():
+    assert list_older_names(peers_python()) == listed_older()

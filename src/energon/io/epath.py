@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import total_ordering
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io import files
@@ -172,6 +172,14 @@ class EPath:
     def is_local(self) -> bool:
         """Return whether it is a path on this machine."""
         return not is_remote(self._address)
+
+    def absolute(self) -> Self:
+        """Return this path: relative ones are resolved when they are created."""
+        return self
+
+    def is_absolute(self) -> bool:
+        """Return True, see `absolute`."""
+        return True
 
     def local_path(self) -> Path:
         """Return it as a `pathlib.Path`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
 from energon.samples.collate import generic_batch, map_tensors
@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+def _none() -> None:
+    """Return None, the default of a field."""
+
+
+class _Subflavor:
+    """The subflavor of a document of version 1, which is among the subflavors of a sample."""
+
+    def __get__(self, owner: Sample | None, kind: type) -> str | None:
+        if owner is None:  # a default of the class would be inherited by fields of this name
+            raise AttributeError("__subflavor__")
+        subflavor: str | None = (owner.__subflavors__ or {}).get("__subflavor__")
+        return subflavor
 
 
 @overload
@@ -92,6 +106,7 @@ class Sample(PinMemoryMixin):
     """The subflavors of the dataset and of the metadatasets above it."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """The data that the sample was made from."""
+    __subflavor__ = _Subflavor()
 
     @classmethod
     def derive_from(cls, base_sample: Any, **values: Any) -> Self:
@@ -118,7 +133,7 @@ class Sample(PinMemoryMixin):
         return cls(**{**_meta(src), **_own_fields(src), **values})
 
 
-@edataclass
+@dataclass(kw_only=True)
 class Batch(PinMemoryMixin):
     """Base class for batches whose fields hold one value per sample.
 
@@ -133,10 +148,12 @@ class Batch(PinMemoryMixin):
         (['a', 'b'], ['one', 'two'])
     """
 
+    # Without slots, and without attributes of the class: so `vars` has all fields of a batch, and
+    # classes that declare a field again inherit no default.
     __key__: list[str]
-    __restore_key__: tuple[Any, ...] = ()
-    __subflavors__: list[Mapping[str, Any] | None] | None = None
-    __sources__: tuple[SourceInfo, ...] | list[Any] | None = None
+    __restore_key__: tuple[Any, ...] = field(default_factory=tuple)
+    __subflavors__: list[Mapping[str, Any] | None] | None = field(default_factory=_none)
+    __sources__: tuple[SourceInfo, ...] | list[Any] | None = field(default_factory=_none)
 
     @classmethod
     def derive_from(cls, base_batch: Any, **values: Any) -> Self:
@@ -151,7 +168,7 @@ class Batch(PinMemoryMixin):
             samples: At least one; fields that the batch class lacks are ignored.
             values: Fields to set as they are.
         """
-        missing = {field.name for field in fields(cls)} - set(values)
+        missing = {each.name for each in fields(cls)} - set(values)
         found = {
             name: generic_batch([getattr(sample, name) for sample in samples])
             for name in _field_names(samples[0])
@@ -181,7 +198,7 @@ def _meta(value: Any) -> dict[str, Any]:
 
 
 def _field_names(value: Any) -> list[str]:
-    return [field.name for field in fields(value)]
+    return [each.name for each in fields(value)]
 
 
 def _own_fields(value: Any) -> dict[str, Any]:

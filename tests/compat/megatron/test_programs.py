@@ -15,6 +15,7 @@ from megatron.energon import (
     Cooker,
     DefaultTaskEncoder,
     EpochizeDataset,
+    RepeatDataset,
     Sample,
     SampleDecoder,
     SkipSample,
@@ -219,7 +220,11 @@ class OwnBlend(TextEncoder):
         virtual_epoch_length=0,
         shuffle_buffer_size=None,
     ):
-        dataset = BlendDataset(*datasets, worker_config=worker_config)
+        pairs = [
+            (RepeatDataset(dataset.build(), worker_config=worker_config), weight)
+            for dataset, weight in datasets
+        ]
+        dataset = BlendDataset(*pairs, worker_config=worker_config)
         dataset = self.build_encode_sample(dataset, worker_config=worker_config)
         dataset = self.build_batch(
             dataset,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from megatron.energon import __version__
-from tests.compat.names import differences, listed
+from tests.compat.names import differences, listed, listed_older
 from tests.compat.peers import ROOT
 
 DIFFERENCES = ROOT / "docs" / "differences.md"
@@ -40,7 +40,7 @@ EXCEPTIONS = {
         *.MockJsonParser
     """,
     "States": """
-        savable_loader.Sav* savable_loader.Simple* *.State *.ExtendableDataclassMixin
+        savable_loader.Sav* savable_loader.Simple* *.State.extend *.ExtendableDataclassMixin
         wrappers.*Dataset.save_state wrappers.*Dataset.restore_state
         wrappers.buffer.SavableSampleBuffer.* wrappers.base.SampleIndex.actives
         wrappers.group_batch_dataset.*
@@ -63,22 +63,69 @@ EXCEPTIONS = {
     "`JsonParser.override(allow_imports=)`": "typed_converter.JsonParser.*",
 }
 
+# The same for versions 5 and 6, by the beginning of the entry of docs/megatron_5_and_6.md.
+OLDER_EXCEPTIONS = {
+    "Merging of states": "*State.extend *.merge_states *.SampleIndex.current_idx",
+    "Keys for `restore_sample`": "*.restore_sample",
+    "Handlers of datasets": """
+        *.error_handler *.handler *.sample_error_handler *.reraise_exception
+        *.IterMapDataset
+    """,
+    "`info_config`": """
+        *.BaseWebdatasetFactory *.WebdatasetMeta *.WebdatasetMeta.from_config
+        *.WebdatasetMeta.all_from_config
+    """,
+    "Nodes of documents": """
+        *.prepare *.post_initialize *.subflavor *.dataset_config *.shuffle_over_epochs_multiplier
+        *.split_config *.split_part *.subflavors *.weight *.join_method *.repetitions
+        metadataset.*DatasetReference metadataset.*.MetadatasetJoin *.Metadataset *.MetadatasetV2
+        *.DatasetLoader
+    """,
+    "`Cooker(condition=)`": "*.Cooker *.Cooker.is_match",
+    "Stores behind paths": "*.EPath.create_s3fs_from_rclone_remote *.EPath.relpath *.MSCFileSystem",
+    "Structures of shards": """
+        *.split_samples_to_workers *.ShardInfo *.ShardInfo.byte_offset *.ShardInfo.byte_size
+        *.WebdatasetSplits *.single_shard_reader
+    """,
+    "Seeking in videos": "av.fastseek av.fastseek.* av.decode_av_frames",
+    "Bases of wrappers": "*.BaseSingleWrapperDataset *.BaseWrapperDataset",
+    "`dataclass_slots`": "dataclass_slots.dataclass_slots",
+}
 
-def found():
+
+def differing(names):
     prefix = "megatron.energon."
-    every = differences(listed("megatron.energon"), "megatron.energon")
+    every = differences(names, "megatron.energon")
     return {name.removeprefix(prefix): problem for name, problem in every.items()}
 
 
-def test_every_public_name_is_there_with_compatible_parameters():
-    patterns = [pattern for text in EXCEPTIONS.values() for pattern in text.split()]
-    every = found()
-    unexpected = {
+def found():
+    return differing(listed("megatron.energon"))
+
+
+def patterns_of(exceptions):
+    return [pattern for text in exceptions.values() for pattern in text.split()]
+
+
+def unexpected(every, patterns):
+    return {
         name: problem
         for name, problem in every.items()
         if not any(fnmatchcase(name, pattern) for pattern in patterns)
     }
-    assert unexpected == {}
+
+
+def test_every_public_name_is_there_with_compatible_parameters():
+    every, patterns = found(), patterns_of(EXCEPTIONS)
+    assert unexpected(every, patterns) == {}
+    assert [each for each in patterns if not any(fnmatchcase(n, each) for n in every)] == []
+
+
+def test_public_names_of_older_versions_are_there_with_compatible_parameters():
+    older, patterns = listed_older(), patterns_of(OLDER_EXCEPTIONS)
+    assert [names["version"] for names in older] == ["5.0.0", "5.2.0", "6.0.0"]
+    every = {name: problem for names in older for name, problem in differing(names).items()}
+    assert unexpected(every, [*patterns, *patterns_of(EXCEPTIONS)]) == {}
     assert [each for each in patterns if not any(fnmatchcase(n, each) for n in every)] == []
 
 
@@ -93,6 +140,8 @@ def test_all_names_of_the_package_itself_are_there():
 def test_exceptions_are_listed_in_the_documentation():
     text = DIFFERENCES.read_text()
     assert [each for each in EXCEPTIONS if f"- **{each}**" not in text] == []
+    text = DIFFERENCES.with_name("megatron_5_and_6.md").read_text()
+    assert [each for each in OLDER_EXCEPTIONS if f"- **{each}**" not in text] == []
 
 
 def test_the_list_is_of_the_release_that_is_named():

@@ -23,6 +23,26 @@ def listed(package: str) -> dict[str, Any]:
     return found
 
 
+def listed_older() -> list[dict[str, Any]]:
+    """Return the lists of older versions of Megatron-Energon, without what is as in the newest."""
+    path = Path(__file__).parent / "megatron.energon.older.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def changed_since(older: dict[str, Any], newest: dict[str, Any]) -> dict[str, Any]:
+    """Return the list of an older version without what is as in the newest."""
+    modules = {
+        module: {
+            name: entry
+            for name, entry in entries.items()
+            if newest["modules"].get(module, {}).get(name) != entry
+        }
+        for module, entries in older["modules"].items()
+    }
+    return {**older, "modules": {name: each for name, each in modules.items() if each}}
+
+
 def differences(names: dict[str, Any], ours: str) -> dict[str, str]:
     """Return what differs here, by the name as programs have it.
 

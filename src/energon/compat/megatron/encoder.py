@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from types import FunctionType
 from typing import Any
 
 from energon.compat.megatron.pipeline import (
@@ -40,6 +42,7 @@ from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode
 from energon.samples.collate import collate_samples, generic_batch
 from energon.stages.base import Dataset
+from energon.task_encoder import cooker as core_cooker
 from energon.task_encoder import encoder as core
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
@@ -65,6 +68,32 @@ BUILDERS = (
 )
 
 
+@dataclass(frozen=True)
+class Cooker(core_cooker.Cooker[Any]):
+    """A function that converts crude samples, see `energon.Cooker`.
+
+    Args:
+        cook: The function.
+        has_subflavors: The subflavors that a dataset must have.
+        is_subflavor: The `subflavor` that it must have in a document of version 1.
+        condition: Cannot be given: datasets are assigned to cookers, not single samples.
+    """
+
+    is_subflavor: str | None = field(default=None, kw_only=True)
+    condition: Callable[[Any], bool] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.condition is not None:
+            raise ConfigError(
+                "Cooker(condition=...) chose a cooker for each sample; pass one cooker for the "
+                "dataset, whose function decides how to cook a sample, or raises SkipSample"
+            )
+        if self.is_subflavor is not None:
+            required = {**(self.has_subflavors or {}), "__subflavor__": self.is_subflavor}
+            object.__setattr__(self, "has_subflavors", required)
+
+
 class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """The hooks of `energon.TaskEncoder`, and the builders that compose their stages.
 
@@ -87,8 +116,37 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         """Collate `samples`, see `collate_samples`."""
         return collate_samples(samples, result_type, actions, default_action)
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cook = vars(cls).get("cook_crude_sample")
+        if isinstance(cook, FunctionType) and len(inspect.signature(cook).parameters) == 2:
+            # Overrides for version 5 receive only the sample.
+            @wraps(cook)
+            def cook_sample(self: Any, sample: Any, *_: Any) -> Any:
+                return cook(self, sample)
+
+            cls.cook_crude_sample = cook_sample  # type: ignore[assignment]
+
+    def cook_crude_sample(
+        self, sample: Any, cooker: core_cooker.Cooker[Any] | None = None, aux: Any = None
+    ) -> Any:
+        """Return the sample that a cooker makes from a crude one.
+
+        Args:
+            sample: The crude sample.
+            cooker: The cooker; None for the first one that applies.
+            aux: Its keyword arguments by name.
+        """
+        if cooker is None:
+            subflavors = sample["__subflavors__"] or {}
+            cooker = core_cooker.find_cooker(self.cookers, subflavors, dataset="the sample")
+        return super().cook_crude_sample(sample, cooker, aux or {})
+
     def _hook_method(self, name: str) -> HookMethod:
         found = super()._hook_method(name)
+        if name == "cook_crude_sample" and "cook_crude_sample" not in vars(self):
+            is_own = type(self).cook_crude_sample is not TaskEncoder.cook_crude_sample
+            return replace(found, overridden=is_own)
         if name != "batch" or self._raw_batch_type is not None:
             return found
         hooks = [getattr(hook, "__func__", None) for hook in (self.batch, self._batch)]
@@ -197,7 +255,7 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         dataset: Dataset[Any],
         *,
         worker_config: WorkerConfig,
-        subflavors: Mapping[str, Any],
+        subflavors: Mapping[str, Any] | None = None,
         get_primary_aux: Callable[[], Any] | None = None,
         aux: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -248,13 +306,14 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         encoder = current_recipe().encoder
         if leaf.primary is None or not _overrides(encoder, "build_cook_crude_sample"):
             return samples
-        return encoder.build_cook_crude_sample(  # type: ignore[attr-defined]
-            samples,
-            worker_config=worker_config or samples.worker_config,
-            subflavors=leaf.subflavors,
-            get_primary_aux=leaf.as_file_store,
-            aux=dataset.aux,
-        )
+        build = encoder.build_cook_crude_sample  # type: ignore[attr-defined]
+        arguments = {
+            "worker_config": worker_config or samples.worker_config,
+            "subflavors": leaf.subflavors,
+            "get_primary_aux": leaf.as_file_store,
+            "aux": dataset.aux,
+        }
+        return build(samples, **_accepted(build, arguments))
 
 
 class DefaultTaskEncoder(
@@ -366,14 +425,18 @@ def _build(encoder: TaskEncoder[Any, Any, Any, Any], recipe: Recipe) -> Any:
     else:
         build = encoder.build_val_datasets
         arguments["limit"] = getattr(settings, "limit", None)
-    # Overrides written for older versions lack some arguments; they receive those that they name.
-    parameters = inspect.signature(build).parameters
-    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        arguments = {name: value for name, value in arguments.items() if name in parameters}
-    pipeline = build(**arguments)
+    pipeline = build(**_accepted(build, arguments))
     if not isinstance(pipeline, WrapperDataset | SavableDataset):
         raise ConfigError(
             "build_train_datasets and build_val_datasets have to return a wrapper like "
             f"BatchDataset, found {type(pipeline).__name__}"
         )
     return pipeline
+
+
+def _accepted(build: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a builder names: overrides for older versions lack some."""
+    parameters = inspect.signature(build).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}

@@ -20,7 +20,14 @@ from typing import Any
 
 import energon
 from energon.compat.megatron import VERSION, names
-from energon.compat.megatron.names import MODULES, Home, home_of, is_package, names_of
+from energon.compat.megatron.names import (
+    MODULES,
+    Home,
+    home_of,
+    is_package,
+    names_of,
+    stand_in_for,
+)
 from energon.version import __version__
 
 ROOT = "megatron.energon"
@@ -95,6 +102,8 @@ def fill(module: ModuleType, path: str) -> None:
         elif (home := home_of(name)) is not None:
             # Modules of Megatron-Energon import from one another, and programs from any of them.
             value = getattr(import_module(home.module), home.name)
+        elif (stand_in := stand_in_for(name)) is not None:
+            value = stand_in
         else:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         setattr(module, name, value)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
@@ -17,6 +18,7 @@ from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, Ski
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
 from energon.io import epath
+from energon.io.address import split_address
 from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
 from energon.samples.crude import carries_key, get_source_info, stamp
@@ -36,14 +38,47 @@ class _AnyEPath(type):
 
 
 class EPath(epath.EPath, metaclass=_AnyEPath):
-    """The path of a file or folder on any store, see `energon.EPath`."""
+    """The path of a file or folder on any store, see `energon.EPath`.
+
+    Args:
+        initial_path: A path or a URL.
+        config_override: Settings of rclone cannot be passed: profiles are configured.
+    """
 
     __slots__ = ()
+
+    def __init__(
+        self, initial_path: str | os.PathLike[str], config_override: dict[str, Any] | None = None
+    ) -> None:
+        if config_override is not None:
+            raise ConfigError(
+                "EPath(config_override=...) passes settings of an rclone remote, which are read "
+                "from its configuration: use rclone://REMOTE/PATH, see docs/storage.md"
+            )
+        super().__init__(initial_path)
 
     @property
     def display_name(self) -> str:
         """The last part of the path."""
         return self.name
+
+    @property
+    def internal_path(self) -> PurePosixPath:
+        """The path within its store."""
+        address = self.url if self.is_local() else split_address(self.url).key
+        return PurePosixPath("/", address)
+
+    @property
+    def protocol(self) -> str:
+        """The scheme of the URL; `local` for paths on this machine."""
+        return "local" if self.is_local() else self.url.partition("://")[0]
+
+    def fork_guard(self) -> None:
+        """Do nothing: connections do not belong to paths."""
+
+    @staticmethod
+    def prepare_forked_process() -> None:
+        """Do nothing: workers open their own connections."""
 
 
 NVDATASET_CACHE_DIR: EPath | Path | None = None
@@ -61,6 +96,11 @@ ImageDecoderType = Literal[
     "pill", "pil", "pilrgb", "pilrgba",
 ]  # fmt: skip
 """What images may become."""
+
+
+def dataclass_slots(cls: type[T]) -> type[T]:
+    """Make a class a dataclass with slots."""
+    return dataclass(slots=True)(cls)
 
 
 def load_yaml(stream: bytes | str | IO[Any]) -> Any:

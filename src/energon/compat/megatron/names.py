@@ -11,7 +11,9 @@ To add a name, add it to both tables: no other file has to change.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from energon.errors import ConfigError
 
 HOMES: dict[str, str] = {
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
@@ -58,7 +60,7 @@ HOMES: dict[str, str] = {
         DatasetReference JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized
         MetadatasetBlender MetadatasetJoin Subset=SubsetRange
     """,
-    "compat.megatron.encoder": "AugmentTaskEncoder DefaultTaskEncoder TaskEncoder",
+    "compat.megatron.encoder": "AugmentTaskEncoder Cooker DefaultTaskEncoder TaskEncoder",
     "compat.megatron.getters": """
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
@@ -66,12 +68,18 @@ HOMES: dict[str, str] = {
         AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
         INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME
         ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
-        format_sample_compact format_sample_detailed get_cooker_need_cache get_cooker_need_primary
+        dataclass_slots format_sample_compact format_sample_detailed get_cooker_need_cache
+        get_cooker_need_primary
         get_failure_tolerance get_sample_restore_key get_stateless handle_restore_errors load_yaml
         set_sample_restore_key warn_deprecated
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
     "compat.megatron.pipeline": "LoadedDataset",
+    "compat.megatron.samples": """
+        Batch CaptioningSample ImageClassificationSample ImageSample InterleavedSample
+        MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample TextSample VQAOCRSample
+        VQASample VidQASample VideoData
+    """,
     "compat.megatron.savable": """
         FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
         SavableDatasetCheckpoint=SavableDataLoaderState SavableDatasetState=SavableDataLoaderState
@@ -83,7 +91,9 @@ HOMES: dict[str, str] = {
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
     "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
-    "compat.megatron.wrappers.own": "BaseWrapperDataset SavableDataset",
+    "compat.megatron.wrappers.own": """
+        BaseSingleWrapperDataset=BaseWrapperDataset BaseWrapperDataset SavableDataset
+    """,
     "compat.megatron.wrappers.streams": """
         BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
         MapDataset RepeatDataset ShuffleBufferDataset
@@ -106,19 +116,14 @@ HOMES: dict[str, str] = {
         homogeneous_concat_mix
     """,
     "samples.crude": "CrudeSample SourceInfo add_source_info basic_sample_keys get_source_info",
-    "samples.sample": "Batch PinMemoryMixin Sample edataclass",
-    "samples.sample_types": """
-        CaptioningSample ImageClassificationSample ImageSample InterleavedSample
-        MultiChoiceVQASample OCRSample SimilarityInterleavedSample TextSample VQAOCRSample VQASample
-        VidQASample
-    """,
+    "samples.sample": "PinMemoryMixin edataclass",
     "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
     "sources.tables.jsonl_lines": "JsonlFileStore",
     "stages.hooks.failures": "log_exception reraise_exception",
-    "stages.log_samples": "default_get_batch_keys=keys_of",
-    "task_encoder.cooker": "Cooker cooker stateless",
+    "stages.log_samples": "default_get_batch_keys=keys_of default_get_keys=keys_of",
+    "task_encoder.cooker": "cooker stateless",
     "task_encoder.open_join": "prepare_metadataset",
     "transforms.merge": """
         CenterCropMapper CustomTransform MergeTransform RandomCropMapper RandomHorizontalFlipMapper
@@ -131,23 +136,30 @@ MODULES: dict[str, str] = {
     # The package itself has these in addition to all public names of energon, or in their place.
     "": """
         AugmentTaskEncoder BaseCoreDataset BaseCoreDatasetFactory BaseWebdataset
-        BaseWebdatasetFactory BasicDataLoader BatchDataset BlendDataset CaptioningWebdataset
-        ConcatDataset CrudeJsonlDatasetFactory CrudeWebdataset DatasetLoader DatasetLoaderInterface
+        BaseWebdatasetFactory BasicDataLoader Batch BatchDataset BlendDataset CaptioningSample
+        CaptioningWebdataset ConcatDataset Cooker CrudeJsonlDatasetFactory CrudeWebdataset
+        DatasetLoader DatasetLoaderInterface
         DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdataset DefaultDecoderWebdatasetFactory
         DefaultGenericWebdataset DefaultGenericWebdatasetFactory DefaultTaskEncoder EpochizeDataset
-        FilterDataset GcDataset GroupBatchDataset ImageClassificationWebdataset ImageWebdataset
+        FilterDataset GcDataset GroupBatchDataset ImageClassificationSample
+        ImageClassificationWebdataset ImageSample ImageWebdataset InterleavedSample
         InterleavedWebdataset IterMapDataset JoinedWebdatasetFactory LimitDataset LoadedDataset
         LoadedDatasetList LogSampleDataset MapDataset Metadataset MetadatasetV2 MixBatchDataset
-        MultiChoiceVQAWebdataset OCRWebdataset PackingDataset RepeatDataset SavableDataLoader
-        SavableDataset ShuffleBufferDataset SimilarityInterleavedWebdataset
-        StandardWebdatasetFactory TaskEncoder TextWebdataset VQAOCRWebdataset VQAWebdataset
-        VidQAWebdataset WatchdogDataset WorkerConfig __version__=compat.megatron:VERSION get_loader
+        MultiChoiceVQASample MultiChoiceVQAWebdataset OCRSample OCRWebdataset PackingDataset
+        RepeatDataset Sample SavableDataLoader SavableDataset ShuffleBufferDataset
+        SimilarityInterleavedSample SimilarityInterleavedWebdataset StandardWebdatasetFactory
+        TaskEncoder TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset VQASample VQAWebdataset
+        VidQASample VidQAWebdataset WatchdogDataset WorkerConfig
+        __version__=compat.megatron:VERSION get_loader
         get_savable_loader get_train_dataset get_val_dataset get_val_datasets load_dataset
         traverse_metadataset
     """,
-    "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
+    "av": """
+        AVData AVDecoder AVWebdatasetDecoder VideoData get_clips_uniform get_single_frames_uniform
+    """,
     "av.av_data": "AVData",
     "av.av_decoder": "AVDecoder AVWebdatasetDecoder",
+    "av.video_data": "VideoData",
     "av.utils": "get_clips_uniform get_single_frames_uniform",
     "bracecollapse": "collapse",
     "cache": """
@@ -165,6 +177,7 @@ MODULES: dict[str, str] = {
         mount_command=cli.mount:command prepare_command=cli.prepare:command
         prepare_media_command=cli.prepare_media:command preview_command=cli.preview:command
     """,
+    "dataclass_slots": "dataclass_slots",
     "dataset_config": "get_dataset_from_config load_config load_yaml",
     "deprecation": "warn_deprecated",
     "edataclass": "edataclass",
@@ -186,7 +199,7 @@ MODULES: dict[str, str] = {
         OCRSample OCRWebdataset PinMemoryMixin Sample SampleDecoder SavableDataset
         SimilarityInterleavedSample SimilarityInterleavedWebdataset StandardWebdatasetFactory
         TextSample TextWebdataset VQAOCRSample VQAOCRWebdataset VQASample VQAWebdataset VidQASample
-        VidQAWebdataset WebdatasetMeta
+        VidQAWebdataset VideoData WebdatasetMeta
     """,
     "flavors.base_dataset": """
         BaseCoreDatasetFactory FlexState PinMemoryMixin Sample Savable SavableDataset
@@ -210,7 +223,7 @@ MODULES: dict[str, str] = {
     "flavors.webdataset": """
         AVData AVDecoder AVDecoderType BaseWebdatasetFactory DefaultDecoderWebdatasetFactory
         DefaultGenericWebdatasetFactory EmptyDatasetError ImageDecoderType JoinedWebdatasetFactory
-        MAIN_FOLDER_NAME SampleDecoder StandardWebdatasetFactory WebdatasetMeta
+        MAIN_FOLDER_NAME SampleDecoder StandardWebdatasetFactory VideoData WebdatasetMeta
     """,
     "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory",
     "flavors.webdataset.config": """
@@ -239,6 +252,7 @@ MODULES: dict[str, str] = {
     "flavors.webdataset.structs": """
         DatasetSubset FilteredSample ShardInfo WebdatasetInfo WebdatasetSplits
     """,
+    "flavors.webdataset.video_data": "VideoData",
     "loader": "get_loader get_savable_loader",
     "media": HOMES["formats.media"],
     "media.extractor": "MediaFilterConfig MediaFilterStrategy",
@@ -315,7 +329,9 @@ MODULES: dict[str, str] = {
         PackingDataset RepeatDataset ShuffleBufferDataset SkipSample WatchdogDataset concat_pad
         generic_concat homogeneous_concat_mix
     """,
-    "wrappers.base": "BaseWrapperDataset SampleIndex get_sample_restore_key",
+    "wrappers.base": """
+        BaseSingleWrapperDataset BaseWrapperDataset SampleIndex get_sample_restore_key
+    """,
     "wrappers.batch_dataset": "BatchDataset",
     "wrappers.blend_dataset": "BlendDataset",
     "wrappers.buffer": "SavableSampleBuffer",
@@ -326,7 +342,7 @@ MODULES: dict[str, str] = {
     "wrappers.group_batch_dataset": "GroupBatchDataset",
     "wrappers.iter_map_dataset": "IterMapDataset",
     "wrappers.limit_dataset": "LimitDataset",
-    "wrappers.log_sample_dataset": "LogSampleDataset",
+    "wrappers.log_sample_dataset": "LogSampleDataset default_get_keys",
     "wrappers.map_dataset": "MapDataset",
     "wrappers.mix_batch_dataset": """
         MixBatchDataset concat_pad generic_concat homogeneous_concat_mix
@@ -337,6 +353,31 @@ MODULES: dict[str, str] = {
     "wrappers.skip": "SkipSample",
     "wrappers.watchdog_dataset": "WatchdogDataset",
 }
+
+RETIRED: dict[str, str] = {
+    "`loader.save_state_rank()`, whose result is a dict of JSON": """
+        BaseSingleWrapperMergedState BaseSingleWrapperState BatchGeneratorMergedState
+        BatchGeneratorState BatchMergedState BatchState BlendDatasetMergedState BlendDatasetState
+        BucketMergedState BucketState ConcatMergedState ConcatState EpochizeMergedState
+        EpochizeState FilterMergedState FilterState GroupBatchMergedState GroupBatchState
+        IterMapMergedState IterMapState LimitMergedState LimitState LogSampleMergedState
+        LogSampleState MapGeneratorMergedState MapGeneratorState MapMergedState MapState
+        MergedState PackingMergedState PackingState RepeatMergedState RepeatState
+        SampleBufferMergedState SampleBufferState SavableDatasetMergedCheckpoint
+        SavableDatasetMergedState ShardState ShuffleBufferMergedState ShuffleBufferState
+        SimpleSavableDatasetMergedState SimpleSavableDatasetState State WebdatasetMergedState
+        WebdatasetState WorkerRngMergedState WorkerRngState
+    """,
+    "`AVDecoder`, which seeks and decodes": "Fastseek",
+    "`JsonParser`": "override raw_to_instance raw_to_typed safe_call_function",
+    "`WorkerConfig(global_error_handler=…)`": "ErrorHandler",
+    "`format_sample_compact`": "compact_str",
+    "`EPath`, which reads the configuration of rclone itself": "ConfigEntry read_rclone_config",
+}
+"""Names of Megatron-Energon 5 and 6 that have no meaning here, by the replacement.
+
+They can be imported, and raise an error when they are used.
+"""
 
 
 class Home(NamedTuple):
@@ -361,6 +402,18 @@ _HOMES = _homes()
 def home_of(name: str) -> Home | None:
     """Return the home of a name of any module; None if there is none."""
     return _HOMES.get(name)
+
+
+def stand_in_for(name: str) -> type | None:
+    """Return a class for a retired name, which raises when it is used; None for other names."""
+    replacement = next((new for new, names in RETIRED.items() if name in names.split()), None)
+    if replacement is None:
+        return None
+
+    def refuse(*arguments: Any, **settings: Any) -> Any:
+        raise ConfigError(f"{name} of Megatron-Energon 5 and 6 is not supported; use {replacement}")
+
+    return type(name, (), {"__new__": refuse, "__init_subclass__": refuse})
 
 
 def names_of(module: str) -> dict[str, Home]:

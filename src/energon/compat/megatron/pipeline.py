@@ -72,10 +72,8 @@ class LoadedDataset:
     aux: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the samples, repeated without end, and the weight: as `BlendDataset` takes them."""
-        samples = self.dataset.build()
-        weight = 1.0 if self.weight is None else self.weight
-        return iter((RepeatDataset(samples, worker_config=samples.worker_config), weight))
+        """Yield the dataset, and its weight or repetitions: the pairs of Megatron-Energon 5."""
+        return iter((self.dataset, self.repetitions if self.weight is None else self.weight))
 
 
 def current_recipe() -> Recipe:

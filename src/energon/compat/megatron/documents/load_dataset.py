@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ class LoadedDatasetList:
 
     datasets: list[LoadedDataset]
     blend_mode: BlendMode = BlendMode.NONE
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the kind of blend and the datasets: the pair of Megatron-Energon 5."""
+        return iter((self.blend_mode, self.datasets))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import GenericAlias
@@ -13,7 +14,7 @@ from energon.plan.randomness import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, Tolerance
-from energon.stages.hooks.hook import Hook
+from energon.stages.hooks.hook import ErrorHandler, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset
@@ -220,12 +221,23 @@ def make_hook(
     worker_config: WorkerConfig,
     *,
     tolerance: int = DEFAULT_TOLERANCE,
+    handler: ErrorHandler | None = None,
 ) -> Hook:
     """Return a user function as a hook, run according to its marks.
 
     Random numbers are seeded for each call, since an unknown outer stage may read single items
     again.
+
+    Args:
+        name: How messages call it.
+        function: The function.
+        worker_config: Rank and workers.
+        tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        handler: Called for each tolerated failure, with or without the sources; None for that of
+            the mark or of the configuration.
     """
+    if handler is not None:
+        handler = _with_sources(handler)
     marked = getattr(function, "__failure_tolerance__", None)
     rate = getattr(function, "__failure_rate__", None)
     return Hook(
@@ -233,8 +245,19 @@ def make_hook(
         function=function,
         tolerance=Tolerance(tolerance if marked is None else marked, rate=rate),
         restore_seeds=True,
-        handler=getattr(function, "__error_handler__", None) or worker_config.global_error_handler,
+        handler=handler
+        or getattr(function, "__error_handler__", None)
+        or worker_config.global_error_handler,
     )
+
+
+def _with_sources(handler: Callable[..., Any]) -> ErrorHandler:
+    """Return an error handler that accepts the sources: those of older programs do not."""
+    try:
+        inspect.signature(handler).bind(None, None, None)
+    except TypeError:
+        return lambda error, sample, _: handler(error, sample)
+    return handler
 
 
 def describe(given: Any) -> Any:

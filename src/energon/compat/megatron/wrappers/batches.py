@@ -12,6 +12,7 @@ from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
 from energon.stages.group import GroupDataset
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
+from energon.stages.hooks.hook import ErrorHandler
 from energon.stages.pack import PackDataset
 from energon.worker import WorkerConfig
 
@@ -28,6 +29,8 @@ class BatchDataset(WrapperDataset):
             it.
         drop_last: Whether to drop a smaller batch at the end.
         failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        error_handler: Called for each tolerated failure with the exception and the items, and with
+            their sources if it accepts them; None for that of `worker_config`.
         worker_config: Rank and workers.
 
     Example:
@@ -50,9 +53,12 @@ class BatchDataset(WrapperDataset):
         batcher_config: Any = None,
         drop_last: bool = False,
         failure_tolerance: int = DEFAULT_TOLERANCE,
+        error_handler: ErrorHandler | None = None,
         worker_config: WorkerConfig,
     ) -> None:
-        hook = make_hook("batcher", batcher, worker_config, tolerance=failure_tolerance)
+        hook = make_hook(
+            "batcher", batcher, worker_config, tolerance=failure_tolerance, handler=error_handler
+        )
         super().__init__(
             BatchStage(dataset, batch_size, (hook,), drop_last),
             [dataset],
@@ -76,6 +82,8 @@ class GroupBatchDataset(WrapperDataset):
         batcher_config: See `BatchDataset`.
         drop_last: Whether to drop the items still waiting at the end of the data.
         failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        error_handler: Called for each tolerated failure with the exception and the items, and with
+            their sources if it accepts them; None for that of `worker_config`.
         worker_config: Rank and workers.
 
     Example:
@@ -101,13 +109,15 @@ class GroupBatchDataset(WrapperDataset):
         batcher_config: Any = None,
         drop_last: bool = False,
         failure_tolerance: int = DEFAULT_TOLERANCE,
+        error_handler: ErrorHandler | None = None,
         worker_config: WorkerConfig,
     ) -> None:
-        tolerance = failure_tolerance
-        criterion = make_hook(
-            "sample_group_key", sample_group_key, worker_config, tolerance=tolerance
+        criterion, hook = (
+            make_hook(
+                name, function, worker_config, tolerance=failure_tolerance, handler=error_handler
+            )
+            for name, function in (("sample_group_key", sample_group_key), ("batcher", batcher))
         )
-        hook = make_hook("batcher", batcher, worker_config, tolerance=tolerance)
         super().__init__(
             GroupDataset(dataset, criterion, fixed_batch_size, (hook,), drop_last),
             [dataset],
@@ -134,6 +144,7 @@ class PackingDataset(WrapperDataset):
             without a group, that ends the run; 0 for no limit.
         final_packer_failure_tolerance: The same for failures of `final_packer`.
         sample_encoder_failure_tolerance: The same for failures of `sample_encoder`.
+        error_handler: See `BatchDataset`.
         worker_config: Rank and workers.
 
     Example:
@@ -162,10 +173,13 @@ class PackingDataset(WrapperDataset):
         pre_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
         final_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
         sample_encoder_failure_tolerance: int = DEFAULT_TOLERANCE,
+        error_handler: ErrorHandler | None = None,
         worker_config: WorkerConfig,
     ) -> None:
         def hook(name: str, function: Callable[[Any], Any], tolerance: int) -> Any:
-            return make_hook(name, function, worker_config, tolerance=tolerance)
+            return make_hook(
+                name, function, worker_config, tolerance=tolerance, handler=error_handler
+            )
 
         encode = (
             ()

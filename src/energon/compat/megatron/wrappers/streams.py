@@ -13,6 +13,7 @@ from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make
 from energon.errors import ConfigError, SkipSample
 from energon.stages.base import Dataset
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
+from energon.stages.hooks.hook import ErrorHandler
 from energon.stages.map import MapDataset as MapStage
 from energon.worker import WorkerConfig
 
@@ -198,6 +199,7 @@ class MapDataset(WrapperDataset):
         map_fn_config: Describes the function's behavior as plain data, or a function that returns
             it: saved states must match it.
         failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        error_handler: Called for each tolerated failure, see `BatchDataset`.
         worker_config: Rank and workers.
 
     Example:
@@ -217,9 +219,16 @@ class MapDataset(WrapperDataset):
         stateless_map_fn: bool = False,
         map_fn_config: Any = None,
         failure_tolerance: int = DEFAULT_TOLERANCE,
+        error_handler: ErrorHandler | None = None,
         worker_config: WorkerConfig,
     ) -> None:
-        hook = make_hook(_name(map_fn), map_fn, worker_config, tolerance=failure_tolerance)
+        hook = make_hook(
+            _name(map_fn),
+            map_fn,
+            worker_config,
+            tolerance=failure_tolerance,
+            handler=error_handler,
+        )
         super().__init__(
             MapStage(dataset, ((hook,),)),
             [dataset],
