@@ -266,11 +266,16 @@ def _reduce_with_sources(value: Any) -> Any:
     if sources is None:
         return NotImplemented
     state = value.__getstate__()
-    in_dict_and_slots = tuple(
-        {**held, "__sources__": sources} if held and "__sources__" in held else held
-        for held in (state if type(state) is tuple else (state, None))
-    )
-    return copyreg.__newobj__, (type(value),), in_dict_and_slots  # type: ignore[attr-defined]
+    if type(state) is tuple:  # one dict, and one of slots
+        state = tuple(_with_sources(held, sources) for held in state)
+    else:
+        state = _with_sources(state, sources)
+    return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
+
+
+def _with_sources(held: Any, sources: Any) -> Any:
+    """Return some attributes, with `sources` if they have any."""
+    return {**held, "__sources__": sources} if held and "__sources__" in held else held
 
 
 def dump_pipeline(
