@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 import energon
-from energon import ConfigError
+from energon import ConfigError, messages
 from megatron.energon import (
     Batch,
     BatchDataset,
@@ -23,12 +23,14 @@ from megatron.energon import (
     WorkerConfig,
     basic_sample_keys,
     get_loader,
+    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     load_dataset,
 )
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset import VideoData
+from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.wrappers.map_dataset import MapState
 from tests.datasets import make_crude
 
@@ -237,3 +239,29 @@ def test_retired_names_say_what_takes_their_place():
 
 def test_a_decoded_video_is_a_value():
     assert VideoData(frames=1, aframes=2, info={}).aframes == 2
+
+
+def test_the_active_configuration_can_be_set_and_reset():
+    assert WorkerConfig.active_worker_config is None
+    WorkerConfig.active_worker_config = CONFIG
+    try:
+        assert WorkerConfig.active_worker_config is CONFIG
+        assert CONFIG.active_worker_config is CONFIG
+    finally:
+        WorkerConfig.active_worker_config = None
+    assert WorkerConfig.active_worker_config is None
+
+
+def test_states_take_their_fields():
+    state = SavableDataLoaderState(worker_states=[1])
+    assert state.worker_states == [1]
+
+
+def test_ignored_arguments_are_logged_once(root, caplog, monkeypatch):
+    monkeypatch.setattr(messages, "_given", {})
+    dataset = get_train_dataset(root, worker_config=CONFIG, batch_size=2, task_encoder=Texts())
+    with caplog.at_level("INFO", "energon"):
+        for _ in range(2):
+            get_savable_loader(dataset, n_checkpoints=3, gc_freeze_at_start=False).close()
+    texts = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
+    assert [text.partition(" ")[0] for text in texts] == ["n_checkpoints", "gc_freeze_at_start"]

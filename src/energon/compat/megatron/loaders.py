@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -13,8 +14,9 @@ from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
-from energon.loader.options import LoaderOptions, WorkerKind
+from energon.loader.options import LoaderOptions, WorkerKind, logger
 from energon.loader.pipeline import Pipeline, RestoresSamples
+from energon.messages import warn_once
 from energon.stages.base import T_co
 from energon.stages.log_samples import keys_of
 from energon.worker import StartMethod, WorkerConfig
@@ -78,8 +80,9 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
     Args:
         dataset: The result of a dataset getter, or a wrapper.
         worker_config: Must be that of `dataset`, if given.
-        gc_collect_every_n_steps: Has no effect: Python decides when to collect garbage.
-        gc_freeze_at_start: Has no effect.
+        gc_collect_every_n_steps: Has no effect, as is logged once: Python decides when to collect
+            garbage.
+        gc_freeze_at_start: Has no effect, as is logged once.
         cache_pool: Passed to cookers that need a cache; None caches nothing.
         options: How lanes are hosted, given by its arguments.
     """
@@ -102,6 +105,10 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
+        if gc_collect_every_n_steps != 10:
+            _note_ignored("gc_collect_every_n_steps", "Python decides when to collect garbage")
+        if not gc_freeze_at_start:
+            _note_ignored("gc_freeze_at_start", "Python decides when to collect garbage")
         options = options or LoaderOptions(
             workers=workers,
             start_method=start_method,
@@ -168,9 +175,10 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
 
     Args:
         dataset: The result of a dataset getter, or a wrapper.
-        checkpoint_every_sec: Has no effect: every batch carries the state after it.
-        checkpoint_every_min_n_samples: Has no effect.
-        n_checkpoints: Has no effect.
+        checkpoint_every_sec: Has no effect, as is logged once: every batch carries the state after
+            it.
+        checkpoint_every_min_n_samples: Has no effect, as is logged once.
+        n_checkpoints: Has no effect, as is logged once.
         settings: Arguments of `BasicDataLoader`.
     """
 
@@ -183,6 +191,14 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         n_checkpoints: int | None = None,
         **settings: Any,
     ) -> None:
+        defaults = {
+            "checkpoint_every_sec": (checkpoint_every_sec, 60),
+            "checkpoint_every_min_n_samples": (checkpoint_every_min_n_samples, None),
+            "n_checkpoints": (n_checkpoints, None),
+        }
+        for name, (value, default) in defaults.items():
+            if value != default:
+                _note_ignored(name, "every batch carries the state after it")
         super().__init__(dataset, **settings)
 
     def save_state_global(self, global_dst_rank: int = 0, *, dst_rank: int | None = None) -> Any:
@@ -225,6 +241,11 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         if size and all(each and each != size and each % size == 0 for each in saved):
             return ["batch_size"]
         return True
+
+
+def _note_ignored(name: str, reason: str) -> None:
+    """Log, once, that an argument has no effect."""
+    warn_once(logger, f"ignored {name}", "%s has no effect: %s", name, reason, level=logging.INFO)
 
 
 def get_loader(dataset: Pipeline[T], **settings: Any) -> BasicDataLoader[T]:

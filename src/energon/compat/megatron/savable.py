@@ -267,4 +267,11 @@ class _PlainState(type):
 
 
 class SavableDataLoaderState(metaclass=_PlainState):
-    """What `save_state_rank` and `save_state_global` return: a dict of JSON."""
+    """What `save_state_rank` and `save_state_global` return: a dict of JSON.
+
+    Args:
+        fields: Attributes of an instance that a program creates, which no loader restores.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)

@@ -38,8 +38,17 @@ class _ActiveConfig(type):
 
     @property
     def active_worker_config(cls) -> worker.WorkerConfig | None:
-        """The configuration of the pipeline whose hook this thread is running; None outside."""
+        """The configuration of the pipeline whose hook this thread is running; None outside.
+
+        Programs may set it, to call their hooks without a loader, and reset it to None.
+        """
         return _active_config()
+
+    @active_worker_config.setter
+    def active_worker_config(cls, config: WorkerConfig | None) -> None:
+        _activated.config = config
+        if config is None:
+            _activated.indices = ()
 
 
 class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
