@@ -53,7 +53,7 @@ class EPath(epath.EPath, metaclass=_AnyEPath):
         if config_override is not None:
             raise ConfigError(
                 "EPath(config_override=...) passes settings of an rclone remote, which are read "
-                "from its configuration: use rclone://REMOTE/PATH, see docs/storage.md"
+                "from its configuration: use rclone://REMOTE/PATH"
             )
         super().__init__(initial_path)
 
