@@ -15,7 +15,6 @@ from energon.errors import DatasetNotFoundError, StorageError
 from energon.io.backends import reader_process
 from energon.io.backends.reader_process import ForkSafeBackend
 from energon.io.files import open_store, write_bytes
-from energon.io.threads import reads_here
 from tests.datasets import make_crude
 from tests.servers.places import open_place
 from tests.sources.distant import upload
@@ -173,9 +172,14 @@ def test_workers_of_torchs_dataloader_read_after_the_program_has(distant):
     assert run(program, distant) == ["100 True", "100"]
 
 
+@pytest.fixture
+def reader(monkeypatch):
+    """Let this process ask its reader process, whether or not earlier tests have read samples."""
+    monkeypatch.setattr(reader_process, "reads_here", lambda: False)
+
+
+@pytest.mark.usefixtures("reader")
 def test_every_request_is_made_by_the_other_process_as_here(place, tmp_path):
-    if reads_here():
-        pytest.skip("this process has read samples")
     store, key = open_store(place.address + "/a/b.bin")
     assert isinstance(store.backend, ForkSafeBackend)
     content = os.urandom(3 << 20)
@@ -196,9 +200,8 @@ def test_every_request_is_made_by_the_other_process_as_here(place, tmp_path):
         store.info(key)
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_reader_that_dies_is_replaced(place):
-    if reads_here():
-        pytest.skip("this process has read samples")
     address = place.address + "/kept"
     write_bytes(address, b"kept")
     store, key = open_store(address)
@@ -222,9 +225,8 @@ def test_it_ends_with_its_process(distant):
     wait_until(lambda: not os.path.exists(f"/proc/{int(done.stdout)}"))
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_stream_that_breaks_with_the_reader_is_resumed(place):
-    if reads_here():
-        pytest.skip("this process has read samples")
     address = place.address + "/large"
     content = os.urandom(24 << 20)
     write_bytes(address, content)
@@ -235,9 +237,8 @@ def test_a_stream_that_breaks_with_the_reader_is_resumed(place):
     assert data + b"".join(chunks) == content
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_backend_that_cannot_be_reached_says_so_through_the_reader(monkeypatch):
-    if reads_here():
-        pytest.skip("this process has read samples")
     monkeypatch.setenv("ENERGON_STORAGE_DEADLINE_SECONDS", "1")
     store, key = open_store("http://localhost:9/a")
     with pytest.raises(StorageError, match="localhost:9"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
 from energon.samples.collate import generic_batch, map_tensors
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-def _none() -> None:
-    """Return None, the default of a field."""
 
 
 class _Subflavor:
@@ -152,8 +149,8 @@ class Batch(PinMemoryMixin):
     # classes that declare a field again inherit no default.
     __key__: list[str]
     __restore_key__: tuple[Any, ...] = field(default_factory=tuple)
-    __subflavors__: list[Mapping[str, Any] | None] | None = field(default_factory=_none)
-    __sources__: tuple[SourceInfo, ...] | list[Any] | None = field(default_factory=_none)
+    __subflavors__: list[Mapping[str, Any] | None] | None = field(default_factory=NoneType)
+    __sources__: tuple[SourceInfo, ...] | list[Any] | None = field(default_factory=NoneType)
 
     @classmethod
     def derive_from(cls, base_batch: Any, **values: Any) -> Self:

@@ -105,10 +105,11 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        if gc_collect_every_n_steps != 10:
-            _note_ignored("gc_collect_every_n_steps", "Python decides when to collect garbage")
-        if not gc_freeze_at_start:
-            _note_ignored("gc_freeze_at_start", "Python decides when to collect garbage")
+        _note_ignored(
+            "Python decides when to collect garbage",
+            gc_collect_every_n_steps=gc_collect_every_n_steps != 10,
+            gc_freeze_at_start=not gc_freeze_at_start,
+        )
         options = options or LoaderOptions(
             workers=workers,
             start_method=start_method,
@@ -191,14 +192,12 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         n_checkpoints: int | None = None,
         **settings: Any,
     ) -> None:
-        defaults = {
-            "checkpoint_every_sec": (checkpoint_every_sec, 60),
-            "checkpoint_every_min_n_samples": (checkpoint_every_min_n_samples, None),
-            "n_checkpoints": (n_checkpoints, None),
-        }
-        for name, (value, default) in defaults.items():
-            if value != default:
-                _note_ignored(name, "every batch carries the state after it")
+        _note_ignored(
+            "every batch carries the state after it",
+            checkpoint_every_sec=checkpoint_every_sec != 60,
+            checkpoint_every_min_n_samples=checkpoint_every_min_n_samples is not None,
+            n_checkpoints=n_checkpoints is not None,
+        )
         super().__init__(dataset, **settings)
 
     def save_state_global(self, global_dst_rank: int = 0, *, dst_rank: int | None = None) -> Any:
@@ -243,9 +242,11 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         return True
 
 
-def _note_ignored(name: str, reason: str) -> None:
-    """Log, once, that an argument has no effect."""
-    warn_once(logger, f"ignored {name}", "%s has no effect: %s", name, reason, level=logging.INFO)
+def _note_ignored(reason: str, **is_given: bool) -> None:
+    """Log, once each, that the arguments that were given have no effect."""
+    for name in (name for name, given in is_given.items() if given):
+        key = f"ignored {name}"
+        warn_once(logger, key, "%s has no effect: %s", name, reason, level=logging.INFO)
 
 
 def get_loader(dataset: Pipeline[T], **settings: Any) -> BasicDataLoader[T]:

@@ -8,35 +8,27 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from types import NoneType
+from typing import Any, Self
 
 from energon.samples import sample, sample_types
 
 
-class _StandsFor(ABC):
-    """A class of which the instances of a class of the core are instances, too."""
-
-    stands_for: ClassVar[Any]
+class _StandsFor(ABC):  # noqa: B024  # only counts instances
+    """Counts instances of the first base, a class of the core, as instances of a class here."""
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> Any:
-        core = cls.__dict__.get("stands_for")
-        return True if core is not None and issubclass(kind, core) else NotImplemented
-
-
-def _none() -> None:
-    """Return None: a default that leaves no attribute on the class.
-
-    Classes that declare the field again, without a default, must not inherit one.
-    """
+        is_here = cls.__module__ == __name__ and cls is not _StandsFor
+        return True if is_here and issubclass(kind, cls.__bases__[0]) else NotImplemented
 
 
 @dataclass(kw_only=True)
 class Sample(sample.Sample, _StandsFor):
     """Base class of a program's samples, see `energon.Sample`."""
 
-    stands_for: ClassVar[Any] = sample.Sample
-    __subflavor__: str | None = field(default_factory=_none)
+    # Leaves no attribute on the class, which fields that declare it again would inherit.
+    __subflavor__: str | None = field(default_factory=NoneType)
 
     @classmethod
     def derive_from(cls, base_sample: Any, **values: Any) -> Self:
@@ -49,7 +41,6 @@ class Sample(sample.Sample, _StandsFor):
 class Batch(sample.Batch, _StandsFor):
     """Base class of a program's batches, see `energon.Batch`; they may have no keys."""
 
-    stands_for: ClassVar[Any] = sample.Batch
     __key__: list[str] = field(default_factory=list)
 
 
@@ -72,74 +63,52 @@ class VideoData:
 class CaptioningSample(sample_types.CaptioningSample, Sample):
     """See `energon.CaptioningSample`."""
 
-    stands_for = sample_types.CaptioningSample
-
 
 @dataclass(kw_only=True)
 class ImageSample(sample_types.ImageSample, Sample):
     """See `energon.ImageSample`."""
-
-    stands_for = sample_types.ImageSample
 
 
 @dataclass(kw_only=True)
 class ImageClassificationSample(sample_types.ImageClassificationSample, Sample):
     """See `energon.ImageClassificationSample`."""
 
-    stands_for = sample_types.ImageClassificationSample
-
 
 @dataclass(kw_only=True)
 class InterleavedSample(sample_types.InterleavedSample, Sample):
     """See `energon.InterleavedSample`."""
-
-    stands_for = sample_types.InterleavedSample
 
 
 @dataclass(kw_only=True)
 class MultiChoiceVQASample(sample_types.MultiChoiceVQASample, Sample):
     """See `energon.MultiChoiceVQASample`."""
 
-    stands_for = sample_types.MultiChoiceVQASample
-
 
 @dataclass(kw_only=True)
 class OCRSample(sample_types.OCRSample, Sample):
     """See `energon.OCRSample`."""
-
-    stands_for = sample_types.OCRSample
 
 
 @dataclass(kw_only=True)
 class SimilarityInterleavedSample(sample_types.SimilarityInterleavedSample, Sample):
     """See `energon.SimilarityInterleavedSample`."""
 
-    stands_for = sample_types.SimilarityInterleavedSample
-
 
 @dataclass(kw_only=True)
 class TextSample(sample_types.TextSample, Sample):
     """See `energon.TextSample`."""
-
-    stands_for = sample_types.TextSample
 
 
 @dataclass(kw_only=True)
 class VidQASample(sample_types.VidQASample, Sample):
     """See `energon.VidQASample`."""
 
-    stands_for = sample_types.VidQASample
-
 
 @dataclass(kw_only=True)
 class VQASample(sample_types.VQASample, Sample):
     """See `energon.VQASample`."""
 
-    stands_for = sample_types.VQASample
-
 
 @dataclass(kw_only=True)
 class VQAOCRSample(sample_types.VQAOCRSample, Sample):
     """See `energon.VQAOCRSample`."""
-
-    stands_for = sample_types.VQAOCRSample

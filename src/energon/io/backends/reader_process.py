@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from energon.errors import StorageError
 from energon.io.backends.base import Backend, ObjectInfo, seconds_left, time_limit
-from energon.io.threads import reads_here
+from energon.io.threads import read_here, reads_here
 
 _LISTED = 1000
 """Objects in one piece of a listing."""
@@ -128,10 +128,10 @@ class ForkSafeBackend:
 
 
 def _pieces(request: Request, origin: str) -> Iterator[Any]:
-    """Yield what the reader process answers to a request.
+    """Yield the answer of the reader process, piece by piece.
 
     Raises:
-        EnergonError: What the backend has raised, or that the reader process has died.
+        EnergonError: If the backend has raised one, or the reader process has died.
     """
     reader = _current_reader()
     connection = reader.connect()
@@ -165,7 +165,8 @@ class _ReaderProcess:
         with there:
             self._process = start_python(
                 "from energon.io.backends.reader_process import main; "
-                f"main({there.fileno()}, {os.getpid()})",
+                "from energon.io.files import make_backend; "
+                f"main({there.fileno()}, {os.getpid()}, make_backend)",
                 [there.fileno()],
             )
 
@@ -200,7 +201,7 @@ class _ReaderProcess:
         self._control.close()
 
     def forget(self) -> None:
-        """Close, in a fork, what belongs to the parent."""
+        """Close, in a fork, the sockets that belong to the parent."""
         self._lock = threading.Lock()
         self._control.close()
         for connection in (*self._idle, *self._used):
@@ -236,8 +237,8 @@ def start_python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[byte
     """Start an interpreter with the import path of this one.
 
     Args:
-        code: What it runs.
-        descriptors: What it inherits.
+        code: The program.
+        descriptors: Those that it inherits.
     """
     path = [entry or os.getcwd() for entry in sys.path]
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -248,15 +249,18 @@ def start_python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[byte
     )
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Make requests for the process `parent` at the other end of a socket, until it ends."""
-    from energon.io.files import make_backend
-    from energon.io.threads import read_here
+def main(descriptor: int, parent: int, make: Callable[[str], Backend]) -> None:
+    """Make requests for the process `parent` at the other end of a socket, until it ends.
 
+    Args:
+        descriptor: The socket.
+        parent: Process id of the parent.
+        make: Returns the backend of a root.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its parent may need a few more answers
     read_here()
-    stores = _Stores(make_backend)
+    stores = _Stores(make)
     control = socket.socket(fileno=descriptor)
     control.settimeout(_POLL_SECONDS)
     while os.getppid() == parent:
@@ -308,7 +312,7 @@ def _serve(connection: Connection, stores: _Stores) -> None:
 
 
 def _answer(backend: Backend, request: Request) -> Iterator[Any]:
-    """Yield what a request returns, in pieces."""
+    """Yield the result of a request in pieces."""
     match request.method:
         case "get":
             yield backend.get(*request.arguments)

@@ -20,9 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from energon.cache.pool import CachePool
 from energon.loader.lane_worker import Event
-from energon.loader.pipeline import Pipeline
 from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import (
@@ -63,13 +61,6 @@ class PickledPipeline(NamedTuple):
     content: bytes
     modules: Sequence[str]
     """The modules that it names."""
-
-
-class OwnPipeline(NamedTuple):
-    """A pipeline that forks of this process inherit."""
-
-    pipeline: Pipeline[Any]
-    pool: CachePool | None
 
 
 class UnreadEvent(NamedTuple):
@@ -114,7 +105,7 @@ class ProcessLink:
         self._death_line: socket.socket | None = None
         self._process: WorkerProcess | None = None
 
-    def start(self, setup: Setup, pipeline: PickledPipeline | OwnPipeline) -> None:
+    def start(self, setup: Setup, pipeline: PickledPipeline | InheritedPipeline) -> None:
         """Start the process.
 
         Args:
@@ -139,7 +130,7 @@ class ProcessLink:
             self.close()
             raise
 
-    def _start(self, pipeline: PickledPipeline | OwnPipeline) -> None:
+    def _start(self, pipeline: PickledPipeline | InheritedPipeline) -> None:
         with undisturbed():
             self._channel, channel = socket.socketpair()
             self._lifeline, lifeline = socket.socketpair()
@@ -150,10 +141,9 @@ class ProcessLink:
             _links.add(self)
         self._channel.setblocking(False)
         descriptors = [channel.fileno(), lifeline.fileno()]
-        if isinstance(pipeline, OwnPipeline):
-            inherited = InheritedPipeline(pipeline.pipeline, pipeline.pool, death_line.fileno())
+        if isinstance(pipeline, InheritedPipeline):
             with undisturbed():
-                self._process = ForkedProcess(descriptors, inherited)
+                self._process = ForkedProcess([*descriptors, death_line.fileno()], pipeline)
         else:
             # The fork server may take a while; it cleans up workers that nobody knows about.
             with nullcontext() if pipeline.method == "forkserver" else undisturbed():

@@ -25,6 +25,7 @@ from energon.loader.memory import keep_heap
 from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions
+from energon.loader.pipeline import Pipeline
 from energon.loader.processes.signals import (
     GRACE_SECONDS,
     end_with,
@@ -108,22 +109,21 @@ class LanesToOpen:
 
 @dataclass(frozen=True)
 class InheritedPipeline:
-    """What a fork of the training process has from it.
+    """A pipeline that forks of the training process inherit.
 
     Args:
         pipeline: The pipeline.
         pool: The cache for cookers.
-        death_line: A socket that closes when the training process ends.
     """
 
-    pipeline: Any
+    pipeline: Pipeline[Any]
     pool: CachePool | None
-    death_line: int
 
 
 def main(
     channel_descriptor: int,
     lifeline_descriptor: int,
+    death_line_descriptor: int | None = None,
     *,
     parent: int | None = None,
     inherited: InheritedPipeline | None = None,
@@ -136,11 +136,12 @@ def main(
     Args:
         channel_descriptor: One of the sockets.
         lifeline_descriptor: The other one.
+        death_line_descriptor: A socket that closes when the training process ends, for its forks.
         parent: Process id of the parent; None asks the system.
-        inherited: What a fork of the training process has from it; None if the pipeline is sent.
+        inherited: The pipeline of a fork of the training process; None if it is sent.
     """
-    if inherited is not None:
-        _leave_program(inherited.death_line)
+    if death_line_descriptor is not None:
+        _leave_program(death_line_descriptor)
     leave_signals_to_parent()
     # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))

@@ -116,7 +116,7 @@ class ForkedProcess:
     """A fork of this process, which works with its pipeline.
 
     Args:
-        descriptors: Sockets that the process works with.
+        descriptors: Sockets that the process works with, and one that closes when this one ends.
         inherited: The pipeline.
 
     Raises:

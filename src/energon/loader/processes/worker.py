@@ -26,14 +26,13 @@ from energon.loader.processes.deaths import (
 )
 from energon.loader.processes.link import (
     POLL_SECONDS,
-    OwnPipeline,
     PickledPipeline,
     ProcessLink,
     TellsTime,
     UnreadEvent,
     read_logs_if_due,
 )
-from energon.loader.processes.main import LanesToOpen, Setup
+from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
 from energon.loader.processes.start import ForkServerError
 from energon.loader.state import LanePosition
 from energon.loader.transport.pickling import dump_pipeline, modules_named
@@ -71,14 +70,14 @@ def make_process_workers(
     ]
 
 
-def _sent(pipeline: Pipeline, options: LoaderOptions) -> PickledPipeline | OwnPipeline:
+def _sent(pipeline: Pipeline, options: LoaderOptions) -> PickledPipeline | InheritedPipeline:
     """Return the pipeline as workers get it."""
     method = options.start_method
     argument = getattr(pipeline, "start_method_argument", "start_method")
     advice = f"let them inherit it: {argument}='fork'"
     if method == "fork":
         if not library_is_used_here():
-            return OwnPipeline(pipeline, options.cache_pool)
+            return InheritedPipeline(pipeline, options.cache_pool)
         method = "forkserver"
         advice = "start the workers before this process reads samples from an object store"
         warn_once(
@@ -116,7 +115,7 @@ class ProcessWorker:
     def __init__(
         self,
         pipeline: Pipeline,
-        sent: PickledPipeline | OwnPipeline,
+        sent: PickledPipeline | InheritedPipeline,
         options: LoaderOptions,
         *,
         name: str,
