@@ -14,6 +14,7 @@ from energon.io.store import Store
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
+from tests.waiting import wait_until
 
 CONTENT = os.urandom(9_000_001)
 
@@ -80,3 +81,18 @@ def test_a_slow_connection_to_begin_with_is_forgotten(tmp_path):
         ranges = [request.range for request in proxy.requests if request.is_data]
     edges = [tuple(map(int, text.removeprefix("bytes=").split("-"))) for text in ranges]
     assert sum(last - first for first, last in edges) < 20_000_000
+
+
+def test_requests_ahead_end_with_their_reader(tmp_path):
+    (tmp_path / "x").write_bytes(CONTENT)
+    with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
+        reader = SkippingReader(RemoteFile(f"{proxy.url}/x").object)
+        reader._until_probe = 2
+        behind = [Fault("status", status=503)] * 10_000
+        proxy.plan(behind, lambda each: each.is_data and not each.range.startswith("bytes=0-"))
+        reader.read_into(0, memoryview(bytearray(10)))
+        ahead = list(reader._chunks.values())
+        assert ahead
+        assert not any(each.done() for each in ahead)
+        del reader
+        wait_until(lambda: all(each.done() for each in ahead))

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
+from weakref import ref
 
 from energon.io.address import is_remote, redact
-from energon.io.backends.base import ObjectInfo
+from energon.io.backends.base import ObjectInfo, request_is_needed, while_needed
 from energon.io.backends.local import OpenFile, cut_off
 from energon.io.files import open_store
 from energon.io.ranges import RemoteObject, read_ranges
@@ -153,25 +154,30 @@ class SkippingReader:
         number = offset // COPIED_CHUNK_BYTES
         following = number + (1 if self._skips() else CHUNKS_AHEAD)
         self._forget(keep=range(number, number + CHUNKS_AHEAD))
-        for ahead in range(number, min(-(-self.object.info.size // COPIED_CHUNK_BYTES), following)):
-            if ahead not in self._chunks:
-                self._chunks[ahead] = self.object.store.submit(self._read_chunk, ahead)
+        last = min(-(-self.object.info.size // COPIED_CHUNK_BYTES), following)
+        reader, is_needed = ref(self), request_is_needed()
+        with while_needed(lambda: reader() is not None and (is_needed is None or is_needed())):
+            for ahead in range(number, last):
+                if ahead not in self._chunks:
+                    self._chunks[ahead] = self.object.store.submit(_chunk, self.object, ahead)
         together = len(self._chunks)
         self._piece, taken = self._chunks.pop(number).result()
         self._piece_start = number * COPIED_CHUNK_BYTES
         rate = together * len(self._piece) / max(taken, 1e-6)
         self._bytes_per_second = _mixed(self._bytes_per_second, rate)
 
-    def _read_chunk(self, number: int) -> tuple[bytes, float]:
-        start = time.perf_counter()
-        stop = min((number + 1) * COPIED_CHUNK_BYTES, self.object.info.size)
-        data = self.object.read(number * COPIED_CHUNK_BYTES, stop)
-        return data, time.perf_counter() - start
-
     def _forget(self, keep: range = range(0)) -> None:
         """Drop chunks that are not needed, and cancel those not yet being fetched."""
         for number in [number for number in self._chunks if number not in keep]:
             self._chunks.pop(number).cancel()
+
+
+def _chunk(object_: RemoteObject, number: int) -> tuple[bytes, float]:
+    """Return a chunk, and the seconds that it took; without the reader, which may be dropped."""
+    start = time.perf_counter()
+    stop = min((number + 1) * COPIED_CHUNK_BYTES, object_.info.size)
+    data = object_.read(number * COPIED_CHUNK_BYTES, stop)
+    return data, time.perf_counter() - start
 
 
 def _mixed(before: float, now: float) -> float:

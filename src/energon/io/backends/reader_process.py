@@ -13,6 +13,7 @@ exception.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -201,7 +202,7 @@ class _ReaderProcess:
         self._control.close()
 
     def forget(self) -> None:
-        """Close, in a fork, the sockets that belong to the parent."""
+        """Close the sockets, and wait for nothing."""
         self._lock = threading.Lock()
         self._control.close()
         for connection in (*self._idle, *self._used):
@@ -222,7 +223,7 @@ def _current_reader() -> _ReaderProcess:
 
 
 def _leave_reader() -> None:
-    """Leave the reader process to the parent."""
+    """Close the sockets to the reader process, which ends when no process has them any more."""
     global _reader, _starting
     _starting = threading.Lock()
     reader, _reader = _reader, None
@@ -231,6 +232,7 @@ def _leave_reader() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_reader)
+atexit.register(_leave_reader)
 
 
 def start_python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
