@@ -163,7 +163,6 @@ class OpenFile:
         return held
 
     def _open(self) -> _Descriptor:
-        self._close_others()
         try:
             held = _Descriptor(self._absolute)
         except FileNotFoundError:
@@ -173,16 +172,19 @@ class OpenFile:
         self._held = held
         # Appending and popping need no lock, which a forked child might never get.
         self._kept.append(weakref.ref(self))
+        # Afterwards: of threads that open files at the same time, the last one sees them all.
+        self._close_others()
         return held
 
     def _close_others(self) -> None:
-        """Make room for one more open file: close the one that was not used for the longest time.
+        """Close the files that were not used for the longest time, as far as too many are open.
 
-        Files used since their last turn get another one.
+        Files used since their last turn get another one, and so does this one.
         """
+        self._was_used = True
         most = min(MAX_OPEN_FILES, open_files_limit() // 2)
         for _ in range(2 * len(self._kept)):
-            if len(self._kept) < most:
+            if len(self._kept) <= most:
                 return
             try:
                 other = self._kept.popleft()()

@@ -243,7 +243,10 @@ class Profiler:
 
 def _in_hook(work: str, current: CurrentItem | None) -> Spent:
     """Return what a hook does: what it reads or decodes is put to the account of that."""
-    name, address = ("", None) if current is None else current.call
+    try:
+        name, address = ("", None) if current is None else current.call
+    except IndexError:  # the thread that is looked at has gone on to other samples meanwhile
+        name, address = "", None
     return Spent(work or name or OTHER, leaf_of(address), within=name)
 
 
