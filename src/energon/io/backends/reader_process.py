@@ -201,8 +201,12 @@ class _ReaderProcess:
         """Let the process end."""
         self._control.close()
 
+    def outlive(self) -> None:
+        """Leave the sockets to the end of this process: its threads may still wait for answers."""
+        self._process.returncode = 0
+
     def forget(self) -> None:
-        """Close the sockets, and wait for nothing."""
+        """Close, in a fork, the sockets that belong to the parent."""
         self._lock = threading.Lock()
         self._control.close()
         for connection in (*self._idle, *self._used):
@@ -223,7 +227,7 @@ def _current_reader() -> _ReaderProcess:
 
 
 def _leave_reader() -> None:
-    """Close the sockets to the reader process, which ends when no process has them any more."""
+    """Leave the reader process to the parent."""
     global _reader, _starting
     _starting = threading.Lock()
     reader, _reader = _reader, None
@@ -231,8 +235,13 @@ def _leave_reader() -> None:
         reader.forget()
 
 
+def _end_with_process() -> None:
+    if _reader is not None:
+        _reader.outlive()
+
+
 os.register_at_fork(after_in_child=_leave_reader)
-atexit.register(_leave_reader)
+atexit.register(_end_with_process)
 
 
 def start_python(code: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
