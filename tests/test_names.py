@@ -194,6 +194,7 @@ CALLED_BY_OTHERS = {
     "cli/mount_fuse.py": {"opendir", "readdir_with_offset", "releasedir", "statfs"},
     "decode/arrays.py": {"find_class", "persistent_load"},
     "io/backends/object_backend.py": {"http_open", "https_open"},
+    "formats/compressed.py": {"readinto"},
     "io/range_file.py": {"readall", "readinto"},
     "loader/transport/pickling.py": {"persistent_id", "persistent_load"},
     "loader/transport/reports.py": {"emit"},

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import json
+import lzma
 import multiprocessing
 import pickle
 import re
@@ -32,7 +33,7 @@ from energon.decode.arrays import decode_tenbin, encode_tenbin
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, FormatError
-from energon.formats.compressed import decompressed
+from energon.formats.compressed import Unpacked, decompressed
 from energon.limits import LIMITS
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.importers.archive import ArchiveSource
@@ -40,6 +41,7 @@ from energon.prepare.importers.selection import select
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
 from energon.webdataset.reading.opening import ShardOpening
+from energon.webdataset.stages.item_cache import FileCached
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val
@@ -421,21 +423,27 @@ def test_compressed_streams_are_unpacked_piece_by_piece(kind, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "pack"),
-    [("gz", gzip.compress), ("bz2", bz2.compress), ("zstd", zstandard.compress)],
+    [
+        ("gz", gzip.compress),
+        ("zlib", zlib.compress),
+        ("bz2", bz2.compress),
+        ("xz", lzma.compress),
+        ("zstd", zstandard.compress),
+    ],
 )
 def test_compressed_data_are_unpacked_as_far_as_the_limit(monkeypatch, kind, pack):
     data = pack(b"first ") + pack(b"second")
     assert decompressed(data, kind) == decompressed(memoryview(data), kind) == b"first second"
     with pytest.raises(DecodeError, match="incomplete or damaged"):
         decompressed(data[:-1], kind)
-    bomb = pack(bytes(100 * MB))
+    bomb = pack(bytes(200 * MB))
     monkeypatch.setenv(LIMITS["UNPACKED_BYTES"].variable, str(MB))
     tracemalloc.start()
     try:
         with pytest.raises(DecodeError, match="ENERGON_LIMIT_UNPACKED_BYTES"):
             decompressed(bomb, kind)
-        # A few kilobytes of zstd stand for all of it, and are unpacked at once.
-        assert kind == "zstd" or tracemalloc.get_traced_memory()[1] < 8 * MB
+        # A kilobyte of zstd, all of which is unpacked at once, stands for 32 MiB.
+        assert tracemalloc.get_traced_memory()[1] < (80 if kind == "zstd" else 20) * MB
     finally:
         tracemalloc.stop()
 
@@ -452,6 +460,31 @@ def test_parts_of_compressed_archives_are_limited_as_compressed_parts(tmp_path, 
         list(wds.WebDataset(str(path), shardshuffle=False))
     with pytest.raises(FormatError, match="ENERGON_LIMIT_UNPACKED_BYTES"):
         list(ArchiveSource(select([tmp_path])).samples(""))
+
+
+@pytest.mark.parametrize("kind", ["gz", "zstd"])
+def test_no_read_returns_more_than_it_was_asked_for(kind):
+    content = bytes(range(256)) * 4096
+    packed = {"gz": gzip.compress, "zstd": zstandard.compress}[kind](content) * 2
+    stream = io.BufferedReader(Unpacked(io.BytesIO(packed), kind, origin="packed"))
+    assert stream.read(1000) == (content * 2)[:1000]
+    assert stream.read() == (content * 2)[1000:]
+    assert len(Unpacked(io.BytesIO(packed), kind, origin="packed").read(10)) <= 10
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz"])
+def test_streams_after_any_padding_are_read(kind):
+    pack = {"gz": gzip.compress, "xz": lzma.compress}[kind]
+    packed = pack(b"first ") + bytes(MB) + pack(b"second") + bytes(MB)
+    assert Unpacked(io.BytesIO(packed), kind, origin="packed").read(-1) == b"first second"
+
+
+def test_cached_items_are_unpacked_as_far_as_the_limit(tmp_path, monkeypatch):
+    path = tmp_path / "items"
+    list(FileCached(path)([bytes(2 * MB)]))
+    monkeypatch.setenv(LIMITS["UNPACKED_BYTES"].variable, str(MB))
+    with pytest.raises(FormatError, match="item 0.*ENERGON_LIMIT_UNPACKED_BYTES"):
+        list(FileCached(path)([]))
 
 
 def test_tensors_are_limited_by_what_they_claim(monkeypatch):
@@ -510,8 +543,8 @@ def test_pickles_of_tensors_take_no_more_than_they_hold(kind, form):
     try:
         with pytest.raises(DecodeError):
             torch_loads(form(HOSTILE_PICKLES[kind]))
-        # A few kilobytes of zstd stand for all of it, and are unpacked at once.
-        assert kind == "zstd" or tracemalloc.get_traced_memory()[1] < 8 * MB
+        # A kilobyte of zstd, all of which is unpacked at once, stands for 32 MiB.
+        assert tracemalloc.get_traced_memory()[1] < (80 if kind == "zstd" else 20) * MB
     finally:
         tracemalloc.stop()
 

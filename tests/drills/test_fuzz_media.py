@@ -10,8 +10,8 @@ import time
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
+from energon.formats.compressed import HEAD_BYTES, Unpacked, compression_of
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_audio, torch_video
-from energon.webdataset.reading.opening import HEAD_BYTES, Unpacked, unpacker_for
 from tests.media_files import damaged, media_files
 
 CASES_AT_LEAST = 100
@@ -68,9 +68,9 @@ def _decode(decoders, fluid, name, data):
             continue
     with contextlib.suppress(DecodingError):
         fluid({"__key__": "k", name: data})
-    make = unpacker_for(data[:HEAD_BYTES])
-    if make is not None:
-        unpacked = Unpacked(io.BytesIO(data[HEAD_BYTES:]), data[:HEAD_BYTES], make, origin=name)
+    compression = compression_of(data[:HEAD_BYTES])
+    if compression is not None:
+        unpacked = Unpacked(io.BytesIO(data), compression, origin=name)
         with contextlib.suppress(EnergonError):
             while unpacked.read(1 << 16):
                 continue

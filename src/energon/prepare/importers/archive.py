@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -99,8 +96,7 @@ class _NeededFiles:
 def _read(path: AnyPath, chosen: _NeededFiles) -> Iterator[Mapping[str, Any]]:
     with reporting(path), open_decompressed(path, advice="restore the archive") as file:
         # What is compressed is decompressed anyway.
-        is_stream = isinstance(file, gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile)
-        is_compressed = is_stream or not file.seekable()  # as zstd is
+        is_compressed = not file.seekable()
         limit = UNPACKED_BYTES if is_compressed else TAR_PART_BYTES
         parser = SampleParser(str(path), split=chosen, part_limit=limit)
         reader = StreamReader(file, parser, reads_all=is_compressed)

@@ -5,13 +5,9 @@ They are read from the beginning to the end, decompressed if necessary.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import os
 import tempfile
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, FormatError, needs_extra
+from energon.errors import ConfigError, DatasetNotFoundError
+from energon.formats.compressed import HEAD_BYTES, Unpacked, compression_of
 from energon.formats.meta.info import META
 from energon.io.address import is_remote
 from energon.io.backends.local import is_hidden
@@ -265,22 +262,6 @@ def _without(chosen: FileSelection, target: AnyPath | None) -> FileSelection:
     return replace(chosen, names=tuple(names))
 
 
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_MAGICS = {
-    b"\x1f\x8b": ".gz",
-    b"BZh": ".bz2",
-    b"\xfd7zXZ\0": ".xz",
-    b"\x28\xb5\x2f\xfd": ".zst",
-}
-
-
-def compression_of(file: BinaryIO) -> str:
-    """Return one of `COMPRESSIONS` by the first bytes of a file, or "" for anything else."""
-    head = file.read(max(map(len, _MAGICS)))
-    file.seek(0)
-    return next((name for magic, name in _MAGICS.items() if head.startswith(magic)), "")
-
-
 @contextmanager
 def open_decompressed(
     path: AnyPath, compression: str | None = None, *, advice: str = "copy the file again"
@@ -289,30 +270,19 @@ def open_decompressed(
 
     Args:
         path: The file.
-        compression: One of `COMPRESSIONS`, "" for none; None detects it from the first bytes.
+        compression: One of `DECOMPRESSORS`, "" for none; None detects it from the first bytes.
         advice: What to do about damaged data, for messages.
 
     Raises:
         FormatError: If it is compressed and damaged.
     """
     with open_ascending(path) as file:
-        kind = compression_of(file) if compression is None else compression
-        if not kind:
+        if compression is None:
+            compression = compression_of(file.read(HEAD_BYTES))
+            file.seek(0)
+        if not compression:
             yield file
             return
-        damaged: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, OSError)
-        if kind == ".zst":
-            with needs_extra("formats", f"{path}: zst needs zstandard"):
-                import zstandard
-            damaged = (zstandard.ZstdError,)
-            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            unpacked: Any = io.BufferedReader(reader)
-        else:
-            unpacked = _OPENERS[kind](file)
-        try:
-            with unpacked:
-                yield unpacked
-        except EnergonError:
-            raise
-        except damaged as error:
-            raise FormatError(f"{path}: {error}; {advice}") from error
+        unpacked = Unpacked(file, compression, origin=str(path), advice=advice)
+        with io.BufferedReader(unpacked) as content:
+            yield content

@@ -248,7 +248,8 @@ def _check_seen(path: AnyPath, unseen: set[str], number: int, there: Iterable[st
 
 def _opened(path: AnyPath) -> AbstractContextManager[BinaryIO]:
     suffix = path.suffix.lower()
-    return open_decompressed(path, suffix if suffix in COMPRESSIONS else "")
+    names = {".zst": "zstd"}
+    return open_decompressed(path, names.get(suffix, suffix[1:]) if suffix in COMPRESSIONS else "")
 
 
 def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:

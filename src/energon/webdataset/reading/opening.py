@@ -6,173 +6,26 @@ next shard is opened while the current one is read.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import lzma
 import threading
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from energon.errors import (
-    ConfigError,
-    EnergonError,
-    FormatError,
-    StateError,
-    TruncatedError,
-    needs_extra,
-)
+from energon.errors import ConfigError, EnergonError, StateError
+from energon.formats.compressed import HEAD_BYTES, Unpacked, compression_of
 from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES, Limit
 from energon.webdataset.gopen import open_url, rewrite_url
 from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, nothing
 from energon.webdataset.reading.urls import is_local, local_path
 
-HEAD_BYTES = 6
-"""Number of bytes that identify the compression of a stream."""
-CHUNK_BYTES = 1 << 18
-ZSTD_BYTES = 1 << 10
-
-
-def unpacker_for(head: bytes) -> Callable[[], Any] | None:
-    """Return a factory of decompressors for a stream with this start; None if uncompressed."""
-    return next((make for magic, make in _FORMATS.items() if head.startswith(magic)), None)
+SKIP_BYTES = 1 << 20
 
 
 def part_limit(stream: Any) -> Limit:
     """Return how large a part in a stream may be; compressed, it costs nothing to be huge."""
     return UNPACKED_BYTES if isinstance(stream, Unpacked) else TAR_PART_BYTES
-
-
-class Unpacked:
-    """The content of a compressed stream. Concatenated streams are read through to the end.
-
-    Args:
-        stream: The compressed bytes after `head`.
-        head: The first compressed bytes.
-        make: Creates a decompressor.
-        origin: Name of the stream in messages.
-    """
-
-    def __init__(self, stream: Any, head: bytes, make: Callable[[], Any], *, origin: str) -> None:
-        self._stream = stream
-        self._packed = head
-        self._make = make
-        self._origin = origin
-        self._unpack = make()
-        self._is_over = False
-
-    def read(self, size: int, /) -> bytes:
-        """Return up to `size` bytes, and none only at the end.
-
-        Raises:
-            TruncatedError: If the end is missing.
-            FormatError: If the bytes are damaged.
-        """
-        while not self._is_over:
-            if self._unpack.eof:
-                self._next_stream()
-                continue
-            unpacked = self._unpack_some(size)
-            if unpacked:
-                return unpacked
-            if not self._unpack.eof:
-                self._packed = self._stream.read(CHUNK_BYTES) or b""
-                if not self._packed:
-                    raise TruncatedError(
-                        f"{self._origin}: the compressed data end too early; restore the file or "
-                        "write it again"
-                    )
-        return b""
-
-    def close(self) -> None:
-        """Close the compressed stream."""
-        self._stream.close()
-
-    def _next_stream(self) -> None:
-        """Continue after the end of a compressed stream with the next one, or skip padding."""
-        rest = self._unpack.unused_data or self._stream.read(CHUNK_BYTES) or b""
-        # tar pads with zeros, and so do some tools that store compressed archives.
-        rest = rest.lstrip(b"\0") or (self._stream.read(CHUNK_BYTES) or b"").lstrip(b"\0")
-        if rest:
-            self._unpack, self._packed = self._make(), rest
-        else:
-            self._is_over = True
-
-    def _unpack_some(self, size: int) -> bytes:
-        packed, self._packed = self._packed, b""
-        try:
-            unpacked: bytes = self._unpack.decompress(packed, size)
-        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
-            raise FormatError(
-                f"{self._origin}: the compressed data are damaged ({error}); restore the file or "
-                "write it again"
-            ) from error
-        return unpacked
-
-
-class _Gzip:
-    """zlib's decompressor with the interface of the other ones."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(31)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def decompress(self, data: bytes, size: int) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, size)
-
-
-class _Zstd:
-    """zstandard's decompressor with the interface of the other ones."""
-
-    def __init__(self) -> None:
-        with needs_extra("formats", "zstd needs zstandard"):
-            import zstandard
-        self._inner = zstandard.ZstdDecompressor().decompressobj()
-        self._error = zstandard.ZstdError
-        self._packed, self._at = b"", 0
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data + self._packed[self._at :]
-
-    def decompress(self, data: bytes, size: int) -> bytes:
-        if data:
-            self._packed, self._at = data, 0
-        try:
-            while self._at < len(self._packed):
-                # A byte may expand to 32 KiB, and all input is decompressed at once.
-                piece = self._packed[self._at : self._at + ZSTD_BYTES]
-                self._at += len(piece)
-                unpacked: bytes = self._inner.decompress(piece)
-                if unpacked or self._inner.eof:
-                    return unpacked
-        except self._error as error:
-            raise ValueError(str(error)) from error
-        return b""
-
-
-_FORMATS: dict[bytes, Callable[[], Any]] = {
-    b"\x1f\x8b": _Gzip,
-    b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ\0": lzma.LZMADecompressor,
-    b"\x28\xb5\x2f\xfd": _Zstd,
-}
-
-
-SKIP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -203,9 +56,11 @@ class ShardOpening:
     def unpack(self, opened: ShardStream) -> None:
         """Make a shard that was opened as stored yield decompressed bytes."""
         opened.head = _read(opened.stream, HEAD_BYTES)
-        make = unpacker_for(opened.head)
-        if make is not None:
-            opened.stream = Unpacked(opened.stream, opened.head, make, origin=opened.url)
+        compression = compression_of(opened.head)
+        if compression is not None:
+            opened.stream = Unpacked(
+                opened.stream, compression, head=opened.head, origin=opened.url
+            )
             opened.head = b""
 
     def open_packed(self, shard: Any) -> ShardStream:

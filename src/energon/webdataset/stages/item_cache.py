@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
-from energon.errors import FormatError
+from energon.errors import DecodeError, FormatError
+from energon.formats.compressed import decompressed
 from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.running.place import Place, current_place
@@ -135,11 +136,11 @@ class FileCached(Stage):
         with closing(_connect(path)) as database:
             for number, item in database.execute("SELECT number, item FROM items ORDER BY number"):
                 try:
-                    yield self._loads(zlib.decompress(item), path)
-                except zlib.error as error:
+                    yield self._loads(decompressed(item, "zlib"), path)
+                except DecodeError as error:
                     raise FormatError(
-                        f"{path}: item {number} is damaged ({error}); delete the file to make it "
-                        "again"
+                        f"{path}: item {number} cannot be read ({error}); delete the file to "
+                        "make it again"
                     ) from error
 
     def _write(self, path: str, source: Iterator[Any]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
+from energon.formats.compressed import HEAD_BYTES, compression_of
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.names import split_name
@@ -24,7 +25,7 @@ from energon.messages import shell_word
 from energon.prepare.index.index import IndexOptions, index_remote, index_shard
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.gopen import open_url
-from energon.webdataset.reading.opening import HEAD_BYTES, ShardOpening, unpacker_for
+from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.tools.streams import read_samples
 
 MAX_EXAMPLES = 20
@@ -215,7 +216,7 @@ def check_plain(url: str) -> None:
         )
     stream = open_url(url)
     try:
-        is_packed = unpacker_for(stream.read(HEAD_BYTES) or b"") is not None
+        is_packed = compression_of(stream.read(HEAD_BYTES) or b"") is not None
     finally:
         stream.close()
     if is_packed:
