@@ -195,7 +195,7 @@ CALLED_BY_OTHERS = {
     "decode/arrays.py": {"find_class", "persistent_load"},
     "io/backends/object_backend.py": {"http_open", "https_open"},
     "formats/compressed.py": {"readinto"},
-    "io/range_file.py": {"readall", "readinto"},
+    "io/range_file.py": {"readinto"},
     "loader/transport/pickling.py": {"persistent_id", "persistent_load"},
     "loader/transport/reports.py": {"emit"},
     "prepare/processes.py": {"_launch"},
