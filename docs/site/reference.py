@@ -37,8 +37,9 @@ FOR_USERS = {
 GROUPS: dict[str, tuple[str, str]] = {
     "Datasets and loaders": (
         "energon",
-        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader "
-        "WorkerConfig SavableDataset BasicDataLoader SavableDataLoader",
+        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
+        "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
+        "SavableDataLoader",
     ),
     "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (

@@ -50,7 +50,7 @@ from energon.loader.getters import (
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )
-from energon.loader.loader import BasicDataLoader as BasicDataLoader
+from energon.loader.loader import BasicDataLoader as BasicDataLoader, loop as loop
 from energon.loader.monitoring.exporters import (
     export_to_opentelemetry as export_to_opentelemetry,
 )
@@ -58,6 +58,10 @@ from energon.loader.monitoring.exporters import (
     export_to_prometheus as export_to_prometheus,
 )
 from energon.loader.savable import SavableDataLoader as SavableDataLoader
+from energon.loader.state_files import (
+    load_rank_files as load_rank_files,
+    save_rank_file as save_rank_file,
+)
 from energon.metadataset.resolve import traverse_metadataset as traverse_metadataset
 from energon.packing.packer import Packer as Packer
 from energon.packing.packer import Selection as Selection

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, SkipSample
+from energon.errors import ConfigError, EmptyDatasetError, SkipSample
 from energon.loader.getters import get_loader, get_savable_loader
+from energon.loader.loader import loop
 from energon.loader.options import LoaderOptions
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline, fake, in_order, lane_and_row
@@ -55,6 +56,32 @@ def test_training_goes_on_after_break_and_epoch(loader_of):
     assert list(loader) == [(1, 2), (0, 3), (1, 3)]
     assert len(loader) == 4
     assert next(iter(loader)) == (0, 4)
+
+
+@given(length=st.integers(1, 5), restart=st.booleans(), count=st.integers(0, 20))
+@settings(deadline=None, max_examples=30)
+def test_an_endless_loop_is_one_loop_after_another(length, restart, count):
+    """Over validation data, over virtual epochs, and over data that ends."""
+    kinds = [{"rows": length, "restart": restart}, {"virtual_epoch_length": length}]
+    for settings_ in kinds:
+        loops = get_loader(fake(lanes=1, **settings_))
+        expected = [batch for _ in range(count + 1) for batch in loops][:count]
+        assert list(islice(loop(get_loader(fake(lanes=1, **settings_))), count)) == expected
+
+
+def test_an_endless_loop_continues_from_any_state():
+    for count in range(9):
+        first = get_savable_loader(fake(lanes=2, virtual_epoch_length=4))
+        batches = loop(first)
+        list(islice(batches, count))
+        second = get_savable_loader(fake(lanes=2, virtual_epoch_length=4))
+        second.restore_state_rank(first.save_state_rank())
+        assert list(islice(loop(second), 6)) == list(islice(batches, 6))
+
+
+def test_an_endless_loop_without_batches_is_an_error():
+    with pytest.raises(EmptyDatasetError, match="SavableDataLoader of rank 0.*has no batches"):
+        next(loop(get_savable_loader(fake(lanes=1, rows=0))))
 
 
 def test_validation_starts_afresh_each_time(loader_of):

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from itertools import islice
 
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from energon import ConfigError, DefaultTaskEncoder, StateError, get_savable_loader
+from energon import (
+    ConfigError,
+    DefaultTaskEncoder,
+    StateError,
+    get_savable_loader,
+    load_rank_files,
+    save_rank_file,
+)
 from energon.cli.main import main
 from energon.io.epath import EPath
 from energon.loader.state_files import read_states, redistribute
@@ -192,3 +202,54 @@ def test_what_is_not_there_is_refused(tmp_path):
         read_states([tmp_path])
     with pytest.raises(StateError, match="No such file"):
         read_states([tmp_path / "x.json"])
+
+
+def rank_files(root, folder, world_size, batches):
+    """Let each rank save its file after some batches."""
+    for rank in range(world_size):
+        with loader(root, rank, world_size) as each:
+            list(islice(each, batches))
+            save_rank_file(each, folder)
+
+
+@given(world_sizes=st.tuples(*[st.sampled_from([1, 2, 4])] * 2), batches=st.integers(0, 5))
+@settings(deadline=None, max_examples=12)
+def test_files_of_ranks_continue_on_any_number_of_ranks(root, world_sizes, batches):
+    before, after = world_sizes
+    with tempfile.TemporaryDirectory() as folder:
+        rank_files(root, f"{folder}/new", before, batches)
+        state = load_rank_files(f"{folder}/new")
+    with loader(root) as whole:
+        expected = list(islice(whole, batches * before + 8))[batches * before :]
+    for rank in range(after):
+        with loader(root, rank, after) as again:
+            again.restore_state_rank(state)
+            of_rank = [g for g in range(8) if (g + batches * before) % after == rank]
+            assert list(islice(again, len(of_rank))) == [expected[g] for g in of_rank]
+
+
+def test_files_of_ranks_are_those_of_trainers(root, tmp_path):
+    (tmp_path / "model_optim_rng.pt").write_bytes(b"a model")
+    rank_files(root, tmp_path, 2, 3)
+    names = sorted(path.name for path in tmp_path.glob("train*"))
+    assert names == ["train_dataloader_dprank000.pt", "train_dataloader_dprank001.pt"]
+    content = torch.load(tmp_path / names[1], weights_only=True)
+    with loader(root, 1, 2) as again:
+        again.restore_state_rank(content["dataloader_state_dict"])
+        assert again.save_state_rank() == content["dataloader_state_dict"]
+    assert invoke("info", tmp_path / names[0], tmp_path / names[1]).exit_code == 0
+
+
+def test_files_of_ranks_live_in_stores_too(s3, root, tmp_path):
+    rank_files(root, f"{s3.address}/step_3", 2, 3)
+    rank_files(root, tmp_path, 2, 3)
+    assert load_rank_files(f"{s3.address}/step_3") == load_rank_files(tmp_path)
+
+
+def test_files_of_ranks_that_do_not_belong_together_are_refused(root, tmp_path):
+    with pytest.raises(StateError, match=r"no files like train_dataloader_dprank000.pt"):
+        load_rank_files(tmp_path)
+    rank_files(root, tmp_path, 2, 3)
+    rank_files(root, tmp_path, 1, 3)  # rank 1 of the run before is left
+    with pytest.raises(StateError, match="not belong together: lane 1 is in states 0 and 1"):
+        load_rank_files(tmp_path)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from threading import RLock, get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, SupportsIndex, TypeVar
 
 from energon.cache.pool import activated
-from energon.errors import ConfigError, StateError
+from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.io.threads import keep_forkable
 from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
 from energon.loader.lane_worker import LaneWorker
@@ -32,7 +32,40 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+T = TypeVar("T")
+
 _SAVING = ("state_dict", "load_state_dict", "save_state_rank", "save_state_global")
+
+
+def loop(loader: Iterable[T]) -> Iterator[T]:
+    """Yield the batches of a loader without end: after one loop, the next.
+
+    For training loops that count steps, such as that of Megatron-LM. States are those of the
+    loader: save and restore it as usual, before or after the loop begins.
+
+    Args:
+        loader: A loader, whose loops may end with a virtual epoch, or with the data.
+
+    Raises:
+        EmptyDatasetError: If two loops in a row have no batch, as those of a rank without data.
+
+    Example:
+        >>> from energon import WorkerConfig, get_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4, repeat=False)
+        >>> batches = loop(get_loader(dataset))
+        >>> [len(next(batches).__key__) for _ in range(5)]
+        [4, 4, 4, 4, 4]
+    """
+    empty_loops = 0
+    while empty_loops < 2:  # the first after a restore is empty if the epoch had just ended
+        empty_loops += 1
+        for batch in loader:
+            empty_loops = 0
+            yield batch
+    raise EmptyDatasetError(
+        f"{loader!r} has no batches; give each rank at least one, with more data or fewer ranks"
+    )
 
 
 class BasicDataLoader(Generic[T_co]):

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
@@ -21,8 +21,14 @@ from energon.loader.state_differences import RUN
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
 
+if TYPE_CHECKING:
+    from energon.loader.savable import SavableDataLoader
+
 WRAPPED = "dataloader_state_dict"
 """Where Megatron puts the loader's state in what it saves."""
+
+_RANK_FILE = "train_dataloader_dprank{}.pt"
+"""The name that trainers of Megatron give the file of a data-parallel rank."""
 
 _NUMBERED = re.compile(r"(.*?)(?<!\d)(\d+)(\.json|\.pt|\.pth)$")
 
@@ -50,6 +56,68 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
             )
         found += states
     return merge_states(found)
+
+
+def save_rank_file(loader: SavableDataLoader[Any], folder: str | os.PathLike[str]) -> AnyPath:
+    """Write the state of this rank as `train_dataloader_dprank003.pt`; return the path.
+
+    Name and content are those that trainers of Megatron write: a dict with the state as
+    `dataloader_state_dict`, which `torch.load` reads with `weights_only=True`. Every data-parallel
+    rank calls this after the same step, with the same folder.
+
+    Args:
+        loader: The loader of this rank.
+        folder: The folder of a checkpoint, local or remote. Created if it is missing.
+
+    Example:
+        >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> loader = get_savable_loader(dataset)
+        >>> print(save_rank_file(loader, "step_0"))
+        step_0/train_dataloader_dprank000.pt
+    """
+    name = _RANK_FILE.format(f"{loader.worker_config.rank:03}")
+    target = any_path(folder)
+    _write({name: _bytes({WRAPPED: loader.save_state_rank()}, ".pt")}, target)
+    return target / name
+
+
+def load_rank_files(folder: str | os.PathLike[str]) -> State:
+    """Return the state in the files that all ranks of a run have written with `save_rank_file`.
+
+    It has the lanes of all ranks, so loaders of any number of ranks restore it, with
+    `restore_state_rank`, `restore_state_global` or `load_state_dict`. Files of other names in the
+    folder are left alone.
+
+    Raises:
+        StateError: If there are no such files, or they do not belong together.
+
+    Example:
+        >>> from energon import WorkerConfig, get_savable_loader, get_train_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = get_train_dataset("photos", worker_config=config, batch_size=4)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     _, path = next(iter(loader)), save_rank_file(loader, "step_1")
+        ...     second = next(iter(loader))
+        >>> resumed = get_savable_loader(dataset)
+        >>> resumed.restore_state_rank(load_rank_files("step_1"))
+        >>> next(iter(resumed)).__key__ == second.__key__
+        True
+    """
+    files = sorted(any_path(folder).glob(_RANK_FILE.format("*")), key=str)
+    if not files:
+        raise StateError(
+            f"{folder} contains no files like {_RANK_FILE.format('000')}; pass the folder that "
+            "save_rank_file() wrote to"
+        )
+    try:
+        return read_states(files)
+    except StateError as error:
+        raise StateError(
+            f"the files of ranks in {folder} do not belong together: {error}. Use a folder for "
+            "each checkpoint, so that files of a run with more ranks are not left there"
+        ) from error
 
 
 def _states_in(content: Any) -> Iterator[State]:
@@ -211,8 +279,8 @@ def _are_of_ranks(files: Sequence[AnyPath]) -> bool:
 def _bytes(content: State, suffix: str) -> bytes:
     if suffix == ".json":
         return json.dumps(content).encode()
-    import torch
-
+    with needs_extra("torch", f"writing {suffix} files needs torch"):
+        import torch
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
