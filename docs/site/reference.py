@@ -58,7 +58,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Packing (`energon.packing`)": (
         "energon.packing",
         "Packer Selection pack_sequences PackedSequence cu_seqlens merge_cu_seqlens position_ids "
-        "fill_exactly first_fit_decreasing",
+        "chat_tokens ChatTokens image_tokens fill_exactly first_fit_decreasing greedy_knapsack",
     ),
     "Preparing datasets, metadatasets": (
         "energon",

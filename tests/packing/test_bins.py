@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.packing.packer import fill_exactly, first_fit_decreasing
+from energon.errors import ConfigError, SampleError
+from energon.packing.packer import fill_exactly, first_fit_decreasing, greedy_knapsack
 
 METHODS = [
     first_fit_decreasing,
@@ -100,3 +101,25 @@ def test_balanced_bins_cost_attention_nearly_alike():
 def test_the_first_bin_takes_the_items_that_come_first_if_asked_to():
     lengths = np.array([[3], [1], [2], [9], [8], [4]])
     assert fill_exactly(lengths, (10,), oldest_first=True)[0] == [0, 1, 2, 5]
+
+
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(20, 40))
+@settings(deadline=None, max_examples=100)
+def test_each_knapsack_takes_the_largest_sample_that_still_fits(sizes, capacity):
+    samples = [(size, number) for number, size in enumerate(sizes)]
+    left, expected = sorted(samples), []
+    while left:
+        expected.append([])
+        room = capacity
+        while fitting := [sample for sample in left if sample[0] <= room]:
+            expected[-1].append(fitting[-1])
+            left.remove(fitting[-1])
+            room -= fitting[-1][0]
+    assert greedy_knapsack(sizes, samples, capacity) == expected
+
+
+def test_samples_that_fit_no_knapsack_are_refused():
+    with pytest.raises(SampleError, match="sample 'b' has the length 9, the room of a pack is 8"):
+        greedy_knapsack([1, 9], [{"__key__": "a"}, {"__key__": "b"}], 8)
+    with pytest.raises(ConfigError, match="3 samples have 2 lengths"):
+        greedy_knapsack([1, 9], ["a", "b", "c"], 8)

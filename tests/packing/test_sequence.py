@@ -72,3 +72,35 @@ def test_the_bounds_of_joined_packs_are_those_of_all_their_sequences(packs):
 @given(LENGTHS)
 def test_position_ids_count_within_each_sequence(lengths):
     assert position_ids(lengths).tolist() == [n for length in lengths for n in range(length)]
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(0, 9))
+def test_each_sequence_can_be_padded_to_a_multiple(lengths, multiple, more):
+    sequences = [np.arange(length) + 100 * n for n, length in enumerate(lengths)]
+    padded = [-(-length // multiple) * multiple for length in lengths]
+    packed = pack_sequences(
+        sequences, pad_to=sum(padded) + more, pad_value=-1, multiple_of=multiple
+    )
+    starts, bounds = packed.cu_seqlens_padded, packed.cu_seqlens
+    assert len(starts) == len(bounds)
+    assert all(start % multiple == 0 for start in starts[: len(lengths)])
+    for n, sequence in enumerate(sequences):
+        assert bounds[n + 1] - bounds[n] == len(sequence)
+        within = packed.values[starts[n] : starts[n + 1]].tolist()
+        assert within == sequence.tolist() + [-1] * (padded[n] - len(sequence))
+        assert packed.position_ids[starts[n] : starts[n + 1]].tolist() == list(range(padded[n]))
+    assert len(packed.values) == len(packed.position_ids) == starts[-1] == sum(padded) + more
+    assert packed.num_values == sum(lengths)
+    as_tensors = pack_sequences(
+        [torch.from_numpy(each) for each in sequences],
+        pad_to=sum(padded) + more,
+        pad_value=-1,
+        multiple_of=multiple,
+    )
+    assert as_tensors.values.tolist() == packed.values.tolist()
+    assert as_tensors.cu_seqlens_padded.dtype == torch.int32
+
+
+def test_a_multiple_below_one_is_refused():
+    with pytest.raises(ConfigError, match="multiple_of"):
+        pack_sequences([np.zeros(2)], multiple_of=0)

@@ -1,9 +1,15 @@
-"""Packing: which samples go into one sequence, and what attention needs to separate them.
+"""Packing: how long samples are, which go into one sequence, and what attention needs.
 
 Arithmetic on lengths: no files, and no torch unless the arguments are tensors.
 """
 
-from energon.packing.packer import Packer, Selection, fill_exactly, first_fit_decreasing
+from energon.packing.packer import (
+    Packer,
+    Selection,
+    fill_exactly,
+    first_fit_decreasing,
+    greedy_knapsack,
+)
 from energon.packing.sequence import (
     PackedSequence,
     cu_seqlens,
@@ -11,14 +17,19 @@ from energon.packing.sequence import (
     pack_sequences,
     position_ids,
 )
+from energon.packing.tokens import ChatTokens, chat_tokens, image_tokens
 
 __all__ = [
+    "ChatTokens",
     "PackedSequence",
     "Packer",
     "Selection",
+    "chat_tokens",
     "cu_seqlens",
     "fill_exactly",
     "first_fit_decreasing",
+    "greedy_knapsack",
+    "image_tokens",
     "merge_cu_seqlens",
     "pack_sequences",
     "position_ids",

@@ -10,12 +10,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError, FatalSampleError
+from energon.errors import ConfigError, FatalSampleError, SampleError
+
+T = TypeVar("T")
 
 Lengths = NDArray[np.int64]
 """(num_items, num_dimensions), none negative and none beyond the room of a bin."""
@@ -48,6 +50,41 @@ def first_fit_decreasing(lengths: Lengths, room: Sequence[int]) -> Bins:
         bins[chosen].append(item)
         free[chosen] -= lengths[item]
     return bins
+
+
+def greedy_knapsack(
+    item_sizes: Sequence[int], samples: Sequence[T], max_capacity: int
+) -> list[list[T]]:
+    """Divide samples into packs: each takes the largest samples that still fit, one by one.
+
+    The function that trainers of vision-language models copy from each other, with the same
+    arguments and packs. Its packs are those of `first_fit_decreasing`, where of samples of equal
+    size the last one comes first. A `Packer` leaves less padding.
+
+    Args:
+        item_sizes: Length of each sample.
+        samples: As many samples.
+        max_capacity: Room of a pack.
+
+    Raises:
+        ConfigError: If there are more or fewer lengths than samples.
+        SampleError: If a sample is longer than a pack.
+
+    Example:
+        >>> greedy_knapsack([6, 5, 4, 3], ["a", "b", "c", "d"], 10)
+        [['a', 'c'], ['b', 'd']]
+    """
+    if len(item_sizes) != len(samples):
+        raise ConfigError(f"{len(samples)} samples have {len(item_sizes)} lengths")
+    if max(item_sizes, default=0) > max_capacity:
+        number = max(range(len(samples)), key=item_sizes.__getitem__)
+        raise SampleError(
+            f"sample {_name(samples[number])} has the length {item_sizes[number]}, the room of a "
+            f"pack is {max_capacity}; shorten it or raise SkipSample before it is packed"
+        )
+    lengths = np.array(item_sizes[::-1], np.int64).reshape(-1, 1)
+    bins = first_fit_decreasing(lengths, [max_capacity])
+    return [[samples[-1 - item] for item in items] for items in bins]
 
 
 def fill_exactly(

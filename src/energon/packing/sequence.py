@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from energon.errors import ConfigError, SampleError
+from energon.errors import ConfigError, SampleError, check_at_least
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class PackedSequence:
     Args:
         values: The sequences one after another, then padding.
         cu_seqlens: Start of each sequence and end of the last: int32, (num_sequences + 1,).
-            Padding is a sequence of its own, the last one.
+            Padding up to `pad_to` is a sequence of its own, the last one.
+        cu_seqlens_padded: The same with the padding of each sequence to a multiple: where they are
+            in `values`. Without such padding, equal to `cu_seqlens`.
         position_ids: Position of each value within its sequence: int64, (num_values,).
         max_seqlen: Length of the longest sequence, padding included.
         num_values: Number of values that are not padding.
@@ -35,13 +38,18 @@ class PackedSequence:
 
     values: Any
     cu_seqlens: Any
+    cu_seqlens_padded: Any
     position_ids: Any
     max_seqlen: int
     num_values: int
 
 
 def pack_sequences(
-    sequences: Sequence[Any], *, pad_to: int | None = None, pad_value: Any = 0
+    sequences: Sequence[Any],
+    *,
+    pad_to: int | None = None,
+    pad_value: Any = 0,
+    multiple_of: int = 1,
 ) -> PackedSequence:
     """Return `sequences` joined along their first dimension.
 
@@ -49,6 +57,8 @@ def pack_sequences(
         sequences: Arrays or tensors, equal in all dimensions but the first; at least one.
         pad_to: Length to pad to; None adds no padding.
         pad_value: Value of the padding.
+        multiple_of: Pad each sequence to a multiple of this length, as context parallelism (twice
+            the number of its ranks) and FP8 need it.
 
     Raises:
         SampleError: If the sequences together are longer than `pad_to`.
@@ -60,22 +70,28 @@ def pack_sequences(
     """
     if not len(sequences):
         raise ConfigError("there are no sequences to pack; skip empty groups")
+    check_at_least(1, "multiple_of", multiple_of)
     lengths = [len(sequence) for sequence in sequences]
-    num_values = sum(lengths)
-    if pad_to is not None and num_values > pad_to:
+    padded = [-(-length // multiple_of) * multiple_of for length in lengths]
+    total = sum(padded)
+    if pad_to is not None and total > pad_to:
         longest = int(np.argmax(lengths))
         raise SampleError(
-            f"{len(lengths)} sequences have {num_values} values, the context is {pad_to}; the "
+            f"{len(lengths)} sequences have {total} values, the context is {pad_to}; the "
             f"longest is number {longest} with {lengths[longest]}. Select fewer for a pack"
         )
-    padding = 0 if pad_to is None else pad_to - num_values
-    if padding:
-        lengths.append(padding)
+    num_values = sum(lengths)
+    paddings = [after - before for before, after in zip(lengths, padded, strict=True)]
+    if pad_to is not None and pad_to > total:
+        lengths.append(pad_to - total)
+        padded.append(pad_to - total)
+        paddings[-1] += pad_to - total
     return PackedSequence(
-        values=_join(sequences, padding, pad_value),
+        values=_join(sequences, paddings, pad_value),
         cu_seqlens=_like(sequences[0], cu_seqlens(lengths)),
-        position_ids=_like(sequences[0], position_ids(lengths)),
-        max_seqlen=max(lengths),
+        cu_seqlens_padded=_like(sequences[0], cu_seqlens(padded)),
+        position_ids=_like(sequences[0], position_ids(padded)),
+        max_seqlen=max(padded),
         num_values=num_values,
     )
 
@@ -117,16 +133,22 @@ def merge_cu_seqlens(packs: Sequence[Any]) -> Any:
     return _like(packs[0], np.concatenate(merged))
 
 
-def _join(sequences: Sequence[Any], padding: int, pad_value: Any) -> Any:
+def _join(sequences: Sequence[Any], paddings: Sequence[int], pad_value: Any) -> Any:
+    """Return sequences one after another, each with its padding."""
     first = sequences[0]
-    if isinstance(first, np.ndarray):
-        tail = [np.full((padding, *first.shape[1:]), pad_value, first.dtype)] if padding else []
-        return np.concatenate([*sequences, *tail])
-    if not hasattr(first, "new_full"):
-        tail = [pad_value] * padding
-        return np.array([value for sequence in (*sequences, tail) for value in sequence])
-    tail = [first.new_full((padding, *first.shape[1:]), pad_value)] if padding else []
-    return sys.modules["torch"].cat([*sequences, *tail])
+    if hasattr(first, "new_full"):
+        join, pad = sys.modules["torch"].cat, first.new_full
+    else:
+        if not isinstance(first, np.ndarray):
+            kind = np.array([value for sequence in sequences for value in sequence]).dtype
+            sequences = [np.array(sequence, kind) for sequence in sequences]
+        join, pad = np.concatenate, partial(np.full, dtype=sequences[0].dtype)
+    pieces = []
+    for sequence, padding in zip(sequences, paddings, strict=True):
+        pieces.append(sequence)
+        if padding:
+            pieces.append(pad((padding, *sequence.shape[1:]), pad_value))
+    return join(pieces)
 
 
 def _like(example: Any, array: np.ndarray[Any, Any]) -> Any:
