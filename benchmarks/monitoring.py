@@ -1,4 +1,4 @@
-"""Measure what it costs that a loader is watched: figures, looks, and batches that are measured.
+"""Measure the cost of the figures of a loader: marks of its progress, and measured batches.
 
     python benchmarks/monitoring.py [--blocks N] [--kind inline thread process] [--page]
 
@@ -6,9 +6,9 @@ The same raw samples are read in the training process, by two threads, or by a w
 chunks during which the loader is watched or not; times are CPU seconds of the process that reads.
 Samples are small and nothing is done with them, so what watching takes is as large a share as it
 can be. Others may use the machine: four chunks of a tenth of a second make a block (off, on, on,
-off, or the other way round), in which slow drifts cancel; looks, measured batches and marks of the
-progress come ten times as often as they do after the first seconds of a run, and a tenth of what
-they cost is given. It is the mean of all blocks but the outer fifths, with two standard errors.
+off, or the other way round), in which slow drifts cancel; measured batches and marks of the
+progress come ten times as often as in a run, and a tenth of their cost is given. It is the mean of
+all blocks but the outer fifths, with two standard errors.
 
 What is done for every batch cannot be turned off: reading the clock, and adding up what has passed.
 How often that is done is counted, and multiplied by how long it takes.
@@ -17,6 +17,7 @@ How often that is done is counted, and multiplied by how long it takes.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import math
 import os
@@ -36,7 +37,6 @@ from typing import Any
 import data
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon.loader.monitoring import accounts, monitor
-from energon.loader.monitoring.profiler import PERIOD_SECONDS, profiler
 from energon.prepare.dataset import prepare_dataset
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/bottleneck.md"
@@ -61,7 +61,6 @@ class Chunks:
     def __init__(self) -> None:
         self.found: list[tuple[int, float]] = []
         self._lock = threading.Lock()
-        self._looks = threading.Event()
         self._batches = 0
         self._began = self._warm_at = 0.0
 
@@ -81,25 +80,10 @@ class Chunks:
             return list(self.found)
 
     def watch(self, watched: bool) -> None:
-        """Let the profiler of this process look and hosts measure batches, or neither."""
-        looker: Any = profiler()
-        accounts.SHARE = TIMES * SHARE  # type: ignore[misc]
-        looker._eager_until, looker.period_seconds = 0.0, PERIOD_SECONDS / TIMES
-        looker._disarm()
-        looker._begin()
-        for host in list(looker._hosts):
-            host._clock._calls, host._clock.is_due = 0.0, False
-        if watched:
-            vars(looker).pop("look_if_due", None)
-            self._looks.set()
-        else:
-            self._looks.clear()
-            vars(looker)["look_if_due"] = self._pause if looker._thread else lambda: PERIOD_SECONDS
-
-    def _pause(self) -> float:
-        """Keep the thread of the profiler from waking up."""
-        self._looks.wait()
-        return 0.0
+        """Let hosts of this process measure batches, or not."""
+        accounts.SHARE = TIMES * SHARE if watched else 1e-12  # type: ignore[misc]
+        for clock in [each for each in gc.get_objects() if type(each) is accounts.BatchClock]:
+            clock.due_at = 0.0 if watched else math.inf
 
 
 _chunks: Chunks | None = None
@@ -234,7 +218,7 @@ def section(lines: list[str], blocks: int) -> str:
             f"{BATCH_SIZE}, with which nothing is done, so that watching takes as large a share "
             f"as it can. Means of {blocks} blocks, with two standard errors.",
             "",
-            "| workers | a sample takes | looks, measured batches | clock readings | at most |",
+            "| workers | a sample takes | measured batches | clock readings | at most |",
             "|---|---:|---:|---:|---:|",
             *lines,
             "",

@@ -233,7 +233,8 @@ def saved_states(root: Path, name: str) -> list[Any]:
     saved = []
     for steps in SAVED_AT:
         loaders, batches = global_batches(root, name, (8, 1))
-        list(islice(batches, steps))
+        if len(list(islice(batches, steps))) < steps:
+            break  # the run has ended
         state = json.loads(json.dumps(loaders[0].state_dict()).replace(str(root), "ROOT"))
         saved.append([steps, state, digest(list(islice(batches, NUM_AFTER)))])
     return saved

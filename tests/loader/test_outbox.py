@@ -3,7 +3,6 @@ import pickle
 import socket
 import sys
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,8 +112,6 @@ def test_what_is_kept_can_be_sent_by_another_thread(parent, always_quick):
 
 def test_a_parent_that_waits_gets_what_is_kept(parent, always_quick, monkeypatch):
     """From another thread: the one that makes batches may take long for the next."""
-    looks = SimpleNamespace(drive=lambda: None, look_if_due=lambda: 1e3)
-    monkeypatch.setattr(main, "profiler", lambda: looks)
     monkeypatch.setattr(main, "_TICK_SECONDS", 1e3)
     monkeypatch.setattr(main, "_end_process", lambda code: None)
     ours, theirs = socket.socketpair()

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from heapq import heapify, heappop, heapreplace
-from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +23,6 @@ from energon.errors import WorkerError
 from energon.io.threads import read_here
 from energon.loader.lane_worker import Event, LaneWorker
 from energon.loader.monitoring.accounts import BatchClock
-from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
@@ -124,24 +122,23 @@ class LaneHost:
         self._open: dict[int, _OpenLane] = {}
         self._host = Host(has_begun=any(p.batches for p in positions.values()))
         self._clock: BatchClock | None = None
-        self.thread = 0
-        self.spent: Counter[str] = Counter()
 
     @property
     def lane(self) -> int | None:
         """The lane of the next event; None after all lanes have ended."""
         return self._order.lane
 
-    @property
-    def current(self) -> CurrentItem | None:
-        """What the next lane is working on; None before it is opened."""
-        opened = self._open.get(self._order.lane)  # type: ignore[arg-type]
-        return None if opened is None else opened.lane.current
+    def sent(self, began: float, idle_seconds: float) -> None:
+        """Record that a batch has been sent.
 
-    def earn(self, seconds: float) -> None:
-        """Let hooks be measured for some more time."""
-        if self._clock is not None:
-            self._clock.earn(seconds)
+        Args:
+            began: When that began, by `time.perf_counter`.
+            idle_seconds: How much of the time since then there was no room for it.
+        """
+        now = perf_counter()
+        self._host.transfer_seconds += now - began - idle_seconds
+        if self._trace is not None:
+            self._trace.sent(began + idle_seconds, now)
 
     def __iter__(self) -> LaneHost:
         return self
@@ -150,19 +147,16 @@ class LaneHost:
         lane = self._order.lane
         if lane is None:
             raise StopIteration
-        self.thread = get_ident()
-        clock = self._clock
-        if clock is None and self._open:
+        began, clock, spans = perf_counter(), self._clock, None
+        if clock is None and (self._open or self._trace is not None):
             # The first batch is start-up, not the run.
             clock = self._clock = BatchClock(self._host)
-            profiler().add(self)
-        if clock is not None and clock.is_due:
-            clock.begin()
-        began = 0.0 if self._is_inline else perf_counter()
+        if self._trace is not None:
+            spans = self._trace.begin(self.pipeline)
+        if clock is not None and (clock.due_at <= began or spans is not None):
+            clock.begin(spans)
         if self._watch is not None:
             self._watch.enter(lane)
-        if self._trace is not None:
-            self._trace.begin(self)
         if len(self._open) < len(self._positions) and self._host.shared:
             self._open_others()
         try:
@@ -183,8 +177,9 @@ class LaneHost:
         if not self._is_inline:
             self._host.batch_seconds += perf_counter() - began
         times = None
-        if self.spent or self._host.clock is not None:
-            times = self._times(opened)
+        if self._clock is not None and self._host.clock is not None:
+            opened.times.update(self._clock.end())
+            times = dict(opened.times)
         if batch is _END:
             self._order.drop()
             return Event(lane, counts=dict(opened.lane.counts), times=times, ended=True)
@@ -193,14 +188,6 @@ class LaneHost:
         position = opened.position
         state = None if position.only_counts else pickle.dumps(position.state_dict())
         return Event(lane, batch, state, dict(opened.lane.counts), times)
-
-    def _times(self, opened: _OpenLane) -> Mapping[str, int]:
-        """Return what a lane has spent time on, with what was seen or measured since."""
-        spent, self.spent = self.spent, Counter()
-        opened.times.update(dict(spent))
-        if self._clock is not None and self._host.clock is not None:
-            opened.times.update(self._clock.end())
-        return dict(opened.times)
 
     def _place(self, lane: int) -> str:
         """Describe what a lane is working on."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from energon.errors import WorkerError, WorkerTimeoutError
 from energon.io.backends.base import while_needed
 from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
-from energon.loader.monitoring.interpreter import other_stacks
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline
@@ -138,7 +139,7 @@ class Watchdog:
             "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
             self.what,
             self.seconds,
-            Lines("\n".join(other_stacks())),
+            Lines("\n".join(_other_stacks())),
         )
         try:
             if self.on_timeout is not None:
@@ -216,7 +217,7 @@ class InlineWorker:
         self._trace = None
         if options.trace is not None:
             name = "batches in the training process"
-            self._trace = HostTrace(options, name, hands_over=False)
+            self._trace = HostTrace(options, name)
         self._watchdog = Watchdog(
             "a batch",
             self._fail if options.fail_on_timeout else None,
@@ -376,6 +377,15 @@ class _Channel:
             self.is_closed = True
             self._events.clear()
             self._changed.notify_all()
+
+
+def _other_stacks() -> Iterator[str]:
+    """Yield the stack of each thread except this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+        if number != threading.get_ident():
+            lines = traceback.format_stack(frame)
+            yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
 def _host_into(host: LaneHost, channel: _Channel) -> None:

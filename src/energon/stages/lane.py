@@ -50,6 +50,7 @@ class Host:
         clock: Measures calls of hooks in the current batch; None if they are not measured.
         read_seconds: How long reading blocks has taken, since this was last recorded.
         batch_seconds: The same for making batches; 0 where it is the trainer who waits for them.
+        transfer_seconds: The same for sending batches to the trainer.
     """
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
@@ -66,6 +67,7 @@ class Host:
     clock: HookClock | None = None
     read_seconds: float = 0.0
     batch_seconds: float = 0.0
+    transfer_seconds: float = 0.0
 
 
 class HookLoop:
@@ -102,7 +104,7 @@ class HookLoop:
         around, self._around = self._around, None
         del self.keys[self.finished :]
         # Only the last key is needed from here on, and the memory of the others serves other lanes.
-        # The list keeps its length for profilers, which call `update` in a thread of their own.
+        # The list keeps its length, from which `taken` follows.
         self.keys = [*repeat(None, len(self.keys) - 1), *self.keys[-1:]]
         self.name, self.rest = "", iter(())
         if around is not None and around.name:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from itertools import islice
 
@@ -19,7 +18,6 @@ from energon.loader.monitoring.trace import append
 from tests.datasets import make_crude
 from tests.loader.monitoring.test_verdict import Dying, Encoder
 from tests.small_disks import fill, small_disk
-from tests.waiting import wait_until
 
 BATCHES = 16
 HOOK_SECONDS = 0.006
@@ -89,14 +87,13 @@ def test_all_workers_and_the_waits_of_the_trainer_are_in_it(root, tmp_path, num_
     assert len(made) == BATCHES
     assert len({(each["pid"], each["tid"]) for each in made}) == max(1, num_workers)
     assert seconds(spans, "wait for a batch") <= took
-    # What is seen within batches is sampled, but begins and ends with them at most.
-    assert seconds(spans, "make a batch") >= HOOK_SECONDS * 4 * BATCHES
+    assert seconds(spans, "encode_sample") >= HOOK_SECONDS * 4 * BATCHES
     assert seconds(spans, "encode_sample") <= seconds(spans, "make a batch")
-    # Most of it on a quiet machine; on a busy one, looks come late.
-    assert seconds(spans, "encode_sample") > 0.25 * seconds(spans, "make a batch")
     hooks = [each for each in spans if each["name"] == "encode_sample"]
     assert {each["args"]["dataset"] for each in hooks} == {"coco/train"}
-    assert bool(num_workers) == ("transfer" in {each["name"] for each in spans})
+    assert ("transfer" in {each["name"] for each in spans}) == (
+        num_workers > 0 and kind == "process"
+    )
     assert "trace" not in {each["name"] for each in spans}
     rebuilds = [each for each in spans if each["name"] == "rebuild"]
     assert bool(rebuilds) == (num_workers > 0 and kind == "process")
@@ -182,22 +179,6 @@ def test_a_loader_that_is_closed_and_used_again_leaves_the_trace_alone(root, tmp
         loader.close()
     _, spans = events_in(path)
     assert len([each for each in spans if each["name"] == "wait for a batch"]) == 3
-
-
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "workers": "thread"}])
-def test_nothing_looks_at_a_loader_that_is_closed_before_its_trace_is_full(root, tmp_path, workers):
-    with loader_of(root, Encoder(), trace=tmp_path / "out.json", **workers) as loader:
-        next(iter(loader))
-        assert "energon trace" in [thread.name for thread in threading.enumerate()]
-    wait_until(lambda: "energon trace" not in [each.name for each in threading.enumerate()])
-
-
-def test_a_trainer_that_pauses_within_the_window_costs_no_memory(root, tmp_path):
-    path = tmp_path / "out.json"
-    with loader_of(root, Encoder(), num_workers=1, workers="thread", trace=path) as loader:
-        next(iter(loader))
-        time.sleep(0.5)
-        assert len(loader._workers[0]._trace._looks) < 20
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(root, tmp_path, caplog):

@@ -18,7 +18,6 @@ from energon import Cooker, DefaultTaskEncoder, SkipSample, WorkerConfig, cooker
 from energon import get_train_dataset as train
 from energon.cache.file_pool import FileStoreCachePool
 from energon.io.files import forget_stores, open_store
-from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.verdict import LoaderSetup, verdict_of
 from energon.prepare.dataset import prepare_dataset
 from tests.cache.stores import CountingStore
@@ -74,12 +73,6 @@ def root(tmp_path_factory):
     return make_crude(tmp_path_factory.mktemp("verdict") / "coco", [60, 60])
 
 
-@pytest.fixture
-def often(monkeypatch):
-    """Let looks come so often that they find calls of a quarter of a second several times."""
-    monkeypatch.setattr(profiler(), "period_seconds", 0.01)
-
-
 def load(root, encoder, *, workers=0, kind="process", batches=BATCHES, step=0.002, **settings):
     """Return the loader after some batches, each of which the trainer works on for `step`."""
     config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
@@ -109,17 +102,6 @@ def test_a_slow_hook(root, workers, kind):
     assert run["wait_share"] > 0.1  # others take the CPU from the trainer, too
     assert run["samples"] == 4 * (BATCHES - 1)
     assert len(stats["workers"]) == max(1, workers)
-
-
-@pytest.mark.usefixtures("often")
-def test_threads_that_wait_for_the_gil(root):
-    for _ in range(3):
-        with load(root, Computing(0.005), workers=2, kind="thread", batches=20) as loader:
-            verdict = loader.verdict()
-        if "runs in one thread at a time" in verdict or "wait for a CPU" in verdict:
-            break
-    else:
-        pytest.fail(verdict)
 
 
 def test_one_of_two_datasets_is_slow(tmp_path):
@@ -189,14 +171,13 @@ def test_a_slow_store(distant):
     assert stores[distant.url]["requests"] > 5
 
 
-@pytest.mark.usefixtures("often")
-def test_one_of_two_datasets_is_on_a_slow_store(distant, root, tmp_path):
+def test_a_blend_with_a_slow_store(distant, root, tmp_path):
     (tmp_path / "mix.yaml").write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
         f"      - {{weight: 1, path: {distant.url}/far}}\n      - {{weight: 1, path: {root}}}\n"
     )
     with load(tmp_path / "mix.yaml", Encoder(), step=0.001, batches=30) as loader:
-        assert "in reading of 'far/train'" in loader.verdict()
+        assert "in reading (" in loader.verdict()
 
 
 def test_a_store_that_throttles(distant):
@@ -363,7 +344,6 @@ def figures_of(stage, **changes):
     return {
         **{"batches": 10, "seconds": 10.0, "wait_share": 0.5, "restarts": 0, "stores": {}},
         **{"busy_seconds": 18.0, "busy_share": 0.9, "rebuild_seconds": 0.0, "cache": {"failed": 0}},
-        "gil_share": 0.0,
         "stages": {stage: about} if stage else {},
         **changes,
     }
@@ -408,21 +388,6 @@ def test_rebuilding_batches_is_named_where_it_is_what_the_trainer_waits_for():
     verdict = verdict_of(figures, [], LoaderSetup(2, "process", 2, 8.0))
     assert "for 40% of the time it rebuilds what workers have sent" in verdict
     assert "workers='thread'" in verdict
-
-
-@pytest.mark.parametrize(
-    ("setup", "gil", "waits", "cause"),
-    [
-        (THREADS, 0.9, 0.1, "workers='process'"),
-        (THREADS, 0.2, 0.1, "4 workers would keep up"),  # they mostly wait for something
-        (THREADS, 0.1, 0.4, "4 workers would keep up"),  # and on a busy machine, for a CPU
-        (THREADS, 0.9, 0.4, "2 threads wait for a CPU 40% of the time"),
-        (PROCESSES, 0.9, 0.1, "4 workers would keep up"),
-    ],
-)
-def test_threads_that_share_one_interpreter(setup, gil, waits, cause):
-    workers = shares_of(2, cpu=0.1, waits=waits)
-    assert cause in verdict_of(figures_of("encode_sample", gil_share=gil), workers, setup)
 
 
 def test_cpus_that_others_take_are_not_blamed_on_the_number_of_workers():
@@ -472,7 +437,7 @@ def test_lanes_are_mentioned_where_the_run_has_set_them():
         )
 
 
-def test_before_the_first_look_no_stage_is_blamed(root):
+def test_before_a_batch_is_measured_no_stage_is_blamed(root):
     verdict = verdict_of(figures_of(""), shares_of(1, cpu=0.0, waits=0.0), PROCESSES)
     assert (
         verdict == "trainer waits 50% of the time; the cause will be known after a few more batches"

@@ -36,7 +36,6 @@ FIGURES = {
     "idle_seconds": "How long finished batches waited for the trainer",
     "rebuild_seconds": "How long the trainer rebuilt batches sent by processes",
     "busy_share": "Share of the time that workers were working",
-    "gil_share": "Share of the time that a thread held the GIL, with several worker threads",
     "restarts": "Workers that died or hung and were restarted",
     "stage_seconds": "How long workers were in a stage",
     "stage_share": "Share of the work that a stage took",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 from energon.loader.monitoring.accounts import (
     BATCHES,
     CHOSEN,
-    ELSEWHERE,
-    GIL,
-    IDLE,
     OTHER,
     READ,
     REBUILD,
@@ -103,9 +100,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     times, counted = split_accounts(counts)
-    rebuilt = times.pop(Spent(REBUILD), Times()).seen
-    gil = times.pop(Spent(GIL), Times()).seen
-    gil_share = _ratio(gil, sum(each.seen for each in times.values()))
+    rebuilt = times.pop(Spent(REBUILD), Times()).timed
     spent, idle = _times_by_stage(times, before, after, after.workers)
     busy = sum(each.seconds for each in spent.values())
     if rebuilt:
@@ -127,7 +122,6 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "idle_seconds": idle,
         "rebuild_seconds": rebuilt,
         "busy_share": _ratio(busy, busy + idle),
-        "gil_share": gil_share,
         "restarts": counted.get("worker_deaths", 0) + counted.get("worker_timeouts", 0),
         "stages": _stages(spent, busy + rebuilt, samples, datasets),
         "stores": _stores(counted),
@@ -161,77 +155,52 @@ def _times_by_stage(
     after: LoaderMark,
     workers: Sequence[WorkerMark],
 ) -> tuple[dict[Spent, StageTimes], float]:
-    """Return the time that was spent on what, and the seconds without work.
+    """Return the time of each stage, and the seconds without work.
 
     Args:
-        times: What looks have found, and what was measured.
+        times: What was measured.
         before: The earlier mark.
         after: The later one.
         workers: Whose time it is, as of the later mark.
     """
-    seen = {spent: each.seen for spent, each in times.items() if each.seen}
-    outside = {spent: seen.pop(spent, 0.0) for spent in (Spent(IDLE), Spent(TRANSFER))}
-    seen.pop(Spent(ELSEWHERE), None)
     seconds = after.time - before.time
     if after.is_inline:
-        known = _waited(before, after)
-        return _divided(times, seen, known), seconds - known
-    known = times.get(Spent(BATCHES), Times()).timed or sum(seen.values())
-    found = _divided(times, seen, known)
-    rest = _scaled(outside, max(0.0, len(workers) * seconds - known), Spent(IDLE))
-    idle = rest.pop(Spent(IDLE), 0.0)
-    return found | {spent: StageTimes(taken) for spent, taken in rest.items()}, idle
+        waited = _waited(before, after)
+        return _divided(times, waited), seconds - waited
+    made = times.get(Spent(BATCHES), Times()).timed
+    spent = _divided(times, made)
+    sent = times.get(Spent(TRANSFER), Times()).timed
+    if sent:
+        spent[Spent(TRANSFER)] = StageTimes(sent)
+    return spent, max(0.0, len(workers) * seconds - made - sent)
 
 
-def _divided(
-    times: Mapping[Spent, Times], seen: Mapping[Spent, float], known: float
-) -> dict[Spent, StageTimes]:
-    """Return how the time in which batches were made is divided among stages.
+def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, StageTimes]:
+    """Return the time of each stage within the time in which batches were made.
 
-    Reading blocks is measured, and hooks in some of the batches. Looks say how each of these times
-    is divided further, and what is done in the rest of the time.
+    Reading blocks is measured in all batches, and hooks in some of them.
 
     Args:
         times: What was measured.
-        seen: What looks have found in batches.
-        known: The sum.
+        made: How long making batches took.
     """
-    measured = {spent: each for spent, each in times.items() if each.timed}
+    if not made:
+        return {}
+    measured = dict(times)
     measured.pop(Spent(BATCHES), None)
+    measured.pop(Spent(TRANSFER), None)
     chosen = measured.pop(Spent(CHOSEN), Times()).timed
-    read = min(known, measured.pop(Spent(READ), Times()).timed)
-    factor = (known - read) / chosen if chosen else 0.0
-    parts = {Spent(READ): StageTimes(read)} | {
+    read = min(made, measured.pop(Spent(READ), Times()).timed)
+    factor = (made - read) / chosen if chosen else 0.0
+    total = {Spent(READ): StageTimes(read)} | {
         spent: StageTimes(*(factor * each for each in (own.timed, own.calls, own.slow)))
         for spent, own in measured.items()
     }
-    parts[Spent(OTHER)] = StageTimes(known - sum(each.seconds for each in parts.values()))
-    looks: dict[Spent, dict[Spent, float]] = {}
-    for spent, found in seen.items():
-        part = Spent(spent.within, -1 if spent.within == READ else spent.leaf)
-        looks.setdefault(part if part in parts else Spent(OTHER), {})[spent] = found
-    total: defaultdict[Spent, StageTimes] = defaultdict(StageTimes)
-    for part, about in parts.items():
-        shares = _scaled(looks.get(part, {}), max(0.0, about.seconds), part)
-        for spent, taken in shares.items():
-            total[spent._replace(within="")].seconds += taken
-        if about.slow_calls:
-            longest = total[max(shares, key=lambda each: shares[each])._replace(within="")]
-            longest.slow_calls += about.slow_calls
-            longest.slow_seconds += about.slow_seconds
-    # Measured times may add up to a little more than there was.
-    excess = _ratio(known, sum(each.seconds for each in total.values()))
-    for each in total.values():
-        each.seconds *= excess
-    return dict(total)
-
-
-def _scaled(found: Mapping[Spent, float], known: float, default: Spent) -> dict[Spent, float]:
-    """Return times in the same proportion that have a known sum."""
-    sum_found = sum(found.values())
-    if not sum_found:
-        return {default: known} if known else {}
-    return {spent: known * each / sum_found for spent, each in found.items()}
+    known = sum(each.seconds for each in total.values())
+    total[Spent(OTHER)] = StageTimes(max(0.0, made - known))
+    for each in total.values():  # measured times may add up to a little more than there was
+        each.seconds *= min(1.0, _ratio(made, known)) if known else 1.0
+    return total
 
 
 def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
@@ -250,7 +219,6 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
         of_worker, _ = split_accounts(counts)
-        of_worker.pop(Spent(GIL), None)
         spent, idle = _times_by_stage(of_worker, before, after, [worker])
         busy = sum(each.seconds for each in spent.values())
         times = _cpu_times(worker, before)
@@ -296,7 +264,7 @@ def _stages(
     """
     names = list(datasets)
     found: dict[str, Any] = {}
-    for (stage, leaf, _), times in spent.items():
+    for (stage, leaf), times in spent.items():
         if stage == READ and len(names) == 1:
             leaf = 0  # samples of a block are built for all datasets together
         about = found.setdefault(stage, {**asdict(StageTimes()), "datasets": {}})

@@ -4,8 +4,8 @@ The file is an array of events in Chrome's format, to which each process of a ra
 events. The end of the array is written when the loader is closed, so it is missing in the file of a
 run that was killed; both viewers accept that.
 
-The times at which batches are made, handed over and waited for are exact. What happens within them
-is checked every few milliseconds, as for statistics, so a shorter stage is only seen now and then.
+All times are measured: batches are made, sent, rebuilt and waited for, and within them blocks are
+read and hooks called. Calls of a hook that follow each other are one event.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import json
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from energon.errors import ConfigError
 from energon.io.file_lock import hold_lock
-from energon.loader.monitoring.accounts import IDLE, OTHER, REBUILD, TRANSFER, Spent
-from energon.loader.monitoring.interpreter import prompt_looks
-from energon.loader.monitoring.profiler import Profiled, profiler
+from energon.loader.monitoring.accounts import REBUILD, TRANSFER
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline, Reports
+from energon.stages.hooks.clock import HookSpan
 from energon.worker import WorkerConfig
 
-TRACE_PERIOD_SECONDS = 0.002
+_GAP_SECONDS = 0.0001
+"""Calls of a hook that follow each other within this time are one event."""
 _OPEN = "[\n"
 _NEXT = ",\n"
 _CLOSE = "\n]\n"
@@ -171,107 +170,63 @@ class TrainerTrace:
             _closed.add(self.path)
 
 
-class TracedHost(Profiled, Protocol):
-    """A host of lanes that is traced."""
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline that the lanes run."""
-
-
 class HostTrace:
-    """What a host of lanes does during a window of batches.
+    """The batches that a host of lanes makes during a window.
 
     Args:
         options: Name the file and the batches.
         name: What to call the host.
         made: How many batches were made before, by a worker that was replaced.
-        hands_over: Whether batches are handed over to another thread or process when they are
-            made; False for batches that the trainer makes as it waits.
     """
 
-    def __init__(
-        self,
-        options: LoaderOptions,
-        name: str,
-        *,
-        made: int = 0,
-        hands_over: bool = True,
-    ) -> None:
+    def __init__(self, options: LoaderOptions, name: str, *, made: int = 0) -> None:
         self._start, self._stop = options.trace_window
         self._made = made
-        self._hands_over = hands_over
         self._track = _Track(os.fspath(options.trace or ""), name)
         self._datasets: Sequence[str] | None = None
         self._began = 0.0
-        self._handed_over_at: float | None = None
-        self._looks: list[tuple[float, Spent]] = []
-        self._looker: threading.Thread | None = None
-        # When a host is closed and gone, so is the thread that looks at it.
-        self._host: weakref.ref[TracedHost] | None = None
+        self._calls: list[HookSpan] | None = None
 
-    def begin(self, host: TracedHost) -> None:
-        """Record that a batch is begun."""
-        now = time.perf_counter()
-        if self._handed_over_at is not None:
-            self._track.write(list(self._within(self._handed_over_at, now, TRANSFER)))
-            self._handed_over_at = None
-        if not self._start <= self._made < self._stop:
-            self._host = None
-            return
-        self._host, self._began = weakref.ref(host), now
-        if self._datasets is None:
-            self._datasets = _dataset_names(host.pipeline)
-        if self._looker is None or not self._looker.is_alive():
-            self._looker = threading.Thread(target=self._look, name="energon trace", daemon=True)
-            self._looker.start()
+    def begin(self, pipeline: Pipeline) -> list[HookSpan] | None:
+        """Record that a batch is begun.
+
+        Returns:
+            The list to which the calls of hooks are added; None if they are not recorded.
+        """
+        self._calls = None
+        if self._start <= self._made < self._stop:
+            if self._datasets is None:
+                self._datasets = _dataset_names(pipeline)
+            self._began, self._calls = time.perf_counter(), []
+        return self._calls
 
     def end(self, lane: int) -> None:
         """Record that the batch is made."""
         number, self._made = self._made, self._made + 1
-        if self._host is None:
+        if self._calls is None:
             return
-        now = time.perf_counter()
-        whole = TracedSpan("make a batch", self._began, now, {"lane": lane, "batch": number})
-        self._track.write([whole, *self._within(self._began, now, OTHER)])
-        self._handed_over_at = now if self._hands_over else None
+        about = {"lane": lane, "batch": number}
+        whole = TracedSpan("make a batch", self._began, time.perf_counter(), about)
+        self._track.write([whole, *self._stages(self._calls)])
 
-    def _within(self, start: float, stop: float, default: str) -> Iterator[TracedSpan]:
-        """Yield what was seen between two moments, except the loader's own work within a batch."""
-        looks, self._looks = self._looks, []
-        looks = [look for look in looks if start <= look[0] <= stop]
-        if not looks and default == TRANSFER:
-            yield TracedSpan(TRANSFER, start, stop, {})
-        begun = start
-        for number, (at, spent) in enumerate(looks):
-            following = looks[number + 1] if number + 1 < len(looks) else None
-            if following is not None and following[1] == spent:
-                continue
-            end = stop if following is None else (at + following[0]) / 2
-            if default == TRANSFER and spent.stage != IDLE:
-                spent = Spent(TRANSFER)
-            if spent.stage != OTHER:
-                yield TracedSpan(spent.stage, begun, end, self._about(spent))
-            begun = end
+    def sent(self, start: float, stop: float) -> None:
+        """Record that the batch has been sent to the trainer."""
+        if self._calls is not None:
+            self._track.write([TracedSpan(TRANSFER, start, stop, {})])
 
-    def _about(self, spent: Spent) -> dict[str, Any]:
-        known = 0 <= spent.leaf < len(self._datasets or ())
-        return {"dataset": self._datasets[spent.leaf]} if known and self._datasets else {}
-
-    def _look(self) -> None:
-        """Look at the host while it makes batches of the window."""
-        with prompt_looks():
-            while (watched := self._host) is not None and (host := watched()) is not None:
-                spent = profiler().spent_by(host)
-                if spent is not None:
-                    now, looks = time.perf_counter(), self._looks
-                    # The last of equal looks tells as much as all of them, and a pause may be long.
-                    if looks and looks[-1][1] == spent:
-                        looks[-1] = now, spent
-                    else:
-                        looks.append((now, spent))
-                del host
-                time.sleep(TRACE_PERIOD_SECONDS)
+    def _stages(self, calls: Sequence[HookSpan]) -> Iterator[TracedSpan]:
+        """Yield calls, of which those in a row are one span."""
+        spans: list[HookSpan] = []
+        for call in calls:
+            last = spans[-1] if spans else None
+            if last and last[:2] == call[:2] and call.start - last.stop < _GAP_SECONDS:
+                spans[-1] = last._replace(stop=call.stop)
+            else:
+                spans.append(call)
+        for name, leaf, start, stop in spans:
+            is_known = self._datasets is not None and 0 <= leaf < len(self._datasets)
+            about = {"dataset": self._datasets[leaf]} if is_known and self._datasets else {}
+            yield TracedSpan(name, start, stop, about)
 
 
 def _dataset_names(pipeline: Pipeline) -> Sequence[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon.loader.monitoring.accounts import AUX, DECODE, OTHER, READ, TRANSFER
+from energon.loader.monitoring.accounts import OTHER, READ, TRANSFER
 from energon.messages import counted
 
 KEEPS_UP = 0.05
@@ -22,9 +22,6 @@ COMPUTES = 0.5
 """Workers that run for a smaller share of their busy time than this wait for others."""
 RUNS = 0.6
 """Workers that run or wait for a CPU for a smaller share than this mostly wait for others."""
-ONE_INTERPRETER, ONE_THREAD = 0.5, 1.2
-"""If the GIL is taken for a larger share of the time than this, and more threads than this are at
-work on average, they wait for each other."""
 RARE = 0.1
 """Slow calls are exceptions if a hook has them for a smaller share of its samples than this."""
 LONGEST_QUEUE = 64
@@ -41,8 +38,12 @@ IDLE_TRAINER = 0.02
 
 _REMEDIES = {
     READ: "read larger slices (max_samples_per_sequence), or from a faster disk",
-    DECODE: "decode to a smaller size (SampleDecoder(image_size=…)), or store smaller media",
-    AUX: "cache what the hooks read (cache_pool), or store it with the samples",
+    **dict.fromkeys(
+        ("decode", "load_sample"),
+        "decode to a smaller size (SampleDecoder(image_size=…)), or store smaller media",
+    ),
+    "cook_crude_sample": "move work out of cook_crude_sample, decode to a smaller size "
+    "(SampleDecoder(image_size=…)), or cache the files that cookers read (cache_pool)",
     TRANSFER: "send less: uint8 instead of floats, and only what the trainer needs",
     OTHER: "use larger batches",
 }
@@ -52,8 +53,7 @@ _READ_REMOTE = (
 )
 _IN_WORDS = {
     READ: "reading",
-    DECODE: "decoding",
-    AUX: "reading files that hooks ask for",
+    **dict.fromkeys(("decode", "load_sample"), "decoding"),
     TRANSFER: "sending batches",
     OTHER: "the loader itself",
 }
@@ -101,16 +101,6 @@ class _Case:
         """The stage that takes the most time."""
         return next(iter(self.figures["stages"]), "")
 
-    @property
-    def share_one_interpreter(self) -> bool:
-        """Whether threads would work on more at a time, if the GIL let them."""
-        setup, figures = self.setup, self.figures
-        return (
-            setup.kind == "thread"
-            and setup.workers * figures["busy_share"] > ONE_THREAD
-            and figures["gil_share"] > ONE_INTERPRETER
-        )
-
     def mean(self, name: str) -> float | None:
         """Return the average of a figure over workers; None if it is unknown for any of them."""
         found = [each[name] for each in self.workers]
@@ -140,8 +130,8 @@ def verdict_of(
     if not causes and not troubles:
         causes = _slow_calls(case) or _idle(case)
     if not causes:
-        causes = [*_where(case), *_sharing_one_interpreter(case)]
-        if len(causes) < 2 and not troubles:
+        causes = _where(case)
+        if not troubles:
             causes.append(_remedy(case))
     return "; ".join([waits, *troubles, *causes])
 
@@ -208,10 +198,8 @@ def _starved(case: _Case) -> list[str]:
     if used is None or starved is None:
         return []
     setup = case.setup
-    # Those who wait for the GIL wait for the thread that has it, with or without a CPU.
-    together = setup.workers if case.share_one_interpreter else 1
     # Sleeping or waiting for data is delayed by others as well, but not by them alone.
-    if starved <= STARVED or together * (used + starved) <= RUNS:
+    if starved <= STARVED or used + starved <= RUNS:
         return []
     waits = f"{setup.does('wait')} for a CPU {starved:.0%} of the time"
     makers = max(1, setup.workers)
@@ -339,16 +327,6 @@ def _where(case: _Case) -> list[str]:
     ]
 
 
-def _sharing_one_interpreter(case: _Case) -> list[str]:
-    """Say that threads run Python code, which only one of them can do at a time."""
-    if not case.share_one_interpreter:
-        return []
-    return [
-        "Python code, which runs in one thread at a time, occupies the interpreter "
-        f"{case.figures['gil_share']:.0%} of the time: use workers='process'"
-    ]
-
-
 def _remedy(case: _Case) -> str:
     """Say how many workers would keep up, or what would take less time."""
     figures, setup = case.figures, case.setup
@@ -362,7 +340,7 @@ def _remedy(case: _Case) -> str:
     would = f"{counted(needed, 'worker')} would keep up"
     if setup.lanes is not None and needed > setup.lanes:
         would += f" (each hosts at least one lane, and this rank has {setup.lanes}: set lanes, too)"
-    if needed > setup.cpus and case.stage not in (READ, AUX):
+    if needed > setup.cpus and case.stage != READ:
         used = case.mean("cpu_share") if setup.workers else None  # else the trainer's is in it
         if used is None:
             would += f" (with as many CPUs if they compute; there are {setup.cpus:g})"

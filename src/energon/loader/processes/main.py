@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, NoReturn
 
 from energon.cache.pool import CachePool
 from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event
 from energon.loader.memory import keep_heap
-from energon.loader.monitoring.profiler import profiler
 from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions
 from energon.loader.pipeline import Pipeline
@@ -173,6 +173,7 @@ class _Worker:
         self._channel = channel
         self._inherited = inherited
         self._opening: Message | None = None
+        self._idle_seconds = 0.0
         setup = self._receive()
         page, description, pipeline = setup.descriptors
         trace = os.dup(page)
@@ -237,8 +238,10 @@ class _Worker:
                 self._heartbeat.leave()
                 self.outbox.put(Event(lane, error=error))
                 break
+            began, idle = perf_counter(), self._idle_seconds
             self.outbox.put(event)
             del event  # the next batch reuses its memory
+            host.sent(began, self._idle_seconds - idle)
         self.outbox.flush()
 
     def _fail(self, error: BaseException) -> None:
@@ -254,7 +257,9 @@ class _Worker:
                 self.outbox.flush()
 
     def _receive(self) -> Message:
+        began = perf_counter()
         message = receive(self._channel)
+        self._idle_seconds += perf_counter() - began
         if message is None:
             raise _ParentLeft
         return message
@@ -290,9 +295,8 @@ class _Companion(threading.Thread):
         self._parent = parent
 
     def run(self) -> None:
-        profiler().drive()
         while True:
-            is_asked = is_readable(self._lifeline, min(_TICK_SECONDS, profiler().look_if_due()))
+            is_asked = is_readable(self._lifeline, _TICK_SECONDS)
             if os.getppid() != self._parent or (is_asked and not self._read()):
                 break
             if self.outbox is not None:

@@ -33,6 +33,7 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
+from energon.stages.hooks.clock import HookSpan
 from energon.stages.lane import Lane
 from energon.stages.reading.block_reading import GAP, BlocksOfLane, ReadSamples, RowsOfLane
 from energon.stages.reading.blocks import Reader
@@ -221,7 +222,10 @@ class _ReadIterator(DatasetIterator[Any]):
     def _read(self, requested: int) -> None:
         began = perf_counter()
         self._blocks.read(self.rows, requested)
-        self.lane.host.read_seconds += perf_counter() - began
+        host, now = self.lane.host, perf_counter()
+        host.read_seconds += now - began
+        if host.clock is not None and host.clock.spans is not None:
+            host.clock.spans.append(HookSpan("read", -1, began, now))
         if self.rows.row == self.rows.stop:
             raise StopIteration
 
