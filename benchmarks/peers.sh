@@ -14,5 +14,5 @@ for version in 0.2.86 0.2.111; do
 done
 for version in 5.0.0 5.2.0 6.0.0; do
     test -d "$folder/megatron.energon-$version/megatron" ||
-        "$folder/bin/pip" install --quiet --no-deps --target "$folder/megatron.energon-$version" "megatron-energon==$version" s3fs tqdm bitstring==4.2.3 bitarray ebmlite sortedcontainers soundfile
+        "$folder/bin/pip" install --quiet --no-deps --target "$folder/megatron.energon-$version" "megatron-energon==$version" s3fs==0.4.2 tqdm bitstring==4.2.3 bitarray ebmlite sortedcontainers soundfile
 done

@@ -18,7 +18,7 @@ import pytest
 
 from energon.io.file_lock import locked
 from tests.compat.names import changed_since, listed
-from tests.compat.programs.run import ENERGON
+from tests.compat.programs.run import ENERGON, MODULES
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def run_programs(
 
 def program_modules(package: str) -> list[str]:
     """Return the modules that the programs for a package are in."""
-    return ENERGON if package == "megatron.energon" else [""]
+    return ENERGON if package == "megatron.energon" else MODULES
 
 
 def pinned_folder(version: str) -> Path:

@@ -4,6 +4,7 @@
     python tests/compat/programs/run.py energon.webdataset  # ours
     python tests/compat/programs/run.py webdataset shuffle  # those with this in their names
     python tests/compat/programs/run.py megatron.energon hooks  # those of this module
+    python tests/compat/programs/run.py webdataset patterns  # the same
 
 It runs with any interpreter that has the package, and imports nothing of energon on its own.
 """
@@ -57,7 +58,7 @@ def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     import_module("common").setup(folder)
     found = {}
     for name, check in checks(package):
-        if wanted in (check.__module__ if wanted in (*ENERGON, "patterns") else name):
+        if wanted in (check.__module__ if wanted in (*ENERGON, *MODULES) else name):
             try:
                 found[name] = as_json(check(module, folder), folder)
             except (Exception, SystemExit) as error:
