@@ -8,12 +8,17 @@ import tarfile
 import numpy as np
 import pytest
 
+from energon import get_loader
 from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.writer import END, encode_header, padded
+from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import prepare_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
+from tests.task_encoder.runs import val
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
@@ -47,6 +52,34 @@ def test_empty_shards(tmp_path, data):
     (tmp_path / "0.tar").write_bytes(data)
     with pytest.raises(FormatError, match=r"0\.tar: (has no samples|ends at byte 0)"):
         prepare_dataset(tmp_path, **ALL)
+
+
+RESERVED = ["__key__", "__restore_key__", "__shard__", "__sources__", "__joined__"]
+
+
+@pytest.mark.parametrize("part", RESERVED)
+def test_samples_with_a_part_of_a_reserved_name_fail_alone(tmp_path, caplog, part):
+    write(tmp_path / "0.tar", ["a.txt", "b.txt", f"b.{part}", "c.txt", f"d.{part}"])
+    prepare_dataset(tmp_path, **ALL)
+    (warning,) = [each for each in caplog.messages if "reserves" in each]
+    assert f"samples with a part named '{part}'" in warning
+    (problem,) = verify_dataset(tmp_path, depth="headers").problems
+    assert (problem.kind, problem.key, problem.repairable) == ("reserved-part", "b", False)
+    assert f"sample 'b' and 1 more has a part named '{part}'" in problem.message
+    with get_loader(val(tmp_path, split_part="train")) as batches:
+        assert [batch["__key__"] for batch in batches] == [["a", "c"]]
+        assert batches.stats()["failed"] == 2
+    reasons = [
+        each.reason for each in lint_dataset(tmp_path, engine=Engine(num_workers=1)).findings
+    ]
+    assert [f"'{part}', a name that energon reserves" in each for each in reasons] == [True] * 2
+
+
+def test_parts_of_reserved_names_that_are_not_chosen_are_ignored(tmp_path):
+    write(tmp_path / "0.tar", ["a.txt", "a.__key__"])
+    prepare_dataset(tmp_path, **{**ALL, "sample_type": "TextSample", "field_map": {"text": "txt"}})
+    with get_loader(val(tmp_path, split_part="train")) as batches:
+        assert [(batch.__key__, batch.text) for batch in batches] == [(["a"], ["x"])]
 
 
 def test_members_of_zero_bytes(tmp_path):

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.errors import DuplicateSampleKeyError
+from energon import DefaultTaskEncoder, get_loader
+from energon.errors import DecodeError, DuplicateSampleKeyError
 from energon.formats.meta.split import load_split
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -26,6 +27,7 @@ from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.task_encoder.runs import val
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 FIX = Indexing(Engine(num_workers=1), fix_duplicates=True)
@@ -201,12 +203,19 @@ def test_verify_names_parts_that_a_sample_has_twice(tmp_path, depth, indexed):
     assert "sample 'b' has the part 'jpg' twice, at bytes 2560 and 4608" in found[0].message
 
 
-def test_reading_a_sample_that_has_a_part_twice_is_an_error_and_its_neighbours_are_read(tmp_path):
+class Undecoded(DefaultTaskEncoder):
+    decoder = None
+
+
+def test_a_sample_that_has_a_part_twice_fails_alone(tmp_path):
     prepared_by_another_tool(tmp_path)
-    source = WebdatasetSource(tmp_path)
-    assert [s["__key__"] for s in source.read(np.array([0, 2]))] == ["a", "c"]
-    with pytest.raises(DuplicateSampleKeyError, match=r"0\.tar: sample 'b' has the part 'jpg'"):
-        source.read(np.arange(3))
+    a, b, c = WebdatasetSource(tmp_path).read(np.arange(3))
+    assert [a["jpg"], c["jpg"]] == [b"1", b"3"]
+    with pytest.raises(DecodeError, match=r"0\.tar: sample 'b' has the part 'jpg' twice"):
+        b["jpg"]
+    with get_loader(val(tmp_path, Undecoded(), split_part="train")) as batches:
+        assert [batch["__key__"] for batch in batches] == [["a", "c"]]
+        assert batches.stats()["failed"] == 1
 
 
 def test_lint_names_the_sample_that_has_a_part_twice(tmp_path):

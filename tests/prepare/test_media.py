@@ -255,6 +255,44 @@ def test_damaged_metadata_are_an_error_that_says_so():
     assert later == AVMetadata(audio_channels=1)
 
 
+def test_metadata_of_odd_shape_are_counted_apart(dataset):
+    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+    before = run("info", dataset, "--json")
+    odd = {
+        "image": ["{", "[]", "3", '{"width": "wide", "height": 1}', '{"width": null}', "x" * 99],
+        "av": ["{", '"av"'],
+        "hologram": ["{}"],
+    }
+    rows = [(f"{kind}{n}", kind, text) for kind in odd for n, text in enumerate(odd[kind])]
+    rows.append(("blob", "image", b"\xff"))
+    with sqlite3.connect(dataset / ".nv-meta" / "index.sqlite") as connection:
+        connection.executemany("INSERT INTO media_metadata VALUES (?, ?, ?)", rows)
+    connection.close()
+    media = json.loads(before.stdout)["media"]
+    assert json.loads(run("info", dataset, "--json").stdout)["media"] == {
+        **media,
+        "unreadable": {"count": len(rows)},
+    }
+    assert "- unreadable: metadata of 10 files; run" in run("info", dataset).stdout
+
+
+def test_numbers_and_formats_of_odd_shape_are_not_counted(dataset):
+    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
+    rows = [
+        ("0", "image", '{"width": 4, "height": 6, "format": ["PNG"]}'),
+        ("1", "av", '{"video_fps": 25, "video_duration": "long", "video_num_frames": 1e999}'),
+        ("2", "av", '{"audio_sample_rate": "high", "audio_duration": 5}'),
+    ]
+    with sqlite3.connect(dataset / ".nv-meta" / "index.sqlite") as connection:
+        connection.execute("DELETE FROM media_metadata")
+        connection.executemany("INSERT INTO media_metadata VALUES (?, ?, ?)", rows)
+    connection.close()
+    output = run("info", dataset).stdout
+    assert "- images: 1 (unknown), 4 to 4 by 6 to 6 pixels" in output
+    assert "- video: 1 of unknown length" in output
+    assert "audio" not in output.partition("- images")[2]
+
+
 _SLOW = """
 import sys, time
 from energon.prepare.media import prepare as media

@@ -292,16 +292,6 @@ def test_archives_of_all_formats_are_read(tmp_path, format):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(META))
-def test_a_part_with_the_name_of_metadata_is_refused(tmp_path, name):
-    root = make(tmp_path, [[("a", {"txt": b"x", name: b"y"})]])
-    with pytest.raises(FormatError, match=rf"0\.tar.*{name}.*rename"):
-        read(WebdatasetSource(root))
-    assert [parts(sample) for sample in read(WebdatasetSource(root, parts=["txt"]))] == [
-        {"txt": b"x"}
-    ]
-
-
 # Which samples there are
 
 

@@ -631,6 +631,19 @@ def test_grouping_by_hand_refuses_a_field_twice():
         list(wds.group_by_keys(members))
 
 
+@pytest.mark.parametrize("field", ["__key__", "__url__"])
+def test_fields_that_every_sample_has_are_refused_under_their_name(tmp_path, field):
+    (tmp_path / "x.tar").write_bytes(tar_bytes([("0.a", b"1"), (f"0.{field}", b"2"), ("1.a", b"")]))
+    url = str(tmp_path / "x.tar")
+    with pytest.raises(FormatError, match=f"a field named '{field}' at byte 1024, a name that"):
+        list(wds.WebDataset(url))
+    by_hand = wds.group_by_keys(wds.tar_file_expander(wds.url_opener([{"url": url}])))
+    with pytest.raises(FormatError, match=f"a field named '{field}', a name that every"):
+        list(by_hand)
+    kept = list(wds.WebDataset(url, handler=wds.ignore_and_continue))
+    assert [sample["a"] for sample in kept] == [b"1", b""]
+
+
 def test_handlers_decide_about_fields_that_a_sample_has_twice(tmp_path):
     long = "x" * 120 + ".a"
     members = [

@@ -167,6 +167,10 @@ def _medium(name: str, found: Mapping[str, Any]) -> str:
             f"{found['count']} ({', '.join(found['formats'])}), {width['min']} to "
             f"{width['max']} by {height['min']} to {height['max']} pixels"
         )
+    if name == "unreadable":
+        return f"metadata of {counted(found['count'], 'file')}; run `energon prepare-media` again"
+    if found["longest"] is None:
+        return f"{found['count']} of unknown length"
     return (
         f"{found['count']} of {found['seconds']} s in all, from "
         f"{found['shortest']} to {found['longest']} s"

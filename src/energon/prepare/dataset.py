@@ -41,6 +41,7 @@ from energon.prepare.splits import (
     split_dataset,
 )
 from energon.prepare.verify.duplicates import check_unique
+from energon.samples.crude import RESERVED, reserved_names
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
 
@@ -257,6 +258,14 @@ def index_dataset(
             pass  # indexes that nobody has asked for
         changed = indexing.after_kill or any(shard.was_read for shard in found)
         check(frozenset(parts))
+        for name in reserved_names(parts):
+            logger.warning(
+                "%s: samples with a part named %r, %s. Until then each of them fails; `energon "
+                "verify` counts them",
+                dataset,
+                name,
+                RESERVED,
+            )
         info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
         commit_dataset(
             dataset,

@@ -264,6 +264,21 @@ PART_FILES = "__part_files__"
 file name that has one."""
 JOINED = "__joined__"
 """Part of a joined sample: a tuple of the samples it consists of, with None for missing ones."""
+META_NAMES = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
+"""The entries that every crude sample has besides its parts."""
+_RESERVED_NAMES = frozenset({*META_NAMES, "__sources__", PART_FILES, JOINED})
+RESERVED = "a name that energon reserves; rename it in the shard, or leave it out with a field_map"
+"""The end of messages about such a part."""
+
+
+def reserved_names(parts: Iterable[str]) -> list[str]:
+    """Return the names that no part can have, because crude samples have entries of these names.
+
+    Example:
+        >>> reserved_names(["jpg", "__key__"])
+        ['__key__']
+    """
+    return sorted(_RESERVED_NAMES.intersection(parts))
 
 
 def find_part(names: Iterable[str], requested: str) -> str | None:
@@ -332,13 +347,13 @@ class CrudeSample(dict[str, Any]):
 
 
 class UnreadableSample(CrudeSample):
-    """A sample of which a value cannot be read. It has no parts: looking one up raises the error.
+    """A sample with parts that cannot be read. It has none: looking one up raises the error.
 
     Its source cannot raise it, because other samples are read with it. The first hook does.
 
     Args:
         entries: Its key and origin.
-        error: Says which value cannot be read, and why.
+        error: Says which part cannot be read, and why.
     """
 
     __slots__ = ("error",)
@@ -352,6 +367,18 @@ class UnreadableSample(CrudeSample):
 
     def __missing__(self, name: str) -> Any:
         raise self.error
+
+
+def check_readable(sample: CrudeSample) -> CrudeSample:
+    """Return a sample that was just read.
+
+    Raises:
+        SampleError: If it, or one of the samples that are joined in it, cannot be read.
+    """
+    for each in (sample, *dict.get(sample, JOINED, ())):
+        if type(each) is UnreadableSample:
+            raise each.error
+    return sample
 
 
 def basic_sample_keys(

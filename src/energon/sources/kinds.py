@@ -118,8 +118,8 @@ class Source(Protocol):
     ) -> list[CrudeSample]:
         """Return samples as dicts of bytes, in the order of `ordinals`.
 
-        Sources whose samples have other values set `reads_values = True`, and return an
-        `UnreadableSample` where a value cannot be read, so that only this sample fails.
+        Sources that set `reads_values = True` return an `UnreadableSample` where a part cannot be
+        read, so that only this sample fails.
 
         Args:
             ordinals: Their numbers, shape (count,).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,29 +18,46 @@ from energon.io.epath import AnyPath
 from energon.samples.crude import find_part
 from energon.sources.files.locate import local_copy
 
-_IMAGES = """
-SELECT count(*), min(width), avg(width), max(width), min(height), avg(height), max(height) FROM (
-    SELECT
-        json_extract(metadata_json, '$.width') AS width,
-        json_extract(metadata_json, '$.height') AS height
-    FROM media_metadata WHERE metadata_type = 'image'
+_MEDIA = """
+WITH media AS (
+    SELECT metadata_type AS type, CASE
+        WHEN typeof(metadata_json) = 'text' AND json_valid(metadata_json) THEN metadata_json
+        ELSE 'null'
+    END AS json FROM media_metadata
 )
 """
-_FORMATS = """
-SELECT json_extract(metadata_json, '$.format'), count(*) FROM media_metadata
-WHERE metadata_type = 'image' GROUP BY 1 ORDER BY 2 DESC
-"""
-_LASTING = """
-SELECT count(*), sum(seconds), min(seconds), max(seconds), sum(units) FROM (
-    SELECT json_extract(metadata_json, ?) AS seconds, json_extract(metadata_json, ?) AS units
-    FROM media_metadata
-    WHERE metadata_type = 'av' AND json_extract(metadata_json, ?) IS NOT NULL
+
+
+def _number(name: str, *types: str) -> str:
+    """Return SQL for a number of the metadata, NULL for anything else and for absurd values."""
+    listed = ", ".join(f"'{each}'" for each in types or ("integer", "real"))
+    value = f"json_extract(json, '$.{name}')"
+    is_number = f"json_type(json, '$.{name}') IN ({listed}) AND {value} BETWEEN 0 AND 1e12"
+    return f"CASE WHEN {is_number} THEN {value} END AS {name}"
+
+
+_FORMAT = "CASE json_type(json, '$.format') WHEN 'text' THEN json_extract(json, '$.format') END"
+_IMAGES = f"""{_MEDIA}, images AS (
+    SELECT {_number("width", "integer")}, {_number("height", "integer")}, {_FORMAT} AS format
+    FROM media WHERE type = 'image'
 )
+SELECT format, count(*), min(width), sum(width), max(width), min(height), sum(height), max(height)
+FROM images WHERE width IS NOT NULL AND height IS NOT NULL GROUP BY 1 ORDER BY 2 DESC
 """
 _STREAMS = {
-    "video": ("$.video_duration", "$.video_num_frames", "$.video_fps"),
-    "audio": ("$.audio_duration", "$.audio_num_samples", "$.audio_sample_rate"),
+    "video": ("video_duration", "video_num_frames", "video_fps"),
+    "audio": ("audio_duration", "audio_num_samples", "audio_sample_rate"),
 }
+_READABLE = f"{_MEDIA} SELECT count(*) FROM media WHERE type = 'av' AND json_type(json) = 'object'"
+
+
+def _lasting(seconds: str, units: str, rate: str) -> str:
+    """Return the query for the streams of audio and video files that have a `rate`."""
+    numbers = ", ".join(map(_number, (seconds, units, rate)))
+    return f"""{_MEDIA}, streams AS (SELECT {numbers} FROM media WHERE type = 'av')
+SELECT count(*), sum({seconds}), min({seconds}), max({seconds}), sum({units})
+FROM streams WHERE {rate} IS NOT NULL
+"""
 
 
 def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
@@ -51,31 +68,37 @@ def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
     with SqliteReader(local_copy(index)) as reader:
         if "media_metadata" not in reader.tables:
             return None
-        count, *sizes = reader.first(_IMAGES) or (0,)
+        images = list(reader.rows(_IMAGES))
+        count = sum(row[1] for row in images)
         found: dict[str, Any] = {}
-        if count:
+        if images:
             found["images"] = {
                 "count": count,
-                "formats": dict(reader.rows(_FORMATS)),
-                "width": _range(*sizes[:3]),
-                "height": _range(*sizes[3:]),
+                "formats": {row[0] or "unknown": row[1] for row in images},
+                "width": _range(count, *zip(*(row[2:5] for row in images), strict=True)),
+                "height": _range(count, *zip(*(row[5:8] for row in images), strict=True)),
             }
-        for name, paths in _STREAMS.items():
-            count, *lengths = reader.first(_LASTING, paths) or (0,)
-            if count:
-                seconds, least, most, units = lengths
+        for name, stream in _STREAMS.items():
+            streams, seconds, least, most, units = reader.first(_lasting(*stream)) or (0,) * 5
+            if streams:
                 found[name] = {
-                    "count": count,
+                    "count": streams,
                     "seconds": round(seconds or 0.0, 3),
                     "shortest": least,
                     "longest": most,
                     "frames" if name == "video" else "samples": units,
                 }
+        (total,) = reader.first("SELECT count(*) FROM media_metadata") or (0,)
+        (readable,) = reader.first(_READABLE) or (0,)
+        if total > count + readable:
+            found["unreadable"] = {"count": total - count - readable}
         return found
 
 
-def _range(least: int, mean: float, most: int) -> dict[str, float]:
-    return {"min": least, "mean": round(mean, 1), "max": most}
+def _range(
+    count: int, least: Sequence[int], sums: Sequence[int], most: Sequence[int]
+) -> dict[str, float]:
+    return {"min": min(least), "mean": round(sum(sums) / count, 1), "max": max(most)}
 
 
 NUM_BUCKETS = 64

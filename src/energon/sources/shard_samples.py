@@ -11,14 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from energon.arrays import Ints
-from energon.errors import FormatError
+from energon.errors import DecodeError, FormatError
 from energon.formats.tables.part_table import PartTable
 from energon.limits import TAR_PART_BYTES
-from energon.samples.crude import CrudeSample, blank_source, fill_source
+from energon.samples.crude import (
+    META_NAMES,
+    RESERVED,
+    CrudeSample,
+    UnreadableSample,
+    blank_source,
+    fill_source,
+    reserved_names,
+)
 from energon.sources.shards import OpenShard, lazy_spans, read_columns
-from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, released
+from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, RowsAtOnce, released
 
-META_NAMES = ("__key__", "__shard__", "__restore_key__", "__subflavors__")
 MAX_LAZY_BYTES = 2 << 20
 """Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
 they are cut at once, while the data is in the processor cache."""
@@ -117,13 +124,39 @@ class WholeRows:
         return _released_rows(self, contents, labels, order)
 
 
+@dataclass(frozen=True)
+class UnreadableRows:
+    """Samples with parts that cannot be told apart, or that cannot be entries of a dict.
+
+    Args:
+        keys: The key of each sample.
+        errors: Why each cannot be read.
+    """
+
+    keys: Sequence[str]
+    errors: Sequence[DecodeError]
+
+    def rows(self, labels: Labels) -> list[CrudeSample]:
+        """Return them as dicts, which raise the errors when they are used."""
+        rows = zip(self.errors, self.keys, *labels, strict=False)
+        return [
+            UnreadableSample(dict(zip(META_NAMES, entries, strict=True)), error)
+            for error, *entries in rows
+        ]
+
+    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+        """Return them in another order as dicts. `labels` are in this order already."""
+        reordered = UnreadableRows(in_order(self.keys, order), in_order(self.errors, order))
+        return RowsAtOnce(reordered.rows(labels))
+
+
 def in_order(column: Sequence[T], order: Ints) -> list[T]:
     """Return the values of a column at some places."""
     return list(map(column.__getitem__, order.tolist()))
 
 
 def _released_rows(
-    rows: ReadRows, contents: Sequence[tuple[bytes, ...]], labels: Labels, order: Ints
+    rows: SlicedRows | WholeRows, contents: Sequence[tuple[bytes, ...]], labels: Labels, order: Ints
 ) -> LazyLeafRows:
     """Return `rows`, which have these `contents`, as dicts that are made when their turn comes.
 
@@ -273,7 +306,7 @@ _OF_ROWS = {
     "blank_source": blank_source,
     "fill_source": fill_source,
 }
-ReadRows = SlicedRows | WholeRows
+ReadRows = SlicedRows | WholeRows | UnreadableRows
 LARGE_PART_BYTES = 32 << 10
 """From this size on, parts are read into separate bytes: a copy would cost more than a call."""
 
@@ -316,13 +349,13 @@ def read_shards(
 
     Returns:
         For each set of parts, the places in `indices` of the samples that have it, and these.
+        Samples that have a part twice, or one with a reserved name, are unreadable.
 
     Raises:
-        FormatError: If the name of a part is reserved.
-        DuplicateSampleKeyError: If a sample has a part twice.
         TruncatedError: If a shard ends too early.
     """
     groups: dict[tuple[str, ...], list[_Piece]] = {}
+    unreadable: list[tuple[Ints, ReadRows]] = []
     chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Ints]] = {}
     all_places, stop = np.arange(len(indices)), 0
     for shard, count in shards:
@@ -331,26 +364,37 @@ def read_shards(
             shard.table, indices[start:stop], all_places[start:stop]
         ):
             if schema not in chosen:
-                chosen[schema] = _choose(shard, schema, parts, indices[places[:1]])
+                chosen[schema] = _choose(schema, parts)
             names, columns = chosen[schema]
+            if reserved_names(names) or len(set(schema)) != len(schema):
+                unreadable.append((places, _unreadable(shard, names, indices[places])))
+                continue
             groups.setdefault(names, []).append(_Piece(shard, places, columns + first))
-    return [_read_pieces(names, pieces, indices) for names, pieces in groups.items()]
+    return unreadable + [_read_pieces(*group, indices) for group in groups.items()]
 
 
 def _choose(
-    shard: OpenShard, schema: tuple[str, ...], parts: PartNames | PartFilter | None, sample: Ints
+    schema: tuple[str, ...], parts: PartNames | PartFilter | None
 ) -> tuple[tuple[str, ...], Ints]:
     """Return which parts of a sample to read, and their numbers in it as a column."""
-    if len(set(schema)) != len(schema):
-        raise shard.table.repeated_parts(sample)[0].error(shard.file.path)
     chosen = [n for n, name in enumerate(schema) if parts is None or name in parts]
-    names = tuple(schema[n] for n in chosen)
-    if reserved := set(META_NAMES).intersection(names):
-        raise FormatError(
-            f"{shard.file.path}: samples have a part named {min(reserved)!r}, a name that energon "
-            "reserves for itself; rename it in the shard, or exclude it with a field_map"
-        )
-    return names, np.array(chosen, np.int64)[:, None]
+    return tuple(schema[n] for n in chosen), np.array(chosen, np.int64)[:, None]
+
+
+def _unreadable(shard: OpenShard, names: tuple[str, ...], indices: Ints) -> UnreadableRows:
+    """Return samples of a shard that have a part twice, or one of `names` that is reserved."""
+    table, path = shard.table, shard.file.path
+    keys = table.keys(indices)
+    errors: list[DecodeError] = []
+    for key, index in zip(keys, indices, strict=True):
+        if repeated := table.repeated_parts(index[None]):
+            errors.append(DecodeError(str(repeated[0].error(path))))
+        else:
+            reserved = reserved_names(names)[0]
+            errors.append(
+                DecodeError(f"{path}: sample {key!r} has a part named {reserved!r}, {RESERVED}")
+            )
+    return UnreadableRows(keys, errors)
 
 
 def _read_pieces(

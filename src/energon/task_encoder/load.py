@@ -12,10 +12,9 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import JOINED, CrudeSample, UnreadableSample, sources_of
+from energon.samples.crude import META_NAMES, CrudeSample, sources_of
 from energon.samples.field_map import FieldMap
 from energon.sources.files.store import FileStore
-from energon.sources.shard_samples import META_NAMES
 from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
@@ -166,18 +165,6 @@ class JoinLoading:
     names: tuple[str | None, ...]
     joiner: SampleJoiner | Callable[..., Any]
     allow: Collection[str] = ()
-
-
-def check_readable(sample: CrudeSample) -> CrudeSample:
-    """Return a sample that was just read.
-
-    Raises:
-        SampleError: If it, or one of the samples that are joined in it, cannot be read.
-    """
-    for each in (sample, *dict.get(sample, JOINED, ())):
-        if type(each) is UnreadableSample:
-            raise each.error
-    return sample
 
 
 def load_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:

@@ -18,6 +18,7 @@ from energon.io.address import shown_address
 from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
+from energon.samples.crude import check_readable
 from energon.sources.read_ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
@@ -31,7 +32,7 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import check_readable, load_hooks, needs_sources
+from energon.task_encoder.load import load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,

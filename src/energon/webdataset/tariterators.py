@@ -339,11 +339,16 @@ def group_by_keys(
             about = {name: member[name] for name in _ABOUT if name in member}
             sample = {"__key__": key, "__url__": None, **about}
         if field in sample:
-            error = DuplicateSampleKeyError(
-                f"{sample['__url__']}: {name}: sample {key!r} has the field {field!r} twice; if "
-                "these are two samples, rename one, as `energon prepare "
-                "--fix-duplicates` does"
+            origin = f"{sample['__url__']}: {name}: sample {key!r} has"
+            error: FormatError = DuplicateSampleKeyError(
+                f"{origin} the field {field!r} twice; if these are two samples, rename one, as "
+                "`energon prepare --fix-duplicates` does"
             )
+            if field in ("__key__", "__url__", *_ABOUT):
+                error = FormatError(
+                    f"{origin} a field named {field!r}, a name that every sample has; rename the "
+                    "file, or leave it out with `suffixes`"
+                )
             if not handler(error):
                 return
         elif suffixes is None or field in suffixes:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.samples.crude import CrudeSample
-from energon.sources.shard_samples import MAX_LAZY_BYTES, META_NAMES, SlicedRows, WholeRows
+from energon.samples.crude import META_NAMES, CrudeSample
+from energon.sources.shard_samples import MAX_LAZY_BYTES, SlicedRows, WholeRows
 
 NAMES = st.lists(st.text(min_size=1, max_size=12), max_size=5, unique=True)
 

@@ -55,8 +55,8 @@ class SampleParser:
         split: Returns key and field of a name, or None; None means the rule above.
         lowercase: Whether fields are in lower case.
         position: Where in the archive the first window begins.
-        tolerates: Says of a field that a sample has twice whether to continue with the first one;
-            None means that it is an error.
+        tolerates: Says of the error about a field that a sample already has whether to continue
+            with the first one; None raises it.
         sizes: Whether fields are the sizes of contents, which are jumped over.
         gives_rows: Whether some samples may be rows instead of dicts.
         part_limit: How large the content of a field may be.
@@ -401,12 +401,17 @@ class SampleParser:
         return field
 
     def _refuse_duplicate(self, key: str, field: str, position: int) -> None:
-        error = DuplicateSampleKeyError(
-            f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}, has the "
-            f"field {field!r} twice, the second time at byte {position}; if these are two samples, "
-            "give them different keys, as `energon prepare --fix-duplicates` does; fields are "
-            "compared in lower case, so rename files that only differ in that, or leave one out "
-            "with select_files"
+        sample = f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}"
+        error: FormatError = DuplicateSampleKeyError(
+            f"{sample}, has the field {field!r} twice, the second time at byte {position}; if "
+            "these are two samples, give them different keys, as `energon prepare "
+            "--fix-duplicates` does; fields are compared in lower case, so rename files that only "
+            "differ in that, or leave one out with select_files"
         )
+        if field in self._begun:
+            error = FormatError(
+                f"{sample}, has a field named {field!r} at byte {position}, a name that every "
+                "sample has; rename the file, or leave it out with select_files"
+            )
         if self._tolerates is None or not self._tolerates(error):
             raise error

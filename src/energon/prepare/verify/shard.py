@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import distinct
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
@@ -22,6 +23,7 @@ from energon.messages import counted
 from energon.prepare.files import FileState, file_state, reporting
 from energon.prepare.index.checksums import RangeSums, content_crc32
 from energon.prepare.index.index import IndexedShard, summarize
+from energon.samples.crude import RESERVED, reserved_names
 
 
 class ShardFile(Protocol):
@@ -192,6 +194,7 @@ def verify_shard(
     if table is None:
         return ShardReport(problems, None)
     problems += _repeated_parts(shard.path, name, table)
+    problems += _reserved_parts(shard.path, name, table)
     indexed = summarize(name, table, was_read=False)
     if table is found:
         indexed = indexed._replace(state=FileState(state.size, UNKNOWN_DATE))
@@ -210,6 +213,18 @@ def _repeated_parts(path: str, name: str, table: PartTable) -> list[Problem]:
         message = f"{path}: {len(found)} parts occur twice in their sample"
         problems.append(Problem("duplicate-part", name, message, False, name))
     return problems
+
+
+def _reserved_parts(path: str, name: str, table: PartTable) -> Iterator[Problem]:
+    """Yield the names of parts that crude samples use for entries of their own."""
+    for part in reserved_names(table.part_names):
+        numbers = np.flatnonzero(table.part_name == table.part_names.index(part))
+        samples = distinct(np.searchsorted(table.first_part, numbers, side="right") - 1)
+        if len(samples):
+            key = table.key_of(int(samples[0]))
+            more = f" and {len(samples) - 1} more" if len(samples) > 1 else ""
+            message = f"{path}: sample {key!r}{more} has a part named {part!r}, {RESERVED}"
+            yield Problem("reserved-part", name, message, False, name, key)
 
 
 def missing_shard(path: str, name: str) -> Problem:

@@ -18,6 +18,7 @@ from energon.formats.meta.split import numbers_in, ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
 from energon.samples.crude import (
+    META_NAMES,
     PART_FILES,
     CrudeSample,
     UnreadableSample,
@@ -26,7 +27,7 @@ from energon.samples.crude import (
 )
 from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
-from energon.sources.shard_samples import META_NAMES, PartFilter
+from energon.sources.shard_samples import PartFilter
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
