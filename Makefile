@@ -62,7 +62,7 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@.ci/install torch,fast-jpeg 0.9
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml constraints.txt src/energon_loader.pth | $(BIN)/python
 	@.ci/install dev 2.3
 	@touch $@
 

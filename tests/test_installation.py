@@ -25,11 +25,15 @@ THEIRS = "megatron-energon==7.4.1"
 OFFLINE = ("No matching distribution found", "Failed to establish a new connection")
 
 PROGRAM = """
+import importlib.metadata
 import sys
+
+version = importlib.metadata.version("megatron-energon")
 import energon
 from energon import WorkerConfig, get_loader, get_train_dataset
 from megatron.energon.flavors import CaptioningSample
 
+assert importlib.metadata.version("megatron-energon") == version, version
 for name in energon.__all__:
     getattr(energon, name)
 config = WorkerConfig(rank=0, world_size=1, num_workers=1)

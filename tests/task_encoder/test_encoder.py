@@ -485,3 +485,18 @@ def test_what_a_hook_draws_is_the_same_after_resuming(root, hook):
 
 def test_encoders_that_draw_nothing_are_not_seeded(root):
     assert SeedDataset not in stages(train(root))
+
+
+def test_hooks_see_where_crude_samples_are_from(tmp_path):
+    class Shards(DefaultTaskEncoder):
+        def encode_sample(self, sample):
+            return sample["__sources__"]
+
+    root = make_crude(tmp_path / "ds", [3, 2])
+    found, _ = one_lane(train(root, Shards(), batch_size=None, repeat=False))
+    sources = [source for (source,) in found]
+    assert sorted(source.index for source in sources) == list(range(5))
+    assert {source.shard_name for source in sources} == {"shards/000.tar", "shards/001.tar"}
+    # Nothing is recorded where no code of the program could look.
+    samples, _ = one_lane(train(root, batch_size=None, repeat=False))
+    assert all("__sources__" not in sample for sample in samples)

@@ -197,6 +197,11 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """
         return recipe.pipeline()
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the encoder has no code of the program."""
+        return type(self) in (TaskEncoder, DefaultTaskEncoder)
+
     def _hook_method(self, name: str) -> HookMethod:
         """Return the hook of this name, and how it runs."""
         method, overridden = getattr(self, name), overrides(self, name)

@@ -208,12 +208,16 @@ def cook_hook(hooks: HookMaker, cook: Callable[[Any], Any], cooker: Cooker[Any])
 
 
 def needs_sources(encoder: AnyTaskEncoder, loading: LeafLoading) -> bool:
-    """Return whether `load_hooks` relies on samples to carry their sources."""
+    """Return whether samples have to carry their sources when they are read.
+
+    Those of joins and of programs' own datasets get them later. Crude samples that neither a cooker
+    nor any other code of the program sees have none.
+    """
     samples = loading.samples
     if loading.join is not None or samples.load is not None:
         return False
     is_typed = samples.sample_type is not None and samples.field_map is not None
-    return is_typed or bool(encoder.cookers)
+    return is_typed or bool(encoder.cookers) or not encoder._is_plain
 
 
 def _with_limits(decoder: LoadFunction | None) -> LoadFunction | None:

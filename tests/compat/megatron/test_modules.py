@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import pickle
 import random
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +22,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import energon
-import megatron.energon
 import megatron.energon.dataset_config as dataset_config
 from megatron.energon import (
     BasicDataLoader,
@@ -476,13 +477,27 @@ def test_errors_of_hooks_are_those_of_programs():
     assert issubclass(Bare, Sample)
 
 
+VERSIONS = """
+import importlib.metadata, site, sys
+site.addsitedir(sys.argv[1])  # which runs its .pth files, as those of an installation are
+before = importlib.metadata.version("megatron-energon")
+import megatron.energon
+after = importlib.metadata.version("megatron_energon")
+assert before == after == megatron.energon.__version__, (before, after)
+assert "energon-loader" in importlib.metadata.metadata("Megatron-Energon")["Summary"]
+assert "megatron-energon" not in {each.name for each in importlib.metadata.distributions()}
+try:
+    importlib.metadata.version("megatron-energons")
+except importlib.metadata.PackageNotFoundError:
+    print(before)
+"""
+
+
 def test_versions_are_those_of_the_release_whose_programs_run():
-    assert megatron.energon.__version__.startswith("7.")
-    assert importlib.metadata.version("megatron-energon") == megatron.energon.__version__
-    about = importlib.metadata.metadata("megatron-energon")
-    assert "energon-loader" in about["Summary"]
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("megatron-energons")
+    source = Path(energon.__file__).parents[1]
+    command = [sys.executable, "-c", VERSIONS, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith("7."), done.stderr
 
 
 def test_metadatasets_are_given_as_splits(root, tmp_path):

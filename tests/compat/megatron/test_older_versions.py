@@ -15,7 +15,10 @@ from megatron.energon import (
     BlendDataset,
     CaptioningSample,
     Cooker,
+    CrudeWebdataset,
     DefaultTaskEncoder,
+    GcDataset,
+    JoinedWebdatasetFactory,
     MapDataset,
     RepeatDataset,
     Sample,
@@ -27,9 +30,13 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
     load_dataset,
+    traverse_metadataset,
 )
+from megatron.energon.dataset_config import load_config
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset import VideoData
+from megatron.energon.media.extractor import MediaFilterConfig
+from megatron.energon.media.filesystem_prepare import prepare_filesystem_dataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.wrappers.map_dataset import MapState
 from tests.datasets import make_crude
@@ -257,11 +264,41 @@ def test_states_take_their_fields():
     assert state.worker_states == [1]
 
 
-def test_ignored_arguments_are_logged_once(root, caplog, monkeypatch):
-    monkeypatch.setattr(messages, "_given", {})
+def ignored(root, tmp_path):
+    """Pass arguments that have no effect."""
     dataset = get_train_dataset(root, worker_config=CONFIG, batch_size=2, task_encoder=Texts())
+    get_savable_loader(dataset, n_checkpoints=3, gc_freeze_at_start=False).close()
+    get_loader(dataset, gc_collect_every_n_steps=5).close()
+    GcDataset(dataset, worker_config=CONFIG, freeze=False)
+    WorkerConfig(rank=0, world_size=1, num_workers=0, restore_error_handler=print)
+    members = [CrudeWebdataset(root, worker_config=CONFIG, ignore_decoder_errors=True)] * 2
+    JoinedWebdatasetFactory(
+        members, joiner=lambda a, b: a, worker_config=CONFIG, join_index=tmp_path / "join"
+    )
+    (tmp_path / "media").mkdir(exist_ok=True)
+    prepare_filesystem_dataset(
+        tmp_path / "media",
+        MediaFilterConfig.parse(None, False, True),
+        progress=print,
+        index_sqlite_tmp_path=tmp_path,
+    )
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    traverse_metadataset(
+        {**document, "splits": {"train": {"path": str(root)}}},
+        split_part="train",
+        worker_config=CONFIG,
+    )
+    load_config({}, default_type=lambda: None, parser=print)
+
+
+def test_ignored_arguments_are_logged_once(root, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(messages, "_given", {})
     with caplog.at_level("INFO", "energon"):
         for _ in range(2):
-            get_savable_loader(dataset, n_checkpoints=3, gc_freeze_at_start=False).close()
+            ignored(root, tmp_path)
     texts = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
-    assert [text.partition(" ")[0] for text in texts] == ["n_checkpoints", "gc_freeze_at_start"]
+    assert [text.partition(" ")[0] for text in texts] == [
+        *("n_checkpoints", "gc_freeze_at_start", "gc_collect_every_n_steps", "freeze"),
+        *("restore_error_handler", "ignore_decoder_errors", "join_index", "progress"),
+        *("index_sqlite_tmp_path", "worker_config", "parser"),
+    ]

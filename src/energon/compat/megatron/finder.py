@@ -9,11 +9,11 @@ Building a wheel, or installing a checkout in editable mode, writes the stubs be
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,25 +45,19 @@ class NameTableFinder(MetaPathFinder, Loader):
         # The table is what stands in these modules, so that is what `inspect` shows.
         return ModuleSpec(fullname, self, origin=names.__file__, is_package=is_package(module))
 
-    def find_distributions(
-        self, context: DistributionFinder.Context | None = None
-    ) -> Iterable[Distribution]:
-        """Yield `megatron-energon` for programs that ask for its version, where it is absent."""
-        name = getattr(context, "name", None)
-        if name is None or name.lower().replace("_", "-") != "megatron-energon":
-            return
-        asked = DistributionFinder.Context(name=name)
-        if not any(True for _ in MetadataPathFinder.find_distributions(asked)):
-            yield _StandIn()
-
     def exec_module(self, module: ModuleType) -> None:
         """Give a new module its names, which are looked up when first used."""
         fill(module, module.__name__.removeprefix(f"{ROOT}."))
         module.__file__ = names.__file__
 
 
-class _StandIn(Distribution):
-    """Says which release of Megatron-Energon this package stands for."""
+class StandIn(Distribution):
+    """Says which release of Megatron-Energon this package stands for.
+
+    `energon_loader.pth` has every interpreter find it, since programs ask for the version of
+    `megatron-energon` before and after they import it. A Megatron-Energon that is installed is
+    found first.
+    """
 
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energon.arguments import ARGUMENT_HOMES
-from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
 from energon.compat.megatron.documents.load_config import GetterCall
 from energon.compat.megatron.pipeline import as_planned
 from energon.decode.sample_decoder import SampleDecoder
@@ -22,7 +22,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
+from energon.task_encoder.encoder import T_batch, TaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
@@ -34,8 +34,8 @@ T = TypeVar("T")
 _OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
 _INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
     "auto_decode": "`decoder` of the task encoder, which is None for raw bytes",
-    "handler": "`global_error_handler` of WorkerConfig",
-    "ignore_decoder_errors": "`@stateless(failure_tolerance=...)` on hooks",
+    "handler": "`global_error_handler` of WorkerConfig. It has no effect here",
+    "ignore_decoder_errors": "`@stateless(failure_tolerance=...)` on hooks. It has no effect here",
 }
 
 
@@ -151,7 +151,7 @@ class _Call:
         bound = signature.bind(path, **given)
         bound.apply_defaults()
         known = bound.arguments
-        encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+        encoder: AnyTaskEncoder = task_encoder or DecodingEncoder()
         if older:
             encoder = with_legacy_arguments(encoder, older)
         return cls(known, encoder, more, sample_type, training)
@@ -303,5 +303,5 @@ def get_dataset_from_config(
     if isinstance(dataset, LeafDataset):
         return dataset.within(opened[0])
     return LeafDataset(
-        opened[0], encoder=DefaultTaskEncoder(), worker_config=worker_config, training=training
+        opened[0], encoder=DecodingEncoder(), worker_config=worker_config, training=training
     )

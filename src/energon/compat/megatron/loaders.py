@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon.cache.pool import CachePool
 from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
+from energon.compat.megatron.worker import note_ignored
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.distributed import gather_states, merge_saved
-from energon.loader.options import LoaderOptions, WorkerKind, logger
+from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline, RestoresSamples
-from energon.messages import warn_once
 from energon.stages.base import T_co
 from energon.stages.log_samples import keys_of
 from energon.worker import StartMethod, WorkerConfig
@@ -105,7 +104,7 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        _note_ignored(
+        note_ignored(
             "Python decides when to collect garbage",
             gc_collect_every_n_steps=gc_collect_every_n_steps != 10,
             gc_freeze_at_start=not gc_freeze_at_start,
@@ -192,7 +191,7 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         n_checkpoints: int | None = None,
         **settings: Any,
     ) -> None:
-        _note_ignored(
+        note_ignored(
             "every batch carries the state after it",
             checkpoint_every_sec=checkpoint_every_sec != 60,
             checkpoint_every_min_n_samples=checkpoint_every_min_n_samples is not None,
@@ -240,13 +239,6 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         if size and all(each and each != size and each % size == 0 for each in saved):
             return ["batch_size"]
         return True
-
-
-def _note_ignored(reason: str, **is_given: bool) -> None:
-    """Log, once each, that the arguments that were given have no effect."""
-    for name in (name for name, given in is_given.items() if given):
-        key = f"ignored {name}"
-        warn_once(logger, key, "%s has no effect: %s", name, reason, level=logging.INFO)
 
 
 def get_loader(dataset: Pipeline[T], **settings: Any) -> BasicDataLoader[T]:

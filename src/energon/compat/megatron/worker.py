@@ -10,11 +10,19 @@ import threading
 from typing import Any
 
 from energon import worker
+from energon.messages import warn_once
 from energon.stages.hooks.failures import log_exception, reraise_exception
 from energon.stages.lane import active, active_call
 from energon.stages.log_samples import append_line
 
 logger = logging.getLogger("energon")
+
+
+def note_ignored(reason: str, **is_given: bool) -> None:
+    """Log, once each, that the arguments that were given have no effect."""
+    for name in (name for name, given in is_given.items() if given):
+        key = f"ignored {name}"
+        warn_once(logger, key, "%s has no effect: %s", name, reason, level=logging.INFO)
 
 
 class _Activated(threading.local):
@@ -56,7 +64,8 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
 
     Attributes may be set. Two are equal if they have the same rank, world size and number of
     workers. While hooks run, `WorkerConfig.active_worker_config` is that of their pipeline.
-    `restore_error_handler` has no effect: failures after a restore are handled as usual.
+    `restore_error_handler` has no effect, as is logged once: failures after a restore are handled
+    as usual.
     """
 
     worker_id_offset = 0
@@ -87,6 +96,10 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
             worker_debug_path=worker_debug_path,
             worker_log_level=worker_log_level,
             global_error_handler=global_error_handler,
+        )
+        note_ignored(
+            "failures after a restore are handled as all others, by global_error_handler",
+            restore_error_handler=restore_error_handler is not reraise_exception,
         )
         self.restore_error_handler = restore_error_handler
 

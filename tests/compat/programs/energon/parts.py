@@ -366,3 +366,27 @@ def check_copies_of_samples(energon, folder):
     )
     made = energon.CaptioningSample.derive_from(sample, image=1, caption="c")
     return made.__key__, made.caption
+
+
+def check_sources_of_samples_that_nothing_cooks(energon, folder):
+    """A program that builds its own pipeline, and one whose encoder leaves samples crude."""
+
+    class Raw(energon.DefaultTaskEncoder):
+        def build_cook_crude_sample(self, dataset, **settings):
+            return dataset
+
+    where = config(energon)
+    path = Path(folder) / "texts"
+    loaded = energon.load_dataset(path).get_dataset(
+        training=False, split_part="val", worker_config=where
+    )
+    samples = [next(iter(loader(energon, loaded.build())))]
+    dataset = val(energon, path, task_encoder=Raw(), batch_size=None)
+    samples += [next(iter(loader(energon, dataset)))]
+    batch = next(iter(loader(energon, val(energon, path, task_encoder=Raw(), batch_size=2))))
+    sources = [source for sample in samples for source in sample["__sources__"]]
+    sources += [source for sources in batch["__sources__"] for source in sources]
+    return [
+        (Path(str(each.dataset_path)).name, each.index, each.shard_name, list(each.file_names))
+        for each in sources
+    ]

@@ -148,7 +148,7 @@ class LeafDataset(Sharder, DatasetClass):
 
     def _samples(self) -> Dataset[Any]:
         leaf = self._plan_leaf
-        encoder = self._encoder or DefaultTaskEncoder()
+        encoder = self._encoder or DecodingEncoder()
         reader = make_reader(encoder, self._among)
         number = next(n for n, each in enumerate(self._among) if each is self.opened)
         plan = LeafPlan(leaf, number, self.worker_config.seed_offset, self.training)
@@ -203,11 +203,12 @@ def opened_leaf(
     return OpenedLeaf(source, loading, plan_leaf, DatasetConfig(), dataset)
 
 
-def decoding_encoder(decoder: SampleDecoder | None) -> AnyTaskEncoder:
-    """Return a task encoder that only decodes samples."""
-    encoder: AnyTaskEncoder = DefaultTaskEncoder()
-    encoder.decoder = decoder
-    return encoder
+class DecodingEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Only decodes samples, for programs that build the rest of their pipeline."""
+
+    def __init__(self, decoder: SampleDecoder | None = DefaultTaskEncoder.decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
 
 
 class SampleDataset(WrapperDataset):

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
+from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError
 from energon.formats.media import MediaMetadata
 from energon.io.epath import EPath, any_path, open_file
@@ -81,6 +82,9 @@ class MediaFilterConfig:
         return probe_stream(stream, filename, self.as_filter())
 
 
+INDEX_PLACE = "indexes are written where they belong"
+
+
 def prepare_filesystem_dataset(
     root_path: str | os.PathLike[str],
     media_filter: MediaFilter | MediaFilterConfig,
@@ -94,13 +98,15 @@ def prepare_filesystem_dataset(
     Args:
         root_path: The folder, local or in an object store.
         media_filter: Selects the files.
-        progress: Has no effect.
+        progress: Has no effect, as is logged once.
         workers: Number of processes that read files.
-        index_sqlite_tmp_path: Has no effect.
+        index_sqlite_tmp_path: Has no effect, as is logged once.
 
     Returns:
         Number of files with metadata.
     """
+    note_ignored("files are not counted in advance", progress=progress is not None)
+    note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
     return store_media_metadata(root_path, media_filter, workers)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from energon.compat.megatron.datasets.leaf import LeafDataset, decoding_encoder, opened_leaf
+from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset, opened_leaf
 from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory, WebdatasetFactory
+from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
@@ -42,8 +43,8 @@ class JoinedWebdatasetFactory(LeafDataset):
         parallel_shard_iters: See `get_train_dataset`.
         max_samples_per_sequence: See `get_train_dataset`.
         subset: A range of joined samples, as (start, stop) or in percent.
-        join_index: Has no effect: the index is built on demand, and kept in the user's cache
-            folder.
+        join_index: Has no effect, as is logged once: the index is built on demand, and kept in the
+            user's cache folder.
 
     Raises:
         ConfigError: If the arguments are invalid, or a sample without a match is an error.
@@ -65,6 +66,7 @@ class JoinedWebdatasetFactory(LeafDataset):
         subset: Any = None,
         join_index: str | os.PathLike[str] | None = None,
     ) -> None:
+        note_ignored("the index is built on demand", join_index=join_index is not None)
         names, datasets = _members(inner_datasets)
         members = [dataset.opened for dataset in datasets]
         first = members[0]
@@ -97,7 +99,7 @@ class JoinedWebdatasetFactory(LeafDataset):
         )
         super().__init__(
             opened,
-            encoder=decoding_encoder(decoder),
+            encoder=DecodingEncoder(decoder),
             worker_config=worker_config,
             training=training,
         )
@@ -186,7 +188,7 @@ class JsonlFactory(LeafDataset):
         )
         super().__init__(
             opened,
-            encoder=decoding_encoder(decoder),
+            encoder=DecodingEncoder(decoder),
             worker_config=worker_config,
             training=training,
         )

@@ -10,7 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
-from energon.compat.megatron.datasets.media import MediaFilterConfig, store_media_metadata
+from energon.compat.megatron.datasets.media import (
+    INDEX_PLACE,
+    MediaFilterConfig,
+    store_media_metadata,
+)
+from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info
@@ -70,7 +75,8 @@ class PreparesShards:
             tar_index_only: Whether to index shards only, and leave splits unchanged.
             media_filter: Files whose media metadata is stored; None for none.
             fix_duplicates: Whether to rewrite shards that contain duplicate keys.
-            index_sqlite_tmp_path: Has no effect: indexes are written where they belong.
+            index_sqlite_tmp_path: Has no effect, as is logged once: indexes are written where they
+                belong.
 
         Returns:
             The names of the parts of samples, 50 at most.
@@ -79,6 +85,7 @@ class PreparesShards:
             ConfigError: If the arguments are invalid.
             DuplicateSampleKeyError: If a key occurs twice.
         """
+        note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
         folder, shown = any_path(parent_path), _Shown(progress_fn)
         if isinstance(folder, EPath) and fix_duplicates:
             raise ConfigError(
@@ -122,11 +129,12 @@ class PreparesShards:
             media_filter: Selects the files.
             workers: Number of processes that read shards.
             progress_fn: Shows the progress, see `prepare_dataset`.
-            index_sqlite_tmp_path: Has no effect.
+            index_sqlite_tmp_path: Has no effect, as is logged once.
 
         Returns:
             Number of files with metadata.
         """
+        note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
         return store_media_metadata(parent_path, media_filter, workers, _Shown(progress_fn))
 
     @staticmethod

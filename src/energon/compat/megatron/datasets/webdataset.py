@@ -23,6 +23,7 @@ from energon.compat.megatron.datasets.arguments import (
 )
 from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
+from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
 from energon.formats.meta.info import load_info
@@ -298,6 +299,7 @@ class DecoderWebdatasetFactory(GenericWebdatasetFactory):
         image_decode: Deprecated: an argument of `SampleDecoder`.
         av_decode: Deprecated: an argument of `SampleDecoder`.
         video_decode_audio: Deprecated: an argument of `SampleDecoder`.
+        ignore_decoder_errors: Has no effect, as is logged once.
         settings: Arguments of `GenericWebdatasetFactory`.
     """
 
@@ -313,6 +315,10 @@ class DecoderWebdatasetFactory(GenericWebdatasetFactory):
         ignore_decoder_errors: bool = False,
         **settings: Any,
     ) -> None:
+        note_ignored(
+            "failures of decoders are tolerated as those of hooks are",
+            ignore_decoder_errors=ignore_decoder_errors,
+        )
         older: dict[str, Any] = {
             "image_decode": image_decode,
             "av_decode": av_decode,

@@ -24,6 +24,7 @@ from energon.compat.megatron.datasets.webdataset import (
     WebdatasetFactory,
 )
 from energon.compat.megatron.names import class_of
+from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError, UnknownArgumentError
 from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
@@ -53,7 +54,8 @@ def load_config(
         path: The file, or the document as a dict.
         default_type: The type, unless the document names one with `__module__` and `__class__`.
         default_kwargs: Arguments that the document may omit.
-        parser: Has no effect: documents are data, types in them are looked up by name.
+        parser: Has no effect, as is logged once: documents are data, types in them are looked up by
+            name.
         allow: What a document may name besides the dataset classes and sample types known to this
             program: "code" lets it import modules and call anything.
 
@@ -61,6 +63,7 @@ def load_config(
         ConfigError: If the document is invalid.
         SecurityError: If it names something that is not allowed.
     """
+    note_ignored("types in documents are looked up by name", parser=parser is not None)
     document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: expected a mapping, found {type(document).__name__}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
 from energon.compat.megatron.documents.load_config import GetterCall
 from energon.compat.megatron.helpers import EPath
 from energon.compat.megatron.pipeline import LoadedDataset
+from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError
 from energon.metadataset import resolve as core
 from energon.metadataset.leaf import (
@@ -26,7 +27,6 @@ from energon.metadataset.leaf import (
 )
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.leaves.subset import resolve_range
-from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.open_join import build_join_indexes, metadataset_splits
 from energon.worker import WorkerConfig
@@ -193,7 +193,7 @@ def _pipelines(
         if isinstance(opened.dataset, LeafDataset)
         else LeafDataset(
             opened,
-            encoder=DefaultTaskEncoder(),
+            encoder=DecodingEncoder(),
             worker_config=worker_config,
             training=training,
             among=opened_leaves,
@@ -223,8 +223,9 @@ def traverse_metadataset(
         path: The metadataset, or the document as a dict.
         split_part: The split to read.
         allow: "env" lets documents refer to environment variables.
-        kwargs: Have no effect.
+        kwargs: Have no effect, as is logged once.
     """
+    note_ignored("no dataset is opened", **dict.fromkeys(kwargs, True))
     return [
         TraversedDatasetReference(
             EPath(each.path),  # type: ignore[arg-type]

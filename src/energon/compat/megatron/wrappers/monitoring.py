@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+from energon.compat.megatron.worker import note_ignored
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.errors import WorkerTimeoutError
 from energon.loader.workers import Watchdog
@@ -103,7 +104,8 @@ class GcDataset(_WatchingDataset):
         dataset: The items.
         worker_config: Rank and workers.
         every_n_iter: Number of items between two collections.
-        freeze: Accepted; the loader excludes objects that exist when a worker starts.
+        freeze: Has no effect, as is logged once: the loader excludes objects that exist when a
+            worker starts.
 
     Example:
         >>> from megatron.energon import WorkerConfig, get_val_dataset
@@ -121,6 +123,7 @@ class GcDataset(_WatchingDataset):
         every_n_iter: int = 10,
         freeze: bool = True,
     ) -> None:
+        note_ignored("objects that exist when a worker starts are excluded", freeze=not freeze)
         super().__init__(dataset, worker_config=worker_config)
         self.every_n_iter = every_n_iter
 
