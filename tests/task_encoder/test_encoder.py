@@ -496,7 +496,7 @@ def test_hooks_see_where_crude_samples_are_from(tmp_path):
     found, _ = one_lane(train(root, Shards(), batch_size=None, repeat=False))
     sources = [source for (source,) in found]
     assert sorted(source.index for source in sources) == list(range(5))
-    assert {source.shard_name for source in sources} == {"shards/000.tar", "shards/001.tar"}
+    assert {source.shard_name for source in sources} == {"000.tar", "001.tar"}
     # Nothing is recorded where no code of the program could look.
     samples, _ = one_lane(train(root, batch_size=None, repeat=False))
     assert all("__sources__" not in sample for sample in samples)
