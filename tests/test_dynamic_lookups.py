@@ -187,9 +187,6 @@ REASONS = {
     "energon/plan/recipe.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/prepare/assistant/show.py": {
-        "getattr(about, name)": FIELDS,
-    },
     "energon/prepare/writers/draw.py": {
         "pickle.load(file)": PROCESSES,
     },

@@ -17,13 +17,7 @@ from energon import (
 )
 from energon.cli.main import main
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.terminal_images import (
-    draws_images,
-    half_blocks,
-    image_protocol,
-    kitty_image,
-    sixel_image,
-)
+from energon.samples.terminal_images import half_blocks
 from megatron.energon import (
     LogSampleDataset,
 )
@@ -152,8 +146,11 @@ def test_draws_images_with_half_blocks(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     pixels = np.zeros((4, 4, 3), np.uint8)
     pixels[:2] = (255, 0, 0)
-    lines = list(half_blocks(pixels))
-    assert {line.count("▀") for line in half_blocks(np.zeros((90, 90, 3), np.uint8))} == {30}
+    lines = list(half_blocks(pixels, 30, 20))
+    large = list(half_blocks(np.zeros((90, 90, 3), np.uint8), 30, 20))
+    assert {line.count("▀") for line in large} == {30}
+    assert len(large) == 15
+    assert len(list(half_blocks(np.zeros((90, 9, 3), np.uint8), 30, 20))) == 20
     assert len(lines) == 2
     assert lines[0].count("▀") == 4
     assert lines[0].startswith("\x1b[38;2;255;0;0;48;2;255;0;0m▀")
@@ -162,38 +159,6 @@ def test_draws_images_with_half_blocks(tmp_path, monkeypatch):
     assert "▀" in invoke("preview", root, "--images").output
     # Where nobody looks at a terminal, nothing is drawn.
     assert "▀" not in invoke("preview", root).output
-
-
-def test_draws_images_as_the_terminal_says_that_it_can():
-    for said, draw in [
-        ({"TERM": "xterm-kitty"}, kitty_image),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, kitty_image),
-        ({"TERM": "foot"}, sixel_image),
-        ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, half_blocks),
-        ({"TERM": "xterm-256color"}, half_blocks),
-        ({}, half_blocks),
-    ]:
-        assert image_protocol(said) is draw
-        assert draws_images(said)
-    assert not draws_images({"TERM": "dumb"})
-
-
-def test_kitty_gets_a_png_in_pieces_and_others_get_sixels():
-    pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
-    (line,) = kitty_image(pixels)
-    pieces = re.findall("\x1b_G(.*?);(.*?)\x1b\\\\", line)
-    assert [head[-3:] for head, _ in pieces] == ["m=1"] * (len(pieces) - 1) + ["m=0"]
-    assert pieces[0][0].startswith("f=100,a=T")
-    image = Image.open(io.BytesIO(base64.b64decode("".join(data for _, data in pieces))))
-    assert np.array_equal(np.asarray(image), pixels)
-    flat = np.zeros((7, 10, 3), np.uint8)
-    flat[:6] = (255, 0, 0)
-    (line,) = sixel_image(flat)
-    colors = dict(re.findall(r"#(\d+);2;(\d+;\d+;\d+)", line))
-    red, black = (next(n for n, c in colors.items() if c == c0) for c0 in ("100;0;0", "0;0;0"))
-    # Six full rows are "~", one row is "@"; runs are counted.
-    assert line.startswith("\x1bPq")
-    assert line.endswith(f"#{red}!10~-#{black}!10@-\x1b\\")
 
 
 def test_saves_a_page_with_images_and_texts_beside_it(tmp_path):

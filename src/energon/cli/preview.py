@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,12 +36,15 @@ from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
 from energon.samples.notebook import as_pixels, contact_sheet, sources_in_words
-from energon.samples.terminal_images import Drawing, draws_images, half_blocks, image_protocol
+from energon.samples.terminal_images import half_blocks
 
 if TYPE_CHECKING:
     from energon.inspect.saved_run import SavedRun
     from energon.io.epath import AnyPath
     from energon.task_encoder.dataset import SavableDataset
+
+DRAWN_COLUMNS = 48
+DRAWN_ROWS = 48
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class PreviewOptions:
     images: bool | None = option(
         "--images/--no-images",
         default=None,
-        help="Draw images, in the best way that the terminal supports.",
+        help="Draw images with colored characters.",
         show_default="on terminals",
     )
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
@@ -213,11 +217,16 @@ def _restored(dataset: SavableDataset, places: Iterable[tuple[int, int, int]]) -
 
 def _draw(samples: Iterable[Any], images: bool | None) -> None:
     """Show samples on the terminal; `images` says whether with images, None where supported."""
-    on_terminal = sys.stdout.isatty()
-    drawn = on_terminal and draws_images(os.environ) if images is None else images
-    draw = image_protocol(os.environ) if on_terminal else half_blocks
+    if images is None:
+        images = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     for sample in samples:
-        _show(sample, draw if drawn else None)
+        echo_lines(sample_lines(sample))
+        for value in sample_fields(sample).values() if images else ():
+            pixels = as_pixels(value)
+            if pixels is not None:
+                columns = min(DRAWN_COLUMNS, shutil.get_terminal_size().columns)
+                write_output("\n".join(half_blocks(pixels, columns, DRAWN_ROWS)), color=True)
+        echo_lines([""])
 
 
 def _open(
@@ -306,16 +315,6 @@ class _Chosen:
 
         ((_, seen),) = show_saved_run(self.split, saved).samples(step, 1)
         return [(leaf, each.ordinal) for each, leaf in seen]
-
-
-def _show(sample: Any, draw: Drawing | None) -> None:
-    fields = sample_fields(sample)
-    echo_lines(sample_lines(sample))
-    for value in fields.values() if draw is not None else ():
-        pixels = as_pixels(value)
-        if pixels is not None and draw is not None:
-            write_output("\n".join(draw(pixels)), color=True)
-    echo_lines([""])
 
 
 def _save(folder: str, title: str, samples: Sequence[Any]) -> None:

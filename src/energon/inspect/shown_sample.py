@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
+from energon.messages import bytes_in_words
 from energon.samples.notebook import recording_in_words, sources_in_words
 
 
@@ -64,6 +65,6 @@ def value_in_words(value: Any) -> str:
     if shape is not None:
         return f"{type(value).__name__} {tuple(shape)} {value.dtype}"
     if isinstance(value, bytes):
-        return f"{len(value):,} bytes, {value[:16]!r}…" if len(value) > 16 else repr(value)
+        return bytes_in_words(value)
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

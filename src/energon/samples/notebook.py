@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import EnergonError
-from energon.messages import counted, escape_text
+from energon.messages import bytes_in_words, counted, escape_text
 from energon.samples.crude import SourceInfo
 
 T = TypeVar("T")
@@ -259,7 +259,7 @@ def _text(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return value_html(value)
     if isinstance(value, bytes):
-        return safe_html(f"{len(value)} bytes: {value[:16]!r}{'…' if len(value) > 16 else ''}")
+        return safe_html(bytes_in_words(value))
     text = value if isinstance(value, str) else repr(value)
     return safe_html(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…")
 

@@ -26,7 +26,7 @@ from energon.prepare.assistant.fields import (
     part_names,
     suggest,
 )
-from energon.prepare.assistant.show import describe_value, printable, show_samples
+from energon.prepare.assistant.show import describe_value, printable, show_sample
 from energon.prepare.description import CRUDE, LOADER_FILE, describe_samples
 from energon.prepare.splits import (
     SplitRequest,
@@ -217,7 +217,7 @@ class Assistant:
 
     def show(self) -> None:
         """Show the first samples."""
-        for table in show_samples(self.samples[:SHOWN_SAMPLES]):
+        for table in map(show_sample, self.samples[:SHOWN_SAMPLES]):
             self.console.print(table)
         names = ", ".join(map(printable, part_names(self.samples))) or "none: no file has a sample"
         self._say(f"Parts of samples: {names}")

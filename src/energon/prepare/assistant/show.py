@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import EnergonError
+from energon.messages import bytes_in_words
 from energon.prepare.assistant.fields import SeenSample
+from energon.samples.notebook import recording_in_words
+from energon.samples.terminal_images import half_blocks
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
 TEXT_LETTERS = 200
 IMAGE_COLUMNS = 32
@@ -48,7 +48,11 @@ def preview(value: Any) -> Any:
         return Text(printable(f"cannot be decoded: {value}"), style="red")
     if _is_rgb_image(value):
         height, width, _ = value.shape
-        return Group(Text(f"image, {width} by {height} pixels"), text_thumbnail(value))
+        lines = half_blocks(value, IMAGE_COLUMNS, IMAGE_ROWS)
+        return Group(
+            Text(f"image, {width} by {height} pixels"),
+            Text.from_ansi("\n".join(lines), no_wrap=True),
+        )
     return Text(describe_value(value))
 
 
@@ -59,41 +63,19 @@ def describe_value(value: Any) -> str:
         >>> describe_value({"caption": "a cat", "boxes": [[1, 2, 3, 4]]})
         'json {"caption": "a cat", "boxes": [[1, 2, 3, 4]]}'
         >>> describe_value(b"12345")
-        "5 bytes that begin with b'12345'"
+        "5 bytes, b'12345'"
     """
     if isinstance(value, str):
         return _shortened(json.dumps(value, ensure_ascii=False))
     if isinstance(value, bytes):
-        return f"{len(value)} bytes that begin with {value[:16]!r}"
+        return bytes_in_words(value)
     if isinstance(value, np.ndarray):
-        return f"array of {value.dtype}, {_shape(value)}"
+        return f"array of {value.dtype}, {' by '.join(map(str, value.shape)) or 'one value'}"
     if isinstance(value, int | float | bool | None):
         return repr(value)
     if isinstance(value, dict | list):
         return _structure(value)
-    if hasattr(value, "get_metadata"):
-        return _shortened(_media(value))
-    return _shortened(printable(repr(value)))
-
-
-def text_thumbnail(image: NDArray[np.uint8]) -> Text:
-    """Return an image (H, W, 3) in half blocks, two pixels per character height."""
-    from PIL import Image
-    from rich.color import Color
-    from rich.style import Style
-    from rich.text import Text
-
-    height, width, _ = image.shape
-    scale = min(IMAGE_COLUMNS / width, 2 * IMAGE_ROWS / height, 1.0)
-    columns = max(1, round(width * scale))
-    rows = max(1, round(height * scale / 2))
-    small = np.asarray(Image.fromarray(image).resize((columns, 2 * rows)))
-    text = Text(no_wrap=True)
-    for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
-        for above, below in zip(upper, lower, strict=True):
-            text.append("▀", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
-        text.append("\n")
-    return text
+    return _shortened(recording_in_words(value) or repr(value))
 
 
 def printable(text: str) -> str:
@@ -112,23 +94,6 @@ def _structure(value: Any) -> str:
     return _shortened(f"{kind} {printable(text)}")
 
 
-def _media(decoder: Any) -> str:
-    try:
-        about = decoder.get_metadata()
-    except EnergonError as error:
-        return f"cannot be decoded: {error}"
-    known = [
-        f"{name.replace('_', ' ')} {getattr(about, name)}"
-        for name in about.__dataclass_fields__
-        if getattr(about, name) is not None
-    ]
-    return ", ".join(known)
-
-
-def _shape(value: NDArray[Any]) -> str:
-    return " by ".join(map(str, value.shape)) or "one value"
-
-
 def _shortened(text: str) -> str:
     text = printable(text)
     return text if len(text) <= TEXT_LETTERS else text[: TEXT_LETTERS - 1] + "…"
@@ -136,8 +101,3 @@ def _shortened(text: str) -> str:
 
 def _is_rgb_image(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)
-
-
-def show_samples(samples: Sequence[SeenSample]) -> list[Table]:
-    """Return a table for each sample."""
-    return [show_sample(sample) for sample in samples]
