@@ -294,9 +294,6 @@ REASONS = {
         "getattr(import_module(module), attribute)": COMMAND_LINE,
         "import_module(module)": COMMAND_LINE,
     },
-    "energon/webdataset/tools/sort.py": {
-        "pickle.load(file)": PROCESSES,
-    },
     "energon/webdataset/utils.py": {
         "eval(expr.format(s))": PROGRAM,
         "getattr(found, original or name)": TABLE,

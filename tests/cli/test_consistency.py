@@ -143,7 +143,6 @@ ON_A_PLACE = {
     "tar index": "{}",
     "tar ls": "{}",
     "tar proc": "{} -o {out} --command true --allow shell",
-    "tar sort": "{} -o {out}.tar",
     "tar split": "{} -o {out}-%06d.tar --maxcount 2",
     "tar stat": "{}",
     "tar verify": "{}",

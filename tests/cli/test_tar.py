@@ -24,7 +24,7 @@ from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
 from tests.servers.web import web_server
 from tests.waiting import wait_until
-from tests.webdataset.shards import make_shards, members_of, tar_bytes
+from tests.webdataset.shards import make_shards, tar_bytes
 
 
 def run(*arguments, stdin=None):
@@ -227,36 +227,6 @@ def test_runs_a_command_for_each_shard_and_notices_if_it_fails(tmp_path):
     assert "status 1" in result.output
 
 
-# sort
-
-
-def test_sorts_more_than_fits_into_memory_and_loses_nothing(tmp_path):
-    classes = [(f"{n:04}", {"cls": b"%d" % (n * 7 % 5)}) for n in range(200)]
-    (tmp_path / "in.tar").write_bytes(tar_bytes(members_of(classes)))
-    source = tmp_path / "in.tar"
-    ok("sort", source, "--by", "cls", "--as", "int", "--memory", 2000, "-o", tmp_path / "x.tar")
-    found = [(int(content), name) for name, content in members(tmp_path / "x.tar")]
-    # Samples with equal values keep their order.
-    assert found == sorted(found)
-    assert len(found) == 200
-    ok("sort", source, "--by", "__random__", "--memory", 2000, "-o", tmp_path / "y.tar")
-    mixed = names(tmp_path / "y.tar")
-    assert sorted(mixed) == [f"{n:04}.cls" for n in range(200)] != mixed
-    ok("sort", tmp_path / "y.tar", "--memory", 2000, "-o", tmp_path / "z.tar")
-    assert (tmp_path / "z.tar").read_bytes() != (tmp_path / "y.tar").read_bytes()
-    assert names(tmp_path / "z.tar") == sorted(mixed)
-
-
-def test_a_value_that_cannot_be_compared_is_an_error(tmp_path):
-    (tmp_path / "in.tar").write_bytes(tar_bytes([("a.cls", b"x"), ("b.txt", b"")]))
-    number = run(
-        "sort", tmp_path / "in.tar", "--by", "cls", "--as", "int", "-o", tmp_path / "x.tar"
-    )
-    assert "'a': cls is b'x', expected int" in number.output
-    missing = run("sort", tmp_path / "in.tar", "--by", "cls", "-o", tmp_path / "x.tar")
-    assert "'b' has no 'cls'" in missing.output
-
-
 # proc
 
 
@@ -410,9 +380,9 @@ def test_indexes_of_shards_in_a_store_lie_beside_them(tmp_path, monkeypatch):
             assert [numbered[n][".txt"] for n in (0, 4)] == ["text 0", "text 4"]
             ok("proc", "s3://tars/in/*.tar", "-o", "s3://tars/out", "-c", "rm sample.json")
             assert json.loads(ok("stat", "--json", "s3://tars/out/").stdout)["samples"] == 5
-            ok("sort", "s3://tars/out/", "--reverse", "-o", "s3://tars/sorted.tar.gz")
-            listed = ok("ls", "s3://tars/sorted.tar.gz").output.split()
-            assert listed[0::2] == [f"{n:06}" for n in (4, 3, 2, 1, 0)]
+            ok("cat", "s3://tars/out/", "-o", "s3://tars/all.tar.gz")
+            listed = ok("ls", "s3://tars/all.tar.gz").output.split()
+            assert listed[0::2] == [f"{n:06}" for n in range(5)]
             ok("verify", "s3://tars/in/")
         finally:
             forget_stores()
@@ -517,7 +487,6 @@ def test_folders_that_nobody_may_write_to_are_errors(tmp_path):
         (("cat", "x.tar", "--mix", "0", "-o", "y.tar"), "--mix"),
         (("cat", "x.tar", "--slice", "-1:", "-o", "y.tar"), "START:STOP:STEP"),
         (("split", "x.tar", "--count", "0"), "--count"),
-        (("sort", "x.tar", "--by", "nothing", "-o", "y.tar"), "no 'nothing' to sort by"),
         (("proc", "x.tar", "-o", "out"), "one of --command"),
         (("proc", "x.tar", "-o", "out", "--function", "no_such:f"), "MODULE:NAME"),
     ],

@@ -204,10 +204,6 @@ CASES = {
     ),
     "tar create": Case("tar create photos -o out-%06d.tar --maxcount 9 --index", photos),
     "tar split": Case("tar split ds/000.tar ds/001.tar -c 4 -o out-%06d.tar --index", dataset),
-    "tar sort": Case(
-        "tar sort ds/000.tar ds/003.tar -k txt --reverse --memory 2000 --tmpdir . -o out.tar",
-        dataset,
-    ),
     "tar cat": Case("tar cat ds/000.tar ds/004.tar --shuffle 9 -o out-%06d.tar", dataset),
     "tar proc": Case(
         "tar proc ds/000.tar ds/001.tar ds/002.tar -o out --function tests.drills.test_kills:half",

@@ -20,7 +20,6 @@ TAR_COMMANDS = {
     "index": "Write an index next to each shard.",
     "ls": "List the samples of shards.",
     "proc": "Transform every sample with a command or a function.",
-    "sort": "Sort samples by key, by a field, or at random.",
     "split": "Split shards by number of samples or bytes.",
     "stat": "Count the samples, fields and bytes of shards.",
     "verify": "Check shards for damage and other problems.",
@@ -29,7 +28,7 @@ TAR_COMMANDS = {
 _FILES = {
     "inspect": ("index", "ls", "stat", "verify"),
     "make": ("create", "proc"),
-    "rewrite": ("cat", "sort", "split"),
+    "rewrite": ("cat", "split"),
 }
 
 

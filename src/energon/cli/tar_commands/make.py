@@ -14,7 +14,6 @@ from energon.cli.options import option, options_object, progress_bar
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.prepare.engines import EngineName
     from energon.webdataset.tools.process import OnError
     from energon.webdataset.tools.streams import Output
 
@@ -132,13 +131,6 @@ class ProcOptions:
         show_default=True,
         help="Number of shards to process in parallel.",
     )
-    engine: EngineName = option(
-        default="local",
-        show_default=True,
-        type=click.Choice(["local", "dask", "ray"]),
-        help="Where to process shards: on this machine, or on a cluster.",
-    )
-    address: str | None = option(help="Address of the scheduler of Dask, or of the head of Ray.")
     overwrite: bool = option(is_flag=True, help="Rewrite shards that exist.")
     index: bool = option(
         "--index/--no-index", default=False, help="Write indexes next to local shards."
@@ -196,7 +188,7 @@ def proc_command(
             change,
             urls,
             targets,
-            engine=Engine(how.engine, how.address, how.num_workers),
+            engine=Engine(num_workers=how.num_workers),
             overwrite=how.overwrite,
             progress=advance,
         )

@@ -1,4 +1,4 @@
-"""Commands of `energon tar` that write shards from shards: `cat`, `split`, `sort`."""
+"""Commands of `energon tar` that write shards from shards: `cat`, `split`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from energon.io.address import redact
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.webdataset.tools.sort import SortKind
     from energon.webdataset.tools.streams import Output
 
 
 @dataclass(frozen=True)
-class RenamingOptions:
-    """Options that rename fields and keys of samples."""
+class CatOptions:
+    """The options of the command, see its help."""
 
     fields: str | None = option(
         "-f",
@@ -31,12 +30,6 @@ class RenamingOptions:
     rekey: str | None = option(
         "-R", "--rekey", metavar="KEY", help="New keys: %06d counts, {key} is the old one."
     )
-
-
-@dataclass(frozen=True)
-class CatOptions(RenamingOptions):
-    """The options of the command, see its help."""
-
     shuffle: int = option(
         "-s",
         "--shuffle",
@@ -220,87 +213,3 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
             raise ConfigError(f"{post!r} ended with status {done.returncode} for {name}")
     if delete:
         os.unlink(name)
-
-
-@dataclass(frozen=True)
-class SortOptions(RenamingOptions):
-    """The options of the command, see its help."""
-
-    by: str = option(
-        "-k",
-        "--by",
-        default="__key__",
-        show_default=True,
-        metavar="FIELD",
-        help="What to sort by: a field, __key__, or __random__ for a shuffle of everything.",
-    )
-    kind: SortKind = option(
-        "--as",
-        default="text",
-        show_default=True,
-        type=click.Choice(["text", "int", "float"]),
-        help="How to compare values.",
-    )
-    reverse: bool = option(is_flag=True, help="Sort in descending order.")
-    seed: int = option(default=0, show_default=True, help="Seed for a random order.")
-    sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to read.")
-    memory: float = option(
-        default=1e9,
-        type=tar.SIZE,
-        show_default=True,
-        help="Bytes to keep in memory; the rest goes to disk.",
-    )
-    tmpdir: str | None = option(metavar="FOLDER", help="Folder for temporary files.")
-
-
-@click.command("sort")
-@tar.inputs
-@options_object(SortOptions, name="how")
-@tar.output
-@tar.json_option
-@tar.allow
-@tar.progress
-def sort_command(
-    inputs: tuple[str, ...],
-    how: SortOptions,
-    target: Output,
-    allow: tuple[str, ...],
-    progress: bool,
-    as_json: bool,
-) -> None:
-    """Sort the samples of shards, however many there are.
-
-    The sort is stable and keeps all samples.
-
-    \b
-    Example:
-      energon tar sort 'scattered-*.tar' -o sorted.tar
-      energon tar sort in.tar --by cls --as int -o by-class-%06d.tar
-      energon tar sort 'train-{000..127}.tar' --by __random__ -o shuffled-%06d.tar
-    """
-    from energon.webdataset.tools import sort, streams
-    from energon.webdataset.tools.streams import expand_inputs, read_samples, write_all
-
-    samples = streams.sliced(
-        read_samples(expand_inputs(inputs), allow=allow), streams.parse_slice(how.sample_slice)
-    )
-    chosen = streams.parse_fields(how.fields)
-    if how.by == "__random__":
-        value = sort.random_value(how.seed)
-    else:
-        value = sort.sort_value(how.by, how.kind)
-    with progress_bar(progress, "sorting", "samples") as advance:
-        ordered = sort.sorted_samples(
-            tar.reporting_progress(samples, advance),
-            value,
-            reverse=how.reverse,
-            memory_bytes=int(how.memory),
-            folder=how.tmpdir,
-        )
-        if chosen is not None:
-            ordered = streams.with_fields(ordered, chosen)
-        if how.rekey is not None:
-            ordered = streams.with_keys(ordered, how.rekey)
-        count = write_all(ordered, target)
-    about = {"samples": count}
-    tar.report(counted(count, "sample"), about, as_json=as_json, output=target.target)
