@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from energon.errors import ConfigError
+from energon.prepare.assistant.dialog import describe_value, preview, printable, show_sample
 from energon.prepare.assistant.fields import (
     check_field,
     first_samples,
@@ -18,7 +19,6 @@ from energon.prepare.assistant.fields import (
     part_names,
     suggest,
 )
-from energon.prepare.assistant.show import describe_value, preview, printable, show_sample
 from energon.samples.sample_types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 
