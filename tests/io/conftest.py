@@ -4,7 +4,7 @@ import pytest
 
 from tests.servers.places import KINDS, open_place
 
-TAKE_LONG = ("ceph", "msc client")
+TAKE_LONG = ("ceph", "msc")
 """Kinds of places that start slowly; others of their kind are tried everywhere."""
 
 

@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -159,22 +158,8 @@ def _web(request: pytest.FixtureRequest) -> Iterator[Place]:
         )
 
 
-def _profile(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A profile that our own backends serve."""
-    yield from _msc(request, {"type": "S3Credentials"})
-
-
-def _msc_client(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A profile that only multi-storage-client can open."""
-    pytest.importorskip("multistorageclient")
-    path = request.getfixturevalue("tmp_path") / "credentials.json"
-    keys = {"AccessKeyId": S3_KEY, "SecretAccessKey": S3_SECRET, "Version": 1}
-    path.write_text(json.dumps(keys))
-    options = {"credential_file_path": str(path)}
-    yield from _msc(request, {"type": "FileBasedCredentials", "options": options})
-
-
-def _msc(request: pytest.FixtureRequest, credentials: dict[str, Any]) -> Iterator[Place]:
+def _msc(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A profile of multi-storage-client."""
     path = request.getfixturevalue("tmp_path") / "msc.json"
     with FaultProxy(request.getfixturevalue("moto_port")) as proxy:
         keys = {"access_key": S3_KEY, "secret_key": "${THE_SECRET}"}
@@ -182,35 +167,14 @@ def _msc(request: pytest.FixtureRequest, credentials: dict[str, Any]) -> Iterato
         storage = {"base_path": base, "endpoint_url": proxy.url, "region_name": "us-east-1"}
         profile = {
             "storage_provider": {"type": "s3", "options": storage},
-            "credentials_provider": {"options": keys, **credentials},
+            "credentials_provider": {"type": "S3Credentials", "options": keys},
         }
         name = f"test-{uuid.uuid4().hex}"  # its client remembers profiles
         path.write_text(json.dumps({"profiles": {name: profile}}))
         yield Place(
             f"msc://{name}/data",
             proxy,
-            environment={
-                "MSC_CONFIG": str(path),
-                "MSC_KIND": credentials["type"],
-                "THE_SECRET": S3_SECRET,
-            },
-            secrets=(S3_SECRET,),
-        )
-
-
-def _rclone(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A remote of rclone's configuration."""
-    path = request.getfixturevalue("tmp_path") / "config/rclone/rclone.conf"
-    path.parent.mkdir(parents=True)
-    with FaultProxy(request.getfixturevalue("moto_port")) as proxy:
-        path.write_text(
-            f"[bucket]\ntype = s3\nprovider = Other\naccess_key_id = {S3_KEY}\n"
-            f"secret_access_key = {S3_SECRET}\nendpoint = {proxy.url}\nregion = us-east-1\n"
-        )
-        yield Place(
-            f"rclone://bucket/{BUCKET}/{uuid.uuid4().hex}",
-            proxy,
-            environment={"XDG_CONFIG_HOME": str(path.parents[1])},
+            environment={"MSC_CONFIG": str(path), "THE_SECRET": S3_SECRET},
             secrets=(S3_SECRET,),
         )
 
@@ -242,11 +206,9 @@ _MAKERS = {
     "gcs": _gcs,
     "azure": _azure,
     "web": _web,
-    "profile": _profile,
-    "msc client": _msc_client,
-    "rclone": _rclone,
+    "msc": _msc,
     "aistore": _aistore,
     "fsspec": _fsspec,
 }
 KINDS = tuple(_MAKERS)
-SERVERS = tuple(kind for kind in KINDS if kind not in ("local", "fsspec", "msc client"))
+SERVERS = tuple(kind for kind in KINDS if kind not in ("local", "fsspec", "msc"))

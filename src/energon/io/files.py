@@ -44,8 +44,8 @@ _MAKERS: Mapping[str, str] = {
     "https": "backends.object_stores:web",
     "hf": "backends.hugging_face:hugging_face",
     "ais": "backends.aistore:aistore",
-    "msc": "profiles:profile",
-    "rclone": "profiles:profile",
+    "msc": "backends.libraries:msc_backend",
+    "rclone": "backends.libraries:msc_backend",
 }
 """The function that makes the backend of each scheme, as `module:function`."""
 

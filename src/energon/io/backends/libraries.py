@@ -1,8 +1,8 @@
 """Backends over a library: fsspec and multi-storage-client.
 
-fsspec opens everything that no other backend does; multi-storage-client opens the profiles that
-only it can. Ranges are requested as ranges: file objects would fetch whole objects for the first
-byte.
+fsspec opens everything that no other backend does; multi-storage-client opens profiles. Both read
+their own configuration. Ranges are requested as ranges: file objects would fetch whole objects for
+the first byte.
 """
 
 from __future__ import annotations
@@ -201,22 +201,40 @@ _TRANSIENT = (
 )
 
 
+def msc_backend(parts: Address) -> MscBackend:
+    """Return the objects of a profile, `msc://PROFILE`; `rclone://PROFILE` is its older name.
+
+    Raises:
+        MissingExtraError: If multi-storage-client is not installed.
+        ConfigError: If it cannot open the profile.
+    """
+    with needs_extra("msc", f"{parts.root}: profiles need multi-storage-client"):
+        from multistorageclient import StorageClient, StorageClientConfig
+    name = parts.root.partition("://")[2]
+    try:
+        client = StorageClient(StorageClientConfig.from_file(profile=name))
+    except Exception as error:
+        # Its messages may quote the configuration, with keys in it.
+        raise ConfigError(
+            f"{parts.root}: multi-storage-client cannot open profile {name!r} "
+            f"({type(error).__name__}); `msc config validate` checks its configuration. The first "
+            "part of the address names a profile, not a bucket; MSC_CONFIG names the file of "
+            "profiles"
+        ) from None
+    return MscBackend(parts.root, client)
+
+
 class MscBackend(LibraryBackend):
     """The objects of a profile.
 
     Args:
         origin: The root for messages.
-        profile: Name of the profile.
-
-    Raises:
-        MissingExtraError: If multi-storage-client is not installed.
+        client: The client of multi-storage-client for the profile.
     """
 
-    def __init__(self, origin: str, profile: str) -> None:
-        with needs_extra("msc", f"{origin}: this kind of profile needs multi-storage-client"):
-            from multistorageclient import StorageClient, StorageClientConfig
+    def __init__(self, origin: str, client: Any) -> None:
         self.origin = origin
-        self._client: Any = StorageClient(StorageClientConfig.from_file(profile=profile))
+        self._client = client
 
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):

@@ -180,7 +180,7 @@ def s3(parts: Address) -> ObjectBackend:
     return s3_backend(parts.root.partition("://")[2])
 
 
-def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
+def gcs(parts: Address) -> ObjectBackend:
     """Return a bucket of Google Cloud Storage, or of its emulator."""
     bucket = parts.root.partition("://")[2]
     origin = f"gs://{bucket}"
@@ -189,23 +189,23 @@ def gcs(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
         object_library(origin)
         from obstore.store import GCSStore
 
-        found: dict[str, Any] = dict(options or {})
+        config: dict[str, Any] = {}
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        if emulator and not found:
+        if emulator:
             url = emulator if "://" in emulator else f"http://{emulator}"
             # Any token will do, but without one the library looks for a real one to write.
-            found = {"base_url": url.rstrip("/"), "bearer_token": "emulator"}
-        base = str(found.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
+            config = {"base_url": url.rstrip("/"), "bearer_token": "emulator"}
+        base = str(config.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
         return GCSStore(
             bucket,
-            config=found,  # type: ignore[arg-type]
+            config=config,  # type: ignore[arg-type]
             **connection_settings(seconds, base),
         )
 
     return ObjectBackend(origin, connect)
 
 
-def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBackend:
+def azure(parts: Address) -> ObjectBackend:
     """Return a container of Azure Blob Storage.
 
     Either `az://container`, of the account that the environment names, or
@@ -218,10 +218,7 @@ def azure(parts: Address, options: dict[str, Any] | None = None) -> ObjectBacken
         object_library(origin)
         from obstore.store import AzureStore
 
-        found = {
-            **azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")),
-            **(options or {}),
-        }
+        found = azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
         if host:
             found["account_name"] = host.partition(".")[0]
         named = found.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
