@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -19,8 +21,15 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon.errors import EnergonError
+from energon.inspect.plan_report import describe_run
+from energon.inspect.planned_run import find_key, list_step
+from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
 from energon.inspect.saved_state import compare_states, describe_position
+from energon.inspect.state_edits import change_mix, leave_out, skip_steps
+from energon.loader.relane import relane
 from energon.loader.state import merge_states
+from energon.loader.state_files import redistribute
 from tests.commands import run
 from tests.datasets import make_crude
 
@@ -112,7 +121,7 @@ def test_what_cannot_be_skipped_exactly_is_refused(blend, tmp_path):
     train(blend, tmp_path / "skips", 30, encoder=SkipsSome(), shuffle_buffer_size=None)
     done = edit(tmp_path / "skips", tmp_path / "edited", "--skip-steps", 1)
     assert done.exit_code == 1
-    assert "hooks have skipped samples" in done.output
+    assert "hooks have skipped or packed samples" in done.output
     settings = {"encoder": Groups(), "batch_size": None, "shuffle_buffer_size": None}
     train(blend, tmp_path / "groups", 9, **settings)
     done = edit(tmp_path / "groups", tmp_path / "edited", "--skip-steps", 1)
@@ -468,3 +477,45 @@ def test_any_damage_of_a_state_is_reported_as_such(blend, value):
             continue
         failures += 1
     assert failures > 5
+
+
+def _computations(state):
+    """Yield all that commands compute with a state."""
+    run_of = partial(open_saved_run, ReadFrom.of(state), state)
+    yield lambda: redistribute(state, 2)
+    yield lambda: redistribute(relane(state, 48).state, 2)
+    yield lambda: skip_steps(state, 2, world_size=num_ranks(state, None))
+    yield lambda: change_mix(state, weights={"b/train": 2.0}, positions={})
+    yield lambda: change_mix(state, weights={}, positions={"b/train": 50})
+    yield lambda: leave_out(state, run_of(), ["b3"], epochs=3)
+    yield lambda: list_step(run_of().run, 3)
+    yield lambda: find_key(run_of().run, "b3", batches=100)
+    yield lambda: describe_run(run_of().run, batches=100)
+
+
+def test_commands_report_damage_of_a_state(blend):
+    states = []
+    for rank in range(RANKS):
+        batches = loader(blend, rank)
+        list(islice(batches, 30))
+        states.append(batches.save_state_rank())
+    whole = merge_states(states)
+    values = [None, 0, -1, 1e308, 10**30, 1 << 40, "x", [], {}, [[]], True, float("nan")]
+    # All lanes are alike: two of them are enough.
+    paths = [path for path in _edits(whole) if path[0] != "positions" or path[1:2] < ("1",)]
+    edits = [(path, value) for path in paths for value in values]
+    chosen = [(("fingerprint", "batch_size"), value) for value in values]
+    reported = 0
+    for (*path, last), value in chosen + random.Random(7).sample(edits, 60):
+        state = inside = json.loads(json.dumps(whole))
+        for step in path:
+            inside = inside[step]
+        inside[last] = value
+        with suppress(StateError, ConfigError):
+            merged = merge_states(state)
+            for compute in _computations(merged):
+                try:
+                    compute()
+                except EnergonError:
+                    reported += 1
+    assert reported > 100

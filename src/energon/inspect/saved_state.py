@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from energon.errors import EnergonError, StateError
-from energon.loader.state import LanePosition, read_positions
+from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.loader.state_differences import differences
 from energon.messages import counted
 from energon.plan.blends.curve import Curve
@@ -26,7 +24,7 @@ def describe_position(state: State) -> Iterator[str]:
     Raises:
         StateError: If it is not the state of a plan.
     """
-    with _damage_told():
+    with reports_damage():
         yield from _position(state)
 
 
@@ -39,24 +37,6 @@ def _position(state: State) -> Iterator[str]:
         epoch, done = divmod(round(drawn), samples)
         then = f"; {_goes_on(state, name, moves[name])}" if name in moves else ""
         yield f"{name}: epoch {epoch:,}, after {done:,} of {of}; {drawn:,.0f} in all{then}"
-
-
-@contextmanager
-def _damage_told() -> Iterator[None]:
-    """Raise StateError for values that no loader saves: any of them may reach the plan's numbers.
-
-    Raises:
-        StateError: If the block fails with them.
-    """
-    try:
-        yield
-    except EnergonError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StateError(
-            f"the state is damaged or was edited: computing its position failed with {error!r:.200}"
-            "; use an earlier checkpoint"
-        ) from error
 
 
 def _goes_on(state: State, name: str, position: int) -> str:
@@ -88,7 +68,7 @@ def compare_states(first: State, second: State) -> Iterator[str]:
     Raises:
         StateError: If one is not the state of a plan.
     """
-    with _damage_told():
+    with reports_damage():
         yield from _differences(first, second)
 
 

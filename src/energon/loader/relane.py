@@ -23,6 +23,7 @@ from energon.loader.state import (
     LanePosition,
     batches_of_lanes,
     read_positions,
+    reports_damage,
 )
 from energon.messages import counted
 from energon.plan.dealt import Deal
@@ -55,6 +56,7 @@ class Relaned(NamedTuple):
         )
 
 
+@reports_damage()
 def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     """Return a merged state of all lanes, converted to another number of lanes.
 

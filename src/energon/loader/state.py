@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
-from energon.errors import StateError
+from energon.errors import EnergonError, StateError
 from energon.formats.json_text import parse_json
 from energon.limits import DOCUMENT_DEPTH
 from energon.loader.state_differences import RUN, differences, may_differ, shown, without_parts
@@ -347,6 +348,29 @@ def _is_made_of_addresses(value: Any, depth: int = 0) -> bool:
     if isinstance(value, int):
         return 0 <= value <= _MAX_ADDRESS
     return value is None or isinstance(value, str)
+
+
+_BY_DAMAGE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
+
+
+@contextmanager
+def reports_damage() -> Iterator[None]:
+    """Raise StateError where values that no loader saves reach the numbers of the plan.
+
+    Also decorates functions that compute with a state.
+
+    Raises:
+        StateError: If the block fails with such values.
+    """
+    try:
+        yield
+    except EnergonError:
+        raise
+    except _BY_DAMAGE as error:
+        raise StateError(
+            f"the state is damaged or was edited: computing its position failed with {error!r:.200}"
+            "; use an earlier checkpoint"
+        ) from error
 
 
 def _check_header(state: Any, number: int) -> None:

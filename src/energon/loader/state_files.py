@@ -16,7 +16,14 @@ from energon.formats.json_text import parse_json
 from energon.io.atomic import publish, write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.rebatch import is_at_row
-from energon.loader.state import COVERS, FORMAT, batches_of_lanes, check_steps, merge_states
+from energon.loader.state import (
+    COVERS,
+    FORMAT,
+    batches_of_lanes,
+    check_steps,
+    merge_states,
+    reports_damage,
+)
 from energon.loader.state_differences import RUN
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
@@ -142,12 +149,14 @@ def _is_flat(content: Mapping[str, Any]) -> bool:
             return isinstance(header, str)
 
 
+@reports_damage()
 def world_size_of(state: State) -> int:
     """Return how many ranks saved a state; 1 if it does not say."""
     run = state["fingerprint"].get(RUN) or {}
     return int(run.get("world_size", 1))
 
 
+@reports_damage()
 def redistribute(state: State, world_size: int) -> list[State]:
     """Return the states of the ranks of a run of `world_size`, which continue where `state` was.
 
