@@ -45,9 +45,12 @@ REASONS = {
         "getattr(import_module(home), attribute)": TABLE,
         "import_module(home)": TABLE,
     },
-    "energon/cli/view.py": {
+    "energon/cli/options.py": {
         "getattr(import_module(module), name)": COMMAND_LINE,
         "import_module(module)": COMMAND_LINE,
+    },
+    "energon/cli/preview.py": {
+        "getattr(sample, each.name)": FIELDS,
     },
     "energon/compat/megatron/datasets/webdataset.py": {
         "getattr(type(self), name, None)": TABLE,
@@ -115,9 +118,6 @@ REASONS = {
     },
     "energon/inspect/lint_batch.py": {
         "pickle.loads(leaf)": PROCESSES,
-    },
-    "energon/inspect/shown_sample.py": {
-        "getattr(sample, each.name)": FIELDS,
     },
     "energon/io/block_file.py": {
         "getattr(self, name)": FIELDS,

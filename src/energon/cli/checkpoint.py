@@ -6,15 +6,19 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon.cli.command_group import echo, echo_json, echo_lines
-from energon.cli.options import ADDRESS, option, options_object
+from energon.cli.options import ADDRESS, allow_option, load_encoder, option, options_object
 from energon.io.address import redact
 from energon.io.epath import AnyPath
 from energon.messages import counted
+
+if TYPE_CHECKING:
+    from energon.inspect.encoded_run import EncodedRun
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
@@ -192,7 +196,13 @@ class EditOptions:
         help="Number of epochs to which --leave-out applies.",
     )
     path: str | None = option(
-        metavar="PATH", help="With --leave-out: the current location of the data."
+        metavar="PATH",
+        help="With --leave-out or --task-encoder: the current location of the data.",
+    )
+    task_encoder: str | None = option(
+        metavar="MODULE:CLASS",
+        help="With --skip-steps: run the hooks of this task encoder, for runs whose hooks pack or "
+        "skip samples.",
     )
     world_size: int | None = option(
         type=click.IntRange(1), help="Number of ranks, if it is not in the state."
@@ -204,7 +214,10 @@ class EditOptions:
 @_FILES
 @click.argument("folder", type=ADDRESS)
 @options_object(EditOptions)
-def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> None:
+@partial(allow_option, expose_value=True)
+def edit(
+    files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions, allow: tuple[str, ...]
+) -> None:
     """Write edited copies of the states in FILES to FOLDER.
 
     Skips steps first, then changes weights and positions, then leaves out samples. Prints what
@@ -214,6 +227,7 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
     \b
     Example:
       energon checkpoint edit --skip-steps 20 checkpoints/data edited
+      energon checkpoint edit --skip-steps 20 --task-encoder train:Encoder checkpoints/data edited
       energon checkpoint edit --weight code/train=0.3 --position web/train=0 checkpoints/data edited
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
@@ -223,11 +237,16 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
 
     if not (options.skip_steps or options.weights or options.positions or options.keys):
         raise click.UsageError("pass --skip-steps, --weight, --position or --leave-out")
+    if options.task_encoder is not None and not options.skip_steps:
+        raise click.UsageError("--task-encoder requires --skip-steps")
     state = read_states(files)
     ranks = num_ranks(state, options.world_size)
     about: list[str] = []
     if options.skip_steps:
-        state, lines = state_edits.skip_steps(state, options.skip_steps, world_size=ranks)
+        encoded = _encoded_run(state, options, ranks, allow)
+        state, lines = state_edits.skip_steps(
+            state, options.skip_steps, world_size=ranks, encoded=encoded
+        )
         about += lines
     if options.weights or options.positions:
         state, lines = state_edits.change_mix(
@@ -242,6 +261,21 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     _show_written(about, paths, folder, options.as_json)
+
+
+def _encoded_run(
+    state: dict[str, Any], options: EditOptions, ranks: int, allow: Sequence[str]
+) -> EncodedRun | None:
+    """Return the batches of the run of a state; None if there is no task encoder."""
+    encoder = load_encoder(options.task_encoder)
+    if encoder is None:
+        return None
+    from energon.inspect.encoded_run import EncodedRun
+    from energon.inspect.saved_run import ReadFrom, open_saved_run
+
+    read_from = ReadFrom.of(state, path=options.path)
+    saved = open_saved_run(read_from, state, world_size=ranks, may_pack=True)
+    return EncodedRun.of(saved, encoder, allow=allow)
 
 
 def _show_written(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -90,6 +91,30 @@ def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -
         os.environ[VARIABLE] = ",".join(sorted({*names, *allowed_by_environment()}))
         context.call_on_close(restore)
     return names
+
+
+def load_encoder(given: str | None) -> type[Any] | None:
+    """Return the class that --task-encoder names; None if it is not given."""
+    if given is None:
+        return None
+    encoder = load_named("--task-encoder", given)
+    if not isinstance(encoder, type):
+        raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
+    return encoder
+
+
+def load_named(option: str, given: str) -> Any:
+    """Return the object named by `module:name`; the module may be in the working directory."""
+    module, _, name = given.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option} {given}: {error}") from error
+    if not callable(value):
+        raise ConfigError(f"{option} {given}: {name} is not callable")
+    return value
 
 
 def option(*flags: str, **settings: Any) -> Any:

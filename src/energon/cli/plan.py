@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -13,6 +14,7 @@ from energon.cli.options import (
     ADDRESS,
     allow_option,
     is_given,
+    load_encoder,
     logging_to_terminal,
     option,
     options_object,
@@ -77,6 +79,11 @@ class PlanOptions:
     exclude_from: str | None = option(
         metavar="PLACE", help="With --state: current location of the quarantine files of the run."
     )
+    task_encoder: str | None = option(
+        metavar="MODULE:CLASS",
+        help="With --state, and --step or --key: run the hooks of this task encoder from the "
+        "state on, for runs whose hooks pack or skip samples.",
+    )
     plot: str | None = option(
         metavar="FILE", help="Plot the result into a .png, .svg or .pdf file."
     )
@@ -86,15 +93,17 @@ class PlanOptions:
 @click.command("plan")
 @click.argument("path", required=False)
 @options_object(PlanOptions)
-@allow_option
+@partial(allow_option, expose_value=True)
 @click.pass_context
-def command(context: click.Context, path: str | None, options: PlanOptions) -> None:
+def command(
+    context: click.Context, path: str | None, options: PlanOptions, allow: tuple[str, ...]
+) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
     Opens indexes, but reads no samples: the order is computed. Options are the arguments of
     get_train_dataset and WorkerConfig; a state of the run, passed with --state, contains all of
-    them, and PATH, unless the data has moved. Samples that hooks skip are not known, and with
-    packing, batches hold more samples than shown here.
+    them, and PATH, unless the data has moved. Samples that hooks skip are not known, nor are the
+    packs that they make: pass --task-encoder to run the hooks from the state on.
 
     \b
     Example:
@@ -103,6 +112,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
       energon plan blend.yaml --batch-size 32 --world-size 8 --key images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
       energon plan --state checkpoints/data --step 5000
+      energon plan --state checkpoints/data --step 5000 --task-encoder train:Encoder
     """
     if options.key is not None and options.step is not None:
         raise click.UsageError("pass --key or --step, not both")
@@ -112,10 +122,10 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     from energon.worker import WorkerConfig
 
     if options.states:
-        _show(_saved_run(context, path, options), options)
+        _show_saved(context, path, options, allow)
         return
-    if options.exclude_from is not None:
-        raise click.UsageError("--exclude-from requires --state")
+    if options.exclude_from is not None or options.task_encoder is not None:
+        raise click.UsageError("--exclude-from and --task-encoder require --state")
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
@@ -139,32 +149,49 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
 _OF_ANY_RUN = frozenset(
     {
         *("path", "split_part", "states", "exclude_from", "world_size", "key", "step", "batches"),
-        *("plot", "as_json", "allow", "quiet", "verbose"),
+        *("task_encoder", "plot", "as_json", "allow", "quiet", "verbose"),
     }
 )
 """Parameters that a state does not determine."""
 
 
-def _saved_run(context: click.Context, path: str | None, options: PlanOptions) -> PlannedRun:
-    """Return the run of a state, and print what its plan does not know."""
+def _show_saved(
+    context: click.Context, path: str | None, options: PlanOptions, allow: tuple[str, ...]
+) -> None:
+    """Show the run of a state: its plan, or its batches if there is a task encoder."""
     from energon.inspect.saved_run import read_saved_run
 
     refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
+    encoder = load_encoder(options.task_encoder)
+    if encoder is not None and options.key is None and options.step is None:
+        raise click.UsageError("--task-encoder requires --key or --step")
     saved = read_saved_run(
         options.states,
         path=path,
         split_part=options.split_part,
         exclude_from=options.exclude_from,
         world_size=options.world_size if is_given(context, "world_size") else None,
+        may_pack=encoder is not None,
     )
     echo(f"The state was saved before step {saved.step}.", err=True)
+    if encoder is not None:
+        from energon.inspect.encoded_run import EncodedRun
+
+        run = EncodedRun.of(saved, encoder, allow=allow)
+        if options.key is not None:
+            sightings = run.find_key(options.key, batches=options.batches)
+        else:
+            sightings = run.samples(options.step or 0)
+        _show_sightings(sightings, options.as_json)
+        return
     if saved.shifted:
         echo(
             f"By then, hooks had skipped {counted(saved.shifted, 'sample', grouped=True)}, so "
-            "samples come earlier than shown here: by as many as their lane has skipped.",
+            "samples come earlier than shown here: by as many as their lane has skipped. Pass the "
+            "--task-encoder of the run to run its hooks.",
             err=True,
         )
-    return saved.run
+    _show(saved.run, options)
 
 
 def _show(run: PlannedRun, options: PlanOptions) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 import socket
-import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from energon.cli.command_group import echo
-from energon.cli.options import ADDRESS, allow_option, logging_to_terminal, option, options_object
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    load_encoder,
+    load_named,
+    logging_to_terminal,
+    option,
+    options_object,
+)
 from energon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +142,7 @@ def _make_app(
         allow=allow,
         notes=None if options.quarantine is None else Notes(options.quarantine),
         saved=None if saved is None else _shown_run(shown, saved),
-        encoder=_encoder(options.task_encoder),
+        encoder=load_encoder(options.task_encoder),
         tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
     )
     return app, [place.address for place in shown.paths]
@@ -162,29 +167,6 @@ def _shown_run(shown: Shown, saved: SavedRun) -> ShownRun:
 
     names = [split.name for split in shown.splits]
     return show_saved_run(names.index(saved.read_from.split_part), saved)
-
-
-def _encoder(given: str | None) -> type[Any] | None:
-    if given is None:
-        return None
-    encoder = load_named("--task-encoder", given)
-    if not isinstance(encoder, type):
-        raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
-    return encoder
-
-
-def load_named(option: str, given: str) -> Any:
-    """Return the object named by `module:name`; the module may be in the working directory."""
-    module, _, name = given.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{option} {given}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{option} {given}: {name} is not callable")
-    return found
 
 
 def _serve(app: object, listening: socket.socket) -> None:

@@ -23,7 +23,8 @@ class Sighting(NamedTuple):
 
     moment: Moment
     lane: int
-    row: int
+    row: int | None
+    """None in a batch that hooks have made, for which they may have skipped rows."""
     leaf: str
     epoch: int
     ordinal: int
@@ -47,11 +48,16 @@ def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
             known = True
             found += _sightings(run, leaf, ordinal, batches)
     if not known:
-        raise ConfigError(
-            f"no dataset of the run ({', '.join(run.names)}) has a sample {key!r}; in a shard, "
-            "keys are the paths of files up to the first dot of their names"
-        )
+        raise ConfigError(no_such_key(run, key))
     return sorted(found)
+
+
+def no_such_key(run: PlannedRun, key: str) -> str:
+    """Return the message about a key that no dataset of a run has."""
+    return (
+        f"no dataset of the run ({', '.join(run.names)}) has a sample {key!r}; in a shard, keys "
+        "are the paths of files up to the first dot of their names"
+    )
 
 
 def list_step(
@@ -86,9 +92,8 @@ def list_step(
         rows = run.plan.rows(lane, turn * run.batch_size, left)
         triples = zip(*(column.tolist() for column in rows), strict=True)
         for position, (leaf, epoch, ordinal) in enumerate(triples):
-            found.append(
-                _sighting(run, lane, turn * run.batch_size + position, leaf, epoch, ordinal)
-            )
+            row = turn * run.batch_size + position
+            found.append(sighting(run, run.moment(lane, row), lane, row, leaf, epoch, ordinal))
     if not found:
         raise ConfigError(f"there is no step {step}: the run ends before it")
     return found
@@ -103,20 +108,30 @@ def _sightings(run: PlannedRun, leaf: int, ordinal: int, batches: int) -> Iterat
             misses += 1
         else:
             misses = 0
-            yield _sighting(run, *place, leaf, epoch, ordinal)
+            yield sighting(run, run.moment(*place), *place, leaf, epoch, ordinal)
         epoch += 1
 
 
-def _sighting(
-    run: PlannedRun, lane: int, row: int, leaf: int, epoch: int, ordinal: int
+def sighting(
+    run: PlannedRun,
+    moment: Moment,
+    lane: int,
+    row: int | None,
+    leaf: int,
+    epoch: int,
+    ordinal: int,
 ) -> Sighting:
+    """Return a sample of a run at some moment.
+
+    Raises:
+        ConfigError: If the run no longer reads its dataset.
+    """
     if leaf >= len(run.leaves):
         raise ConfigError(
             f"at that step the run was reading {run.recipe.leaves[leaf].uid}, which it no longer "
             "reads; pass a state that was saved before that change"
         )
     where = run.leaves[leaf].source.locate(ordinal)
-    moment = run.moment(lane, row)
     return Sighting(moment, lane, row, run.names[leaf], epoch, ordinal, where.key, where.shard)
 
 

@@ -11,7 +11,7 @@ from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import check_steps, covered_by, read_positions
+from energon.loader.state import check_steps, covered_by, read_positions, reports_damage
 from energon.loader.state_differences import RUN
 from energon.loader.state_files import read_states
 from energon.messages import counted
@@ -125,6 +125,7 @@ def read_saved_run(
     return open_saved_run(read_from, state, world_size=world_size, may_pack=may_pack)
 
 
+@reports_damage()
 def open_saved_run(
     read_from: ReadFrom,
     state: State,
@@ -150,13 +151,17 @@ def open_saved_run(
     packs = bool(about.get("packing_buffer_size"))
     if packs and not may_pack:
         raise StateError(
-            "the run packs samples, so the order does not tell how many each of its steps took; "
-            "restore_sample of the loader recreates a batch from its __restore_key__"
+            "the run packs samples, so the samples of its steps are known only after its hooks: "
+            "pass the --task-encoder of the run"
         )
     ranks = num_ranks(state, world_size)
     check_steps(state, state)
     leaves = tuple(_saved_leaves(read_from, about["leaves"]))
     batch_size = about["batch_size"] or 1
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= _MAX_BATCH_SAMPLES:
+        raise StateError(
+            f"the state is damaged or was edited: its batch size is {batch_size!r:.100}"
+        )
     read = {
         lane: _Read(position.batches, *rows_read(position.saved_state()))
         for lane, position in read_positions(state, map(int, state["positions"])).items()
@@ -173,11 +178,16 @@ def open_saved_run(
         first_turn,
         _changes_by_stream(read, recipe.deal(lanes)),
     )
+    run.plan.rows(0, 0, 1)  # tables of the order are built lazily; damage shows here, not later
     beyond = (each.rows - (each.batches - first_turn) * batch_size for each in read.values())
     shifted = 0 if packs else sum(max(0, rows) for rows in beyond)
     done = sum(each.batches for each in read.values())
     own = len(read) * ranks // lanes
     return SavedRun(read_from, state, run, done // max(1, own), shifted)
+
+
+_MAX_BATCH_SAMPLES = 1 << 20
+"""A larger batch size is damage: listing its samples would take hours and terabytes."""
 
 
 class _Read(NamedTuple):
@@ -209,6 +219,7 @@ def _with_blocks(
     return tuple(replace(leaf, blocks=blocks.get(leaf.uid)) for leaf in leaves)
 
 
+@reports_damage()
 def num_ranks(state: State, given: int | None) -> int:
     """Return how many ranks the run of a state had.
 
@@ -248,19 +259,21 @@ def _saved_leaves(
     read_from: ReadFrom, saved: Mapping[str, Mapping[str, object]]
 ) -> list[OpenedLeaf]:
     """Return the datasets of a run in its order, which must be those that it has read."""
-    known = {leaf.plan_leaf.uid: leaf for leaf in read_from.open_leaves()}
-    missing = [uid for uid in saved if uid not in known]
+    if not saved:
+        raise StateError("the state is damaged or was edited: it lists no datasets")
+    leaves = {leaf.plan_leaf.uid: leaf for leaf in read_from.open_leaves()}
+    missing = [uid for uid in saved if uid not in leaves]
     if missing:
         raise StateError(
             f"the run has read {missing[0]!r}, which is not in split {read_from.split_part!r} of "
-            f"{redact(read_from.path)}: it has {', '.join(known)}; give the path and the split of "
+            f"{redact(read_from.path)}: it has {', '.join(leaves)}; pass the path and the split of "
             "the run"
         )
     for uid, about in saved.items():
-        for name, now in known[uid].source.fingerprint().items():
+        for name, now in leaves[uid].source.fingerprint().items():
             if about.get(name, now) != now:
                 raise StateError(
                     f"{uid} has changed since the run read it: {name} was {about[name]!r}, now "
                     f"{now!r}; its rows no longer have the same content"
                 )
-    return [known[uid] for uid in saved]
+    return [leaves[uid] for uid in saved]

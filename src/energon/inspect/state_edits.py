@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon.errors import ConfigError, StateError
 from energon.inspect.saved_run import SavedRun
@@ -16,12 +16,15 @@ from energon.inspect.saved_state import (
     weight_in_words,
 )
 from energon.loader.relane import rows_read
-from energon.loader.state import LanePosition, read_positions
+from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.messages import counted, nearest
 from energon.plan.blends.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State
 from energon.stages.reading.read import begin_changes
+
+if TYPE_CHECKING:
+    from energon.inspect.encoded_run import EncodedRun
 
 _ROWS = frozenset({"row", "read"})
 
@@ -34,20 +37,47 @@ class EditedState(NamedTuple):
     """What the change does, as lines of text."""
 
 
-def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
+def skip_steps(
+    state: State, steps: int, *, world_size: int, encoded: EncodedRun | None = None
+) -> EditedState:
     """Return a state that continues this many steps later, as if they had been delivered.
 
     Args:
         state: A merged state of all lanes.
         steps: Number of batches that each rank skips.
         world_size: Number of ranks of the run.
+        encoded: Makes the batches of these steps; None to skip rows without running hooks.
 
     Raises:
-        StateError: If it is unknown which samples these steps would have had, because hooks have
-            skipped some before, or because samples are waiting to be packed or grouped.
+        StateError: If the data ends before that. Without `encoded`, also if it is unknown which
+            samples these steps would have had, because hooks have skipped some before, or because
+            samples are waiting to be packed or grouped.
     """
+    with reports_damage():
+        saved = read_positions(state, range(state["lanes"]))
+        done = sum(position.batches for position in saved.values())
+        target = done + steps * world_size
+        after = _after_rows(state, saved, target) if encoded is None else {}
+    if encoded is not None:  # errors of hooks are not damage
+        after = encoded.skip(target - done)
+    edited = {**state, "positions": {str(lane): each.to_json() for lane, each in after.items()}}
+    with reports_damage():
+        before, drawn = drawn_samples(state), drawn_samples(edited)
+    samples = ", ".join(f"{name} {drawn[name] - before[name]:,.0f}" for name in drawn)
+    return EditedState(
+        edited,
+        [
+            f"step {done // world_size:,} becomes step {target // world_size:,}",
+            f"{counted(target - done, 'batch', grouped=True)} skipped: {samples} samples",
+        ],
+    )
+
+
+def _after_rows(
+    state: State, positions: Mapping[int, LanePosition], target: int
+) -> dict[int, LanePosition]:
+    """Return the positions of lanes after `target` batches of a run whose hooks skip nothing."""
     lanes, about = state["lanes"], state["fingerprint"]
-    positions = read_positions(state, range(lanes))
     batch_size = about["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
     if not begun and about.get("eras"):
@@ -60,35 +90,25 @@ def skip_steps(state: State, steps: int, *, world_size: int) -> EditedState:
     shifts = {_shift(position, batch_size) for position in begun}
     if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
         raise StateError(
-            "hooks have skipped samples, so which samples the next steps would have is not known; "
-            "let the run deliver these steps and ignore them"
+            "hooks have skipped or packed samples, so which samples the next steps would have is "
+            "known only after the hooks: pass the --task-encoder of the run"
         )
     (shift,) = shifts
     plan = PlanRecipe.from_json(about)(lanes)
     template = begun[0].saved_state()
-    done = sum(position.batches for position in positions.values())
-    target = done + steps * world_size
-    moved: dict[str, Any] = {}
+    moved: dict[int, LanePosition] = {}
     for lane, position in positions.items():
         batches = max(0, -((lane - target) // lanes))
         row = batches * batch_size + shift
         end = plan.num_rows(lane)
         if position.ended or (end is not None and row >= end):
-            raise StateError(f"cannot skip {counted(steps, 'step')}: the data ends before that")
-        saved = position.saved_state() or template
-        moved[str(lane)] = {**position.to_json(), "batches": batches, "state": _at_row(saved, row)}
-    edited = {**state, "positions": moved}
-    before, after = drawn_samples(state), drawn_samples(edited)
-    samples = ", ".join(f"{name} {after[name] - before[name]:,.0f}" for name in after)
-    return EditedState(
-        edited,
-        [
-            f"step {done // world_size:,} becomes step {target // world_size:,}",
-            f"{counted(target - done, 'batch', grouped=True)} skipped: {samples} samples",
-        ],
-    )
+            raise StateError("cannot skip these steps: the data ends before that")
+        saved = _at_row(position.saved_state() or template, row)
+        moved[lane] = replace(position, batches=batches, state=saved, since=0)
+    return moved
 
 
+@reports_damage()
 def change_mix(
     state: State, *, weights: Mapping[str, float], positions: Mapping[str, int]
 ) -> EditedState:
@@ -173,6 +193,7 @@ def _moves(
         )
 
 
+@reports_damage()
 def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:
     """Return a state from which a run continues without some samples, and otherwise unchanged.
 
@@ -290,8 +311,8 @@ def _at_row(saved: Any, row: int) -> Any:
             moved[name] = value
         else:
             raise StateError(
-                "samples wait to be packed or grouped, or a generator hook is half way through a "
-                "sample, so the next steps cannot be skipped exactly; let the run deliver them and "
-                "ignore them"
+                "samples are buffered for packing or grouping, or a generator hook has not "
+                "finished, so the samples of the next steps are known only after the hooks: pass "
+                "the --task-encoder of the run"
             )
     return moved

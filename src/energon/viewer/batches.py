@@ -1,23 +1,16 @@
-"""Batches of a run as its trainer receives them: after the hooks of a task encoder."""
+"""Show a batch field by field: arrays, images, texts, and packed sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
-from itertools import islice
-from threading import Lock
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError
 from energon.samples.notebook import as_array
-from energon.stages.lane import CurrentItem, Lane
-from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.getters import get_train_dataset
 from energon.viewer.images import inline_thumbnail
 from energon.viewer.parts import (
     ShownArray,
@@ -28,12 +21,8 @@ from energon.viewer.parts import (
     value_tree,
 )
 from energon.viewer.plots import packed
-from energon.viewer.run import ShownRun
-from energon.worker import WorkerConfig
 
 MAX_BATCH_IMAGES = 64
-MAX_WALKED = 500
-"""Up to this many batches are computed to reach one that depends on those before it."""
 
 
 class ShownField(NamedTuple):
@@ -58,88 +47,15 @@ class ShownBatch(NamedTuple):
     """Packed sequences as bars; "" if there are none."""
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedRun:
-    """The batches of a run, made by a task encoder. Thread-safe.
+def show_batch(batch: Any, tokenizer: Tokenizer | None) -> ShownBatch:
+    """Return a batch as the page of a step shows it.
 
     Args:
-        path: The dataset or metadataset that it reads.
-        split_part: The split to read.
-        run: Its order.
-        encoder: Class of the task encoder.
-        allow: What data may do, see `get_train_dataset`.
+        batch: The batch.
         tokenizer: Turns tokens into text.
     """
-
-    path: str
-    split_part: str
-    run: ShownRun
-    encoder: type[Any]
-    allow: Collection[str] = ()
-    tokenizer: Tokenizer | None = None
-    _lock: Lock = field(default_factory=Lock)
-
-    def batch(self, step: int, rank: int) -> ShownBatch:
-        """Return the batch of a rank.
-
-        Raises:
-            ConfigError: If the run ends before, or too many batches would have to be made first.
-        """
-        run = self.run.run
-        if rank >= run.workers.world_size:
-            raise ConfigError(f"there is no rank {rank}, only {run.workers.world_size} ranks")
-        turn, number = divmod(step * run.workers.world_size + rank, run.lanes)
-        turn -= run.first_turn
-        with self._lock:  # hooks draw from the global random generators
-            batch = self._make(number, turn)
-        if batch is None:
-            raise ConfigError(f"there is no step {step}: the run ends before it")
-        named = list(_fields(batch))
-        shown = [_show(name, value, self.tokenizer) for name, value in named]
-        return ShownBatch(shown, draw_packing(batch))
-
-    def _make(self, number: int, turn: int) -> Any:
-        """Return a batch of a lane, after computing those before it if it depends on them."""
-        run = self.run.run
-        start = turn
-        state = self._dataset.state_after(turn) if turn >= 0 else None
-        if state is None:
-            start, state = self.run.lane_states.get(number, (run.first_turn, None))
-            start -= run.first_turn
-            if turn < start:
-                start, state = 0, None
-            if turn < 0 or turn - start > MAX_WALKED:
-                raise ConfigError(
-                    "how many samples a batch takes depends on the batches before it, and at most "
-                    f"{MAX_WALKED} are computed again: choose a step near the beginning of the "
-                    "run, or soon after its state was saved"
-                )
-        current = CurrentItem(batch=start + run.first_turn)
-        lane = Lane(number, run.lanes, seed=run.recipe.seed, current=current)
-        batches = self._dataset.open_lane(lane, state)
-        return next(islice(batches, turn - start, None), None)
-
-    @cached_property
-    def _dataset(self) -> SavableDataset:
-        run = self.run.run
-        workers = WorkerConfig(
-            rank=0,
-            world_size=run.workers.world_size,
-            num_workers=0,
-            lanes=run.lanes,
-            seed_offset=run.recipe.seed,
-        )
-        dataset = get_train_dataset(
-            self.path,
-            split_part=self.split_part,
-            exclude_from=None if self.run.read_from is None else self.run.read_from.exclude_from,
-            worker_config=workers,
-            batch_size=run.batch_size,
-            packing_buffer_size=self.run.packing_buffer_size,
-            task_encoder=self.encoder(),
-            allow=self.allow,
-        )
-        return replace(dataset, plan=run.recipe)
+    shown = [_show(name, value, tokenizer) for name, value in _fields(batch)]
+    return ShownBatch(shown, draw_packing(batch))
 
 
 def _fields(batch: Any) -> Iterator[tuple[str, Any]]:

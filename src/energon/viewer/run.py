@@ -12,9 +12,8 @@ from energon.inspect.plan_report import counts_over_time, shares_of
 from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_run
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
-from energon.loader.state import read_positions
+from energon.loader.state import LanePosition, read_positions
 from energon.sources.kinds import Source
-from energon.stages.base import State
 from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
@@ -70,7 +69,8 @@ class ShownRun:
         step: The step before which it was saved; None if there is no state.
         shifted: How many samples hooks had skipped by then.
         packing_buffer_size: As `get_train_dataset` takes it; None if the run packs nothing.
-        lane_states: The number of batches and the state of each lane of a saved run.
+        batch_size: As `get_train_dataset` takes it.
+        positions: The positions of the lanes of a saved run.
         position: In words, where the run was in each dataset when it was saved.
         read_from: What a saved run reads; None if there is no state.
         all_samples: If the run excludes samples: its datasets with all samples, as they are
@@ -83,7 +83,8 @@ class ShownRun:
     step: int | None = None
     shifted: int = 0
     packing_buffer_size: int | None = None
-    lane_states: Mapping[int, tuple[int, State | None]] = field(default_factory=dict)
+    batch_size: int | None = 1
+    positions: Mapping[int, LanePosition] = field(default_factory=dict)
     position: Sequence[str] = ()
     read_from: ReadFrom | None = None
     all_samples: Mapping[str, Source] = field(default_factory=dict)
@@ -176,7 +177,13 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
     packing = settings.packing_buffer_size or None
     batches = TrainSettings(batch_size=settings.batch_size, packing_buffer_size=packing)
     run = open_run(path, batches, workers, split_part=split_part)
-    return ShownRun(run, split, range(len(run.leaves)), packing_buffer_size=packing)
+    return ShownRun(
+        run,
+        split,
+        range(len(run.leaves)),
+        packing_buffer_size=packing,
+        batch_size=settings.batch_size,
+    )
 
 
 def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
@@ -184,7 +191,6 @@ def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
     leaves = saved.read_from._replace(exclude_from=None).open_leaves()
     numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
     state = saved.state
-    positions = read_positions(state, map(int, state["positions"]))
     return ShownRun(
         saved.run,
         split,
@@ -192,7 +198,8 @@ def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
         saved.step,
         saved.shifted,
         packing_buffer_size=state["fingerprint"].get("packing_buffer_size"),
-        lane_states={lane: (each.batches, each.saved_state()) for lane, each in positions.items()},
+        batch_size=state["fingerprint"]["batch_size"],
+        positions=read_positions(state, map(int, state["positions"])),
         position=list(describe_position(state)),
         read_from=saved.read_from,
         all_samples={leaf.plan_leaf.uid: leaf.source for leaf in leaves}

@@ -13,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from energon.errors import ConfigError, EnergonError
+from energon.inspect.encoded_run import EncodedRun
 from energon.inspect.planned_run import Sighting
+from energon.inspect.saved_run import ReadFrom
 from energon.messages import describe_error
-from energon.viewer.batches import EncodedRun, ShownBatch, ShownField
+from energon.viewer.batches import ShownBatch, ShownField, show_batch
 from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.plots import shares
@@ -103,7 +105,7 @@ class RunPages:
         problem = ""
         try:
             run = self._run(request)
-            shown = self.encoded_run(run).batch(step, rank)
+            shown = show_batch(self.encoded_run(run).batch(step, rank), self.site.tokenizer)
             ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
@@ -149,8 +151,15 @@ class RunPages:
     def _encoded_run(self, run: ShownRun) -> EncodedRun:
         assert self.encoder is not None
         split = self.site.shown.splits[run.split]
-        site = self.site
-        return EncodedRun(split.path, split.name, run, self.encoder, site.allow, site.tokenizer)
+        return EncodedRun(
+            run.read_from or ReadFrom(split.path, split.name),
+            run.run,
+            self.encoder,
+            run.batch_size,
+            run.packing_buffer_size,
+            run.positions,
+            self.site.allow,
+        )
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:
         """Return the cards of samples of a step."""
