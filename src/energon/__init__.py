@@ -112,7 +112,7 @@ _ROOMS = {
     "task_encoder.dataset": ["SavableDataset"],
     "task_encoder.encoder": ["DefaultTaskEncoder", "TaskEncoder"],
     "task_encoder.getters": ["get_train_dataset", "get_val_dataset", "get_val_datasets"],
-    "task_encoder.open_join": ["prepare_metadataset"],
+    "task_encoder.prepare_joins": ["prepare_metadataset"],
     "task_encoder.recipe": ["Recipe"],
     "version": ["__version__"],
     "worker": ["WorkerConfig"],

@@ -120,7 +120,7 @@ from energon.task_encoder.getters import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from energon.task_encoder.open_join import prepare_metadataset as prepare_metadataset
+from energon.task_encoder.prepare_joins import prepare_metadataset as prepare_metadataset
 from energon.task_encoder.recipe import Recipe as Recipe
 from energon.version import __version__ as __version__
 from energon.worker import WorkerConfig as WorkerConfig

@@ -29,11 +29,10 @@ from energon.formats.meta.yaml_writer import dump_yaml
 from energon.plan.leaves.subset import resolve_range
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import record_sources
-from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.reading.blocks import ReleasedRows
+from energon.stages.reading.blocks import LazyKeys, ReleasedRows
 from tests.datasets import make_crude, write_shard
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}

@@ -266,7 +266,7 @@ def _prepare_remote_media(
 
 
 def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -> None:
-    from energon.task_encoder.open_join import prepare_metadataset
+    from energon.task_encoder.prepare_joins import prepare_metadataset
 
     refuse_options(context, f"{redact(path)} is a metadataset", _OF_METADATASETS)
     indexes = prepare_metadataset(path)

@@ -29,7 +29,7 @@ from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.files.open import SystemFileStore
-from energon.sources.kinds import Source
+from energon.sources.source import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LoadSample

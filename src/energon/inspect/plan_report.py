@@ -19,8 +19,8 @@ from energon.plan.blends.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
 from energon.plan.randomness import shuffle_quality
 from energon.plan.rows import WindowPlan
-from energon.sources.kinds import Source
 from energon.sources.shards import span_edges
+from energon.sources.source import Source
 from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from energon.io.files import is_file, read_document
 from energon.local_file import decode_utf8
 from energon.sources.chunk_files import ChunkFiles
 from energon.sources.decoded_blocks import SliceCost
-from energon.sources.kinds import Extents, description, split_description
+from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
+from energon.sources.source import Extents
 from energon.sources.tables.row_kind import (
     Item,
     ItemSource,

@@ -22,7 +22,7 @@ from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import JOINED, CrudeSample
-from energon.sources.kinds import (
+from energon.sources.source import (
     Extents,
     Location,
     Source,

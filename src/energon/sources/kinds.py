@@ -1,4 +1,4 @@
-"""Kinds of datasets: the contract of a kind and of its sources.
+"""Kinds of datasets: what can be done with the datasets of one.
 
 `metadataset/kind.py` recognizes the kind of a path by file names; its table, `KINDS`, names the
 implementation of each. Another package adds one with an entry point of the group
@@ -8,223 +8,25 @@ dataset is, only what the kind can do.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from copy import copy
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from energon.arrays import Ints
 from energon.errors import ConfigError
-from energon.formats.tables.part_table import PartTable
-from energon.io.address import is_remote, redact
-from energon.io.epath import AnyPath
-from energon.io.range_file import RangeFile
+from energon.io.address import redact
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
-from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
+from energon.sources.source import Source
 
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
-
-
-class Location(NamedTuple):
-    """The location of a sample, for messages, sources and caches."""
-
-    key: str
-    shard: str
-    sample: int
-    """Number of the sample within its shard."""
-    offset: int
-    """Its offset in the shard, in bytes."""
-    parts: tuple[str, ...]
-
-
-class Extents(NamedTuple):
-    """Where samples of one shard are."""
-
-    file: RangeFile
-    places: Ints
-    """Which of the requested samples these are."""
-    low: Ints
-    """The first byte needed of each."""
-    high: Ints
-    """The byte after the last one needed of each."""
-
-
-def selected_extents(
-    table: PartTable, indices: Ints, parts: Container[str] | None
-) -> tuple[Ints, Ints]:
-    """Return the range in which to read samples of a shard.
-
-    Args:
-        table: Part table of the shard.
-        indices: Numbers of samples in it.
-        parts: Names of the parts to read; None for all.
-    """
-    names = table.common_parts
-    if names is not None:
-        selected = [at for at, name in enumerate(names) if parts is None or name in parts]
-        if selected:
-            numbers = indices[:, None] * len(names) + np.array(selected)
-            begin, size = table.extents(numbers)
-            return begin.min(axis=1), (begin + size).max(axis=1)
-    # Samples with different parts are read with everything they contain.
-    return table.sample_extents(indices)
-
-
-class Source(Protocol):
-    """The samples of a dataset, numbered from 0. Pickled copies open their files again."""
-
-    @property
-    def path(self) -> AnyPath:
-        """Path or address of the dataset."""
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """The same as a list; for a join, the paths of all its datasets."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is in an object store, so that read-ahead pays off."""
-
-    @property
-    def mean_sample_bytes(self) -> float:
-        """Average size of a sample in bytes."""
-
-    def __len__(self) -> int:
-        """Return how many samples there are."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
-
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples as dicts of bytes, in the order of `ordinals`.
-
-        Sources that set `reads_values = True` return an `UnreadableSample` where a part cannot be
-        read, so that only this sample fails.
-
-        Args:
-            ordinals: Their numbers, shape (count,).
-            restore_keys: The `__restore_key__` of each; None for their numbers.
-            subflavors: The `__subflavors__` of all.
-        """
-
-    def extents(self, ordinals: Ints) -> Iterator[Extents]:
-        """Yield where samples are, for read-ahead."""
-
-    def locate(self, ordinal: int) -> Location:
-        """Return where a sample is; for a join, where that of its first dataset is."""
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        """Return the sources that a sample consists of, with its number in each."""
-
-    def keys(self, ordinals: Ints) -> list[str]:
-        """Return the keys of samples, in the order of `ordinals`, for joins."""
-
-    def find(self, key: str) -> list[int]:
-        """Return the numbers of the samples with a key. Slow: for tools."""
-
-    def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        """Return what two sources with common samples share, and which part of it this one has.
-
-        Returns:
-            Names of the place where the samples are, and for each file there the numbers of the
-            first sample and the one after the last.
-        """
-
-
-def restore_keys_of(
-    ordinals: Ints, given: Sequence[tuple[int, ...]] | None
-) -> Sequence[tuple[int, ...]]:
-    """Return the restore keys of samples: those given, or else their numbers."""
-    return list(zip(ordinals.tolist())) if given is None else given
-
-
-class SingleSource:
-    """The answers common to all sources of a single dataset.
-
-    Attributes:
-        path: Path or address of the dataset.
-        start: The first of its samples, and
-        stop: the one after the last.
-    """
-
-    path: AnyPath
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Where the dataset is, in a list of one."""
-        return [self.path]
-
-    @cached_property
-    def is_remote(self) -> bool:
-        """Whether it is in an object store."""
-        return is_remote(self.path)
-
-    def keys(self, ordinals: Ints) -> list[str]:
-        """Return the keys of samples. Slow: override it if keys can be told without places."""
-        return [cast("Source", self).locate(ordinal).key for ordinal in ordinals.tolist()]
-
-    def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        """Return the source itself: a sample consists of nothing else."""
-        return [(cast("Source", self), ordinal)]
-
-
-class SplitSource(SingleSource):
-    """A source that reads a split, in which samples may be excluded.
-
-    Attributes:
-        split_part: The split.
-        excluded: The places of excluded samples in it, ascending; the others are numbered.
-        places: The first place in the split that belongs to the subset, and the one after the
-            last. Excluded samples have a place, so that excluding one never moves the others to
-            another subset.
-    """
-
-    split_part: str
-    excluded: Ints
-    places: tuple[int, int]
-
-    @cached_property
-    def unexcluded(self) -> tuple[Source, Ints]:
-        """The source with all samples of the subset, and the numbers of the excluded ones in it."""
-        if not len(self.excluded):
-            return cast("Source", self), self.excluded
-        return cast("Source", self._unexcluded_copy()), self._in_subset(self.excluded)
-
-    def _unexcluded_copy(self) -> Self:
-        source = copy(self)
-        source.excluded = np.empty(0, np.int64)
-        source.start, source.stop = self.places
-        return source
-
-    def _in_subset(self, places: Ints) -> Ints:
-        """Return the numbers of some places of the split in the subset, without those outside."""
-        low, high = self.places
-        return places[(places >= low) & (places < high)] - low
 
 
 class DatasetKind:
@@ -419,9 +221,3 @@ def kind_named(name: str, address: str = "") -> DatasetKind:
     module, _, attribute = home.partition(":")
     kind: DatasetKind = getattr(import_module(module), attribute)
     return kind
-
-
-def content_fingerprint(num_samples: int, content: Any) -> dict[str, Any]:
-    """Return the number of samples, and a digest of the JSON value that determines them."""
-    digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-    return {"samples": num_samples, "index": digest}

@@ -15,7 +15,7 @@ from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.kinds import SplitSource, restore_keys_of
+from energon.sources.source import SplitSource, restore_keys_of
 from energon.sources.webdataset import included, places_of
 from energon.stages.reading.blocks import LazyLeafRows
 

@@ -1,4 +1,4 @@
-"""Fetch what lanes will read, ahead of time.
+"""Fetch what lanes will read from stores ahead of time, and decode blocks of local files.
 
 The order is known, so requests are planned like reads of local files: rows of the plan become byte
 ranges, neighboring ranges become spans, and spans are fetched in the order of their first use, as
@@ -9,6 +9,9 @@ since they read the same slices.
 Planning progress is counted for each lane from its present position, not from its start: hooks
 that skip samples let some lanes advance further than others. For the same reason a span is dropped
 when all of its rows have been read, in whatever order.
+
+A row group of a local Parquet file is decoded as a whole, which takes milliseconds in which the
+trainer would wait. So a thread decodes the next ones while the hooks run.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from energon.io.files import take_counts
 from energon.io.range_file import RemoteFile
 from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
 from energon.io.settings import StorageSettings
+from energon.io.threads import WaitingThreads
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.rows import Rows
-from energon.sources.kinds import Source
+from energon.sources.source import DecodesAhead, Source
 from energon.stages.reading.blocks import NextRows
 
 FIRST_STEP_ROWS = 64
@@ -41,6 +45,9 @@ KEPT_SHARE = 0.5
 MAX_WINDOW_ROWS = 16_384
 MAX_SPANS_AHEAD = 1024
 """Maximum number of spans in memory or being fetched: enough for any latency with small files."""
+
+DECODED_AHEAD_BYTES = 128 << 20
+"""Memory of a worker for blocks that are decoded ahead, of all its sources together."""
 
 Bools = NDArray[np.bool_]
 
@@ -398,3 +405,37 @@ def _kept_leaves(sources: Sequence[Source], settings: StorageSettings) -> frozen
             break
         kept.add(leaf)
     return frozenset(kept)
+
+
+class DecodeAhead:
+    """Decodes the blocks that lanes read now and next. Used by one thread.
+
+    Args:
+        sources: By leaf.
+    """
+
+    planned_blocks = 2
+
+    def __init__(self, sources: Mapping[int, DecodesAhead]) -> None:
+        self._sources = sources
+        self._threads = WaitingThreads(1, "energon decode")
+
+    def move_to(self, readings: Sequence[NextRows]) -> None:
+        """Decode what is needed now, and what is needed next if as many rows are read again."""
+        rows = [
+            each.planned.pick(slice(block * each.number, (block + 1) * each.number))
+            for block in range(self.planned_blocks)
+            for each in readings
+        ]
+        leaf = np.concatenate([each.leaf for each in rows])
+        ordinal = np.concatenate([each.ordinal for each in rows])
+        own = {number: ordinal[leaf == number] for number in self._sources}
+        used = [number for number, ordinals in own.items() if len(ordinals)]
+        for number in used:
+            self._sources[number].decode_ahead(
+                own[number], self._threads.submit, max_bytes=DECODED_AHEAD_BYTES // len(used)
+            )
+
+    def take_counts(self) -> Mapping[str, int]:
+        """Return nothing: there are no requests to count."""
+        return {}

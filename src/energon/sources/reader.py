@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.randomness import shared
 from energon.plan.rows import Rows
 from energon.samples.crude import SourceInfo, record_sources
-from energon.sources.kinds import Source
-from energon.sources.read_ahead import PlannedReadAhead
-from energon.stages.reading.blocks import LazyLeafRows, LazyRows, ReadAhead, RowsAtOnce
+from energon.sources.read_ahead import DecodeAhead, PlannedReadAhead
+from energon.sources.source import (
+    DecodesAhead,
+    ReadsLazily,
+    Source,
+)
+from energon.stages.reading.blocks import LazyKeys, LazyRows, ReadAhead, RowsAtOnce
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""
-
-Submit = Callable[..., Future[Any]]
-"""Run a function with some arguments in another thread."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,6 @@ class LeafReader:
         }
         if not decoded:
             return None
-        from energon.sources.decode_ahead import DecodeAhead
-
         return DecodeAhead(decoded)
 
     def read(self, rows: Rows) -> list[Any]:
@@ -172,64 +168,6 @@ def _leaves_of(rows: Rows) -> list[int]:
 
 def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
     return list(LazyKeys(leaf, rows.epoch, rows.ordinal))
-
-
-# Not frozen: one is made for every few samples, and fields of frozen ones take longer to set.
-@dataclass(eq=False)
-class LazyKeys(Sequence[tuple[int, int, int]]):
-    """The restore keys of samples of a leaf, made when their turn comes.
-
-    The garbage collector would traverse thousands of waiting tuples.
-    """
-
-    leaf: int
-    epoch: Ints
-    ordinal: Ints
-
-    def __len__(self) -> int:
-        return len(self.ordinal)
-
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        return zip(repeat(self.leaf), self.epoch.tolist(), self.ordinal.tolist(), strict=False)
-
-    @overload
-    def __getitem__(self, places: int) -> tuple[int, int, int]: ...
-
-    @overload
-    def __getitem__(self, places: slice | Ints) -> LazyKeys: ...
-
-    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LazyKeys:
-        if isinstance(places, int):
-            return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
-        return LazyKeys(self.leaf, self.epoch[places], self.ordinal[places])
-
-
-@runtime_checkable
-class DecodesAhead(Protocol):
-    """A source whose samples are in blocks that are decoded as a whole."""
-
-    def decode_ahead(self, ordinals: Ints, submit: Submit, *, max_bytes: int) -> None:
-        """Begin to decode the blocks that samples are in, unless they are decoded already.
-
-        Args:
-            ordinals: The samples that are read next.
-            submit: Runs what decodes a block.
-            max_bytes: Memory for the blocks; those that exceed it are decoded when they are read.
-        """
-
-
-@runtime_checkable
-class ReadsLazily(Protocol):
-    """A source that can read samples now and make them later."""
-
-    def read_lazily(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: LazyKeys,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> LazyLeafRows:
-        """Read samples, in the order of `ordinals`; see `Source.read`."""
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,6 @@ from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.kinds import (
-    Extents,
-    Location,
-    Source,
-    SplitSource,
-    content_fingerprint,
-    restore_keys_of,
-    selected_extents,
-)
-from energon.sources.reader import LazyKeys
 from energon.sources.shard_samples import (
     PartFilter,
     PartNames,
@@ -46,7 +36,16 @@ from energon.sources.shard_samples import (
     read_shards,
 )
 from energon.sources.shards import OpenShard, ShardPool
-from energon.stages.reading.blocks import LazyLeafRows, RowsAtOnce
+from energon.sources.source import (
+    Extents,
+    Location,
+    Source,
+    SplitSource,
+    content_fingerprint,
+    restore_keys_of,
+    selected_extents,
+)
+from energon.stages.reading.blocks import LazyKeys, LazyLeafRows, RowsAtOnce
 
 logger = logging.getLogger("energon")
 

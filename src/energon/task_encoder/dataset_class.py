@@ -16,8 +16,9 @@ from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.samples.registry import resolve_class
-from energon.sources.kinds import Source, kind_named
+from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
+from energon.sources.source import Source
 from energon.task_encoder.load import SampleLoading
 from energon.worker import WorkerConfig
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from energon.packing.packer import Selection
-    from energon.task_encoder.recipe import Recipe
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -187,13 +186,14 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """The cache pool of the loader; without one, a pool that caches nothing."""
         return active_pool()
 
-    def assemble(self, recipe: Recipe) -> Any:
+    def assemble(self, recipe: Any) -> Any:
         """Return the pipeline of a run, as the dataset getters return it.
 
         Override it to add stages of your own between or around those of the recipe.
 
         Args:
-            recipe: Opened datasets, their order, and the steps from samples to batches.
+            recipe: The `Recipe` of the run: opened datasets, their order, and the steps from
+                samples to batches.
         """
         return recipe.pipeline()
 

@@ -18,9 +18,10 @@ from energon.plan.leaves.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.registry import resolve_class
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import DatasetKind, Source, kind_named
+from energon.sources.kinds import DatasetKind, kind_named
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
+from energon.sources.source import Source
 from energon.task_encoder.dataset_class import (
     DatasetCall,
     DatasetClass,
@@ -128,7 +129,7 @@ def _open_leaf(
     dataset: DatasetClass | None = None
     if leaf.joiner is not None:
         members = _open_members(leaf, pool, exclusions, allow, call)
-        from energon.task_encoder.open_join import open_join
+        from energon.task_encoder.open_join import open_join  # most runs have no joins
 
         source = open_join(leaf, [member.source for member in members])
         config = members[0].config

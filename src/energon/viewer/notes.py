@@ -15,7 +15,7 @@ from energon.errors import ConfigError
 from energon.formats.json_text import parse_json
 from energon.io.address import local_path, same_dataset
 from energon.io.atomic import write_atomic
-from energon.sources.kinds import Location
+from energon.sources.source import Location
 from energon.stages.hooks.quarantine import quarantine_file, quarantine_line
 
 NOTE = "# note "

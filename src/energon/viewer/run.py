@@ -13,7 +13,7 @@ from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_ru
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import LanePosition, read_positions
-from energon.sources.kinds import Source
+from energon.sources.source import Source
 from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 

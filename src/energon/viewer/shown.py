@@ -18,8 +18,9 @@ from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.blends.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
-from energon.sources.kinds import Location, Source, kind_named
+from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
+from energon.sources.source import Location, Source
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 

@@ -124,7 +124,7 @@ HOMES: dict[str, str] = {
     "stages.hooks.failures": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of default_get_keys=keys_of",
     "task_encoder.cooker": "cooker stateless",
-    "task_encoder.open_join": "prepare_metadataset",
+    "task_encoder.prepare_joins": "prepare_metadataset",
     "transforms.merge": """
         CenterCropMapper CustomTransform MergeTransform RandomCropMapper RandomHorizontalFlipMapper
         RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper

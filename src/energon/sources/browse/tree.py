@@ -33,7 +33,7 @@ from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,11 +44,8 @@ from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
 from energon.plan.leaves.subset import exclude_indices
 from energon.samples.crude import PART_FILES, UnreadableSample
+from energon.sources.source import Source
 from energon.sources.webdataset import WebdatasetSource
-
-if TYPE_CHECKING:
-    from energon.sources.kinds import Source
-
 
 SEARCHED_TOGETHER = 64
 """This many shards are opened at a time to search their keys."""

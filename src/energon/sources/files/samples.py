@@ -5,18 +5,44 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from energon.errors import EmptyDatasetError, NoSuchFileError
 from energon.formats.media import guess_extension
 from energon.formats.tar.names import split_name
 from energon.io.address import redact
+from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, Contents
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import DatasetKind, Source
 from energon.sources.shards import ShardPool
+from energon.sources.source import Source
+
+
+class OpensSamples(Protocol):
+    """The operations of a kind that a store of the parts of its samples needs."""
+
+    def split_names(
+        self, address: str, split_config: str | None = None, allow: Collection[str] = ()
+    ) -> list[str]:
+        """Return the names of the splits of a dataset."""
+
+    def config(self, leaf: Leaf) -> DatasetConfig:
+        """Return the configuration of its samples."""
+
+    def open(
+        self,
+        leaf: Leaf,
+        config: DatasetConfig,
+        *,
+        pool: ShardPool | None = None,
+        allow: Collection[str] = (),
+    ) -> Source:
+        """Return the samples that a leaf refers to."""
+
+    def contents(self, source: Any) -> Contents:
+        """Return what is where in a source."""
 
 
 class SampleFileStore(FileStore[bytes]):
@@ -35,7 +61,7 @@ class SampleFileStore(FileStore[bytes]):
 
     def __init__(
         self,
-        kind: DatasetKind,
+        kind: OpensSamples,
         address: str | os.PathLike[str],
         *,
         pool: ShardPool | None = None,

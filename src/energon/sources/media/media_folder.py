@@ -24,10 +24,11 @@ from energon.io.ranges import span_buffer
 from energon.local_file import read_file
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import Extents, description, split_description
+from energon.sources.kinds import description, split_description
 from energon.sources.media.media_files import MediaFiles, note_listing
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
+from energon.sources.source import Extents
 from energon.sources.tables.row_kind import Item, ItemSource, RowKind, RowOptions
 
 

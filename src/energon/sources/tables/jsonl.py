@@ -30,17 +30,19 @@ from energon.sources.decoded_blocks import SliceCost
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import (
     DatasetKind,
-    Extents,
-    Location,
-    content_fingerprint,
     description,
-    restore_keys_of,
     split_description,
 )
 from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
+from energon.sources.source import (
+    Extents,
+    Location,
+    content_fingerprint,
+    restore_keys_of,
+)
 from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
 from energon.sources.tables.unpacked_file import UnpackedFile
 from energon.sources.webdataset import warn_unmatched

@@ -22,8 +22,8 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.decoded_blocks import SliceCost
 from energon.sources.kinds import description, split_description
-from energon.sources.reader import Submit
 from energon.sources.shard_samples import PartFilter
+from energon.sources.source import Submit
 from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles
 from energon.sources.tables.parquet_groups import ParquetGroups
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config

@@ -15,7 +15,7 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.range_file import RangeFile
 from energon.sources.decoded_blocks import DecodedBlocks
-from energon.sources.reader import Submit
+from energon.sources.source import Submit
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.parquet_files import PARQUET_SUFFIX, ParquetFiles
 from energon.sources.tables.row_groups import RowGroups

@@ -25,17 +25,17 @@ from energon.metadataset.dataset_config import DatasetConfig, load_dataset_confi
 from energon.metadataset.leaf import Leaf
 from energon.samples.crude import PART_FILES, CrudeSample, UnreadableSample, find_part
 from energon.samples.field_map import FieldMap
-from energon.sources.kinds import (
-    DatasetKind,
+from energon.sources.kinds import DatasetKind
+from energon.sources.numbered import NumberedSource
+from energon.sources.shard_samples import PartFilter
+from energon.sources.shards import ShardPool
+from energon.sources.source import (
     Extents,
     Location,
     Source,
     content_fingerprint,
     restore_keys_of,
 )
-from energon.sources.numbered import NumberedSource
-from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import ShardPool
 
 
 @dataclass(frozen=True)

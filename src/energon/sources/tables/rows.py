@@ -25,9 +25,9 @@ from energon.samples.crude import (
     find_part,
     record_sources,
 )
-from energon.sources.kinds import Extents, Location, content_fingerprint
 from energon.sources.numbered import LazySource
 from energon.sources.shard_samples import PartFilter
+from energon.sources.source import Extents, Location, content_fingerprint
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part

@@ -25,9 +25,6 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.token_windows import BLOCK_DOCUMENTS, TokenWindows
 from energon.sources.kinds import (
     DatasetKind,
-    Extents,
-    Location,
-    content_fingerprint,
     description,
     split_description,
 )
@@ -35,6 +32,11 @@ from energon.sources.numbered import LazySource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
+from energon.sources.source import (
+    Extents,
+    Location,
+    content_fingerprint,
+)
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
 from energon.sources.tokens.rows import TokenRows
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
+from energon.arrays import Ints
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import record_sources
 
@@ -139,3 +140,33 @@ class ReadAhead(Protocol):
 
     def take_counts(self) -> Mapping[str, int]:
         """Return the statistics since the last call, by name."""
+
+
+# Not frozen: one is made for every few samples, and fields of frozen ones take longer to set.
+@dataclass(eq=False)
+class LazyKeys(Sequence[tuple[int, int, int]]):
+    """The restore keys of samples of a leaf, made when their turn comes.
+
+    The garbage collector would traverse thousands of waiting tuples.
+    """
+
+    leaf: int
+    epoch: Ints
+    ordinal: Ints
+
+    def __len__(self) -> int:
+        return len(self.ordinal)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return zip(repeat(self.leaf), self.epoch.tolist(), self.ordinal.tolist(), strict=False)
+
+    @overload
+    def __getitem__(self, places: int) -> tuple[int, int, int]: ...
+
+    @overload
+    def __getitem__(self, places: slice | Ints) -> LazyKeys: ...
+
+    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LazyKeys:
+        if isinstance(places, int):
+            return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
+        return LazyKeys(self.leaf, self.epoch[places], self.ordinal[places])

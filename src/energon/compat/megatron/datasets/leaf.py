@@ -23,7 +23,7 @@ from energon.plan.leaves.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_sam
 from energon.plan.rows import LanesAreStreams, Plan, Rows
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
-from energon.sources.kinds import Source
+from energon.sources.source import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage

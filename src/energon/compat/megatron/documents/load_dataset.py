@@ -28,7 +28,7 @@ from energon.metadataset.leaf import (
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.leaves.subset import resolve_range
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
-from energon.task_encoder.open_join import build_join_indexes, metadataset_splits
+from energon.task_encoder.prepare_joins import build_join_indexes, metadataset_splits
 from energon.worker import WorkerConfig
 
 
