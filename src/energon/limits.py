@@ -93,6 +93,9 @@ DOCUMENT_DEPTH = Limit("DOCUMENT_DEPTH", 100, "levels of nesting in a YAML or JS
 ALIASED_VALUES = Limit(
     "ALIASED_VALUES", 200_000, "values that all YAML aliases of a document expand to"
 )
+LISTED_VALUES = Limit(
+    "LISTED_VALUES", 200_000, "mappings and lists in all lists of a YAML document"
+)
 EXPANDED_CHARACTERS = Limit(
     "EXPANDED_CHARACTERS", 64 << 20, "characters that all `${…}` of a document expand to"
 )

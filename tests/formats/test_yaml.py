@@ -150,6 +150,12 @@ def test_refuses_aliases_that_multiply():
     assert "ENERGON_LIMIT_ALIASED_VALUES" in error("\n".join(merged))
 
 
+def test_refuses_long_lists_of_mappings_but_not_of_text(monkeypatch):
+    monkeypatch.setenv("ENERGON_LIMIT_LISTED_VALUES", "3")
+    assert len(load("[[a, b, c], {d: [e, f]}, [g]]", origin="f.yaml")) == 3
+    assert error("- {}\n- []\n- {}\n- x\n- {}\n").startswith("f.yaml:5:3: lists have more than 3")
+
+
 def test_refuses_documents_that_are_larger_than_any(monkeypatch):
     monkeypatch.setenv("ENERGON_LIMIT_DOCUMENT_BYTES", "10")
     assert load("a: 1234567", origin="f.yaml") == {"a": 1234567}

@@ -541,3 +541,20 @@ def test_documents_that_name_others_twice_are_each_followed_once(tmp_path, monke
         resolve(str(tmp_path / "39.yaml"), split_part="train").mix.shares(0, 1, Clock(1, 1), ())
         == (0.25,) * 4
     )
+
+
+@pytest.mark.parametrize("word", ["blend", "concat"])
+def test_of_many_entries_few_are_looked_up_before_they_are_refused(tmp_path, monkeypatch, word):
+    entries = "".join(f"    - path: missing{n}\n" for n in range(1000))
+    path = write(tmp_path / "m.yaml", f"{V2}  train:\n   {word}:\n{entries}")
+    asked: list[str] = []
+    kind_of = resolver.dataset_kind
+    monkeypatch.setattr(resolver, "dataset_kind", lambda path: asked.append(path) or kind_of(path))
+    said = message(ConfigError, path).splitlines()
+    assert "the rest was not read after 100 problems" in said[-1]
+    assert sum("does not exist" in line for line in said) == 100
+    assert len(asked) == 101
+    monkeypatch.setenv("ENERGON_LIMIT_METADATASET_NODES", "999")
+    asked.clear()
+    assert "beyond 999 datasets and blends" in message(ConfigError, path)
+    assert asked == [path]

@@ -243,6 +243,10 @@ class Problems:
         except (ConfigError, DatasetNotFoundError, FormatError) as exc:
             self._found.append(_placed(exc, place))
 
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._found)
+
     def keep_broken(self, document: BrokenMetadataset, split_part: str) -> None:
         """Collect the problems of a document, and missing paths in one of its splits."""
         self._found.append(ConfigError(document.message))

@@ -117,7 +117,7 @@ def resolve(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", working_folder()
     )
     try:
-        branch = walk.collecting(lambda: walk.start(path, context))
+        branch = walk.whole(path, context)
         walk.problems.raise_all()
         leaves = leaf_list(branch.tree, training=training)
         if isinstance(path, Mapping):
@@ -130,8 +130,6 @@ def resolve(
         }
         given = {name: value for name, value in read_from.items() if value is not None}
         return replace(leaves, read_from=given)
-    except _TooMuchError as exc:
-        raise ConfigError(str(exc)) from exc
     except RecursionError as exc:
         raise ConfigError("documents are nested too deeply to be followed") from exc
 
@@ -185,6 +183,10 @@ class _Branch:
     is_leaf: bool = False
 
 
+_MAX_PROBLEMS = 100
+"""So many are reported at once: to explain each takes milliseconds."""
+
+
 class _TooMuchError(Exception):
     """Ends the walk, while other problems are collected and the walk continues."""
 
@@ -225,6 +227,17 @@ class _Resolver:
         """Return a branch, or an empty one after collecting its problem."""
         with self.problems.kept():
             return branch()
+        if len(self.problems) == _MAX_PROBLEMS:
+            raise _TooMuchError(f"the rest was not read after {_MAX_PROBLEMS} problems")
+        return _NOTHING
+
+    def whole(self, path: DatasetPath, context: NodeContext) -> _Branch:
+        """Do the same for all that a call names, as far as the limits allow."""
+        with self.problems.kept():
+            try:
+                return self.collecting(lambda: self.start(path, context))
+            except _TooMuchError as exc:
+                raise ConfigError(str(exc)) from exc
         return _NOTHING
 
     def start(self, path: DatasetPath, context: NodeContext) -> _Branch:
@@ -313,7 +326,6 @@ class _Resolver:
         return self.collecting(lambda: self.sound_node(node, context))
 
     def sound_node(self, node: Any, context: NodeContext) -> _Branch:
-        self.count(METADATASET_NODES, node)
         from energon.metadataset import grammar, grammar_values
 
         match node:
@@ -362,6 +374,7 @@ class _Resolver:
         named = isinstance(node.join, dict)
         members = node.join.items() if isinstance(node.join, dict) else enumerate(node.join)
         found = []
+        self.count(METADATASET_NODES, node, len(node.join))
         for name, member in members:
             branch = self.node(member, below)
             if not (branch.is_leaf and isinstance(branch.tree, LeafTree)):
@@ -381,6 +394,7 @@ class _Resolver:
             raise EmptyDatasetError(f"{place}: the list is empty")
         if not self.training:
             return self.line(node.blend, context, "blend", place)
+        self.count(METADATASET_NODES, node, len(node.blend))
         entries = tuple(
             WeightedTree(
                 self.node(entry, context).tree,
@@ -400,6 +414,7 @@ class _Resolver:
         """Return the branch of concatenated datasets, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
+        self.count(METADATASET_NODES, entries[0], len(entries))
         trees = [self.node(entry, context).tree for entry in entries]
         if self.training:
             trees = [

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from energon.errors import ConfigError, FormatError
-from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, check_document
+from energon.limits import ALIASED_VALUES, DOCUMENT_DEPTH, LISTED_VALUES, check_document
 from energon.messages import warn_once
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class _Composer:
         self.deepest = 0
         self.max_depth = DOCUMENT_DEPTH.value
         self.max_aliased = ALIASED_VALUES.value
+        self.listed, self.max_listed = 0, LISTED_VALUES.value
 
     def document(self) -> Any:
         self.next_event()  # start of the stream
@@ -248,6 +249,14 @@ class _Composer:
         marks = result.marks = []
         while type(item := self.next_event()) is not self.kinds.SequenceEndEvent:
             marks.append(_mark(item))
+            # Text and numbers take little: a split may list as many shards and samples as it has.
+            self.listed += type(item) is not self.kinds.ScalarEvent
+            if self.listed > self.max_listed:
+                self.refuse(
+                    item,
+                    f"lists have more than {self.max_listed:,} mappings and lists; "
+                    f"{LISTED_VALUES.hint}",
+                )
             result.append(self.node(item, depth + 1))
         return result
 
