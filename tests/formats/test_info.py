@@ -66,7 +66,6 @@ OUTSIDE = [
     "shards/../../a.tar",
     "s3://bucket/a.tar",
     "file:///a.tar",
-    "pipe:cat a.tar",
 ]
 
 
@@ -87,6 +86,14 @@ def test_shards_outside_of_the_dataset_are_refused_unless_that_is_allowed(
         with monkeypatch.context() as context:
             context.setenv("ENERGON_ALLOW", "outside")
             read(tmp_path)
+
+
+def test_a_command_as_a_shard_is_refused_and_no_switch_is_advised(tmp_path):
+    write(tmp_path, ".info.json", DatasetInfo({"pipe:cat a.tar": 1}).to_json())
+    for allow in ((), ("outside", "shell")):
+        with pytest.raises(SecurityError, match="'pipe:cat a.tar' is a command") as info:
+            load_info(tmp_path, allow)
+        assert "allow" not in str(info.value)
 
 
 def test_braces_may_not_hide_where_shards_are(tmp_path):

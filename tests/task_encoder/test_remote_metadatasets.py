@@ -128,6 +128,10 @@ def test_mistakes_in_distant_documents_have_places_that_lead_there(s3, folder, a
     first, second = str(info.value).splitlines()
     assert first.startswith(f"{address}:6:10: {s3.address}/data/x does not exist: no 'x' in ")
     assert second.startswith(f"{inner}:1:35: unknown key 'subsett' in splits.train, did you mean")
+    write_text(address, DOCUMENT.replace("../inner/inner.yaml", "../../../../inner.yaml"))
+    with pytest.raises(ConfigError) as info:
+        train(address)
+    assert str(info.value).startswith(f"{address}:7:9: '../../../../inner.yaml' is outside s3://")
     write_text(address, DOCUMENT.replace("${data}", "${HOME}"))
     with pytest.raises(SecurityError, match="which a remote document may not"):
         train(address)

@@ -223,9 +223,9 @@ class _Resolver:
                 f"{node.where()}: beyond {limit.value:,} {limit.meaning}; {limit.hint}"
             )
 
-    def collecting(self, branch: Callable[[], _Branch]) -> _Branch:
-        """Return a branch, or an empty one after collecting its problem."""
-        with self.problems.kept():
+    def collecting(self, branch: Callable[[], _Branch], place: str = "") -> _Branch:
+        """Return a branch, or an empty one after collecting its problem, see `Problems.kept`."""
+        with self.problems.kept(place):
             return branch()
         if len(self.problems) == _MAX_PROBLEMS:
             raise _TooMuchError(f"the rest was not read after {_MAX_PROBLEMS} problems")
@@ -323,7 +323,7 @@ class _Resolver:
 
     def node(self, node: Any, context: NodeContext) -> _Branch:
         """Return the branch of a node of any kind."""
-        return self.collecting(lambda: self.sound_node(node, context))
+        return self.collecting(lambda: self.sound_node(node, context), node.where())
 
     def sound_node(self, node: Any, context: NodeContext) -> _Branch:
         from energon.metadataset import grammar, grammar_values

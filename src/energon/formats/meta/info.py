@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from energon.allow import is_allowed, refusal
-from energon.errors import DatasetNotFoundError, FormatError
+from energon.errors import DatasetNotFoundError, FormatError, SecurityError
 from energon.formats.json_text import parse_json
 from energon.formats.meta import yaml
 from energon.limits import read_local_document
@@ -109,6 +109,11 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
         if "\0" in name:
             raise FormatError(f"{origin}: {name!r} is not a file name")
         # Most names have none of these, and there may be a million of them.
+        if name.startswith("pipe:"):
+            raise SecurityError(
+                f"{origin}: {name!r} is a command for the shell, expected the path of a file; write "
+                "its output to a shard in the folder, or stream it with `energon.webdataset`"
+            )
         if (name[:1] == "/" or ":" in name or ".." in name) and leads_out(name):
             if is_allowed("outside", allow):
                 return
