@@ -111,8 +111,8 @@ def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = 
         # Most names have none of these, and there may be a million of them.
         if name.startswith("pipe:"):
             raise SecurityError(
-                f"{origin}: {name!r} is a command for the shell, expected the path of a file; write "
-                "its output to a shard in the folder, or stream it with `energon.webdataset`"
+                f"{origin}: {name!r} is a command for the shell, expected the path of a file; "
+                "write its output to a shard in the folder, or stream it with `energon.webdataset`"
             )
         if (name[:1] == "/" or ":" in name or ".." in name) and leads_out(name):
             if is_allowed("outside", allow):
