@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from energon.errors import DatasetNotFoundError, ObjectChangedError, StorageError, TruncatedError
+from energon.formats.tables.sqlite_file import SqliteReader
 from energon.io import files
 from energon.io.backends import local
 from energon.io.backends.local import OpenFile
 from energon.local_file import map_file, release_pages
+from energon.metadataset.recognition import dataset_kind
 
 
 @pytest.fixture
@@ -84,6 +86,10 @@ def test_a_file_is_opened_again_after_the_program_went_to_another_folder(
 
 def test_pipes_and_devices_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "0.tar")
+    with pytest.raises(StorageError, match="is a pipe, expected a regular file"):
+        SqliteReader(tmp_path / "0.tar")
+    with pytest.raises(DatasetNotFoundError, match="it is not a regular file"):
+        dataset_kind(str(tmp_path / "0.tar"))
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "1.tar"))
         kinds = {"0.tar": "a pipe", "1.tar": "a socket", "/dev/zero": "a device"}

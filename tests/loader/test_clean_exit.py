@@ -37,6 +37,35 @@ print(*(worker.pid for worker in loader._workers), flush=True)
 """
 
 
+THREAD = """
+import threading
+import numpy as np
+from energon.loader import get_loader
+from tests.loader.fake_pipeline import fake
+
+def make(lane, row):
+    return np.zeros(1000)
+
+def iterate():
+    for _ in get_loader(fake(make, workers=2)):
+        begun.set()
+
+begun = threading.Event()
+threading.Thread(target=iterate, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_thread_that_iterates_while_the_program_exits_is_told_so():
+    for _ in range(some([1, 2, 3], 1)[-1]):
+        done = subprocess.run(
+            [sys.executable, "-c", THREAD], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert "SIGKILL" not in done.stderr
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        assert all("the program is exiting" in line for line in errors), done.stderr
+
+
 @contextmanager
 def running(program, method="fork"):
     """Run PROGRAM and `program`; give the process, and the processes it has started."""

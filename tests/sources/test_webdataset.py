@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon import get_savable_loader
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -33,7 +34,9 @@ from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.blocks import LazyKeys, ReleasedRows
+from tests.commands import run
 from tests.datasets import make_crude, write_shard
+from tests.task_encoder.runs import config, val
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
 MIB = 1 << 20
@@ -289,6 +292,16 @@ def test_archives_of_all_formats_are_read(tmp_path, format):
     assert [(s["__key__"], s["txt"]) for s in samples] == [
         (f"{stem}{n}", b"x" * n) for n in (4, 0, 3)
     ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_folder_whose_name_is_not_utf8_is_read_and_verified(tmp_path, workers):
+    root = make(tmp_path / os.fsdecode(b"\xff"), [[("a", {"txt": b"x"}), ("b", {"txt": b"y"})]])
+    dataset = val(root, split_part="train", worker_config=config(num_workers=workers))
+    with get_savable_loader(dataset) as loader:
+        assert [batch["__key__"] for batch in loader] == [["a", "b"]]
+    for command in ("info", "verify", "lint"):
+        assert run(command, root).exit_code == 0
 
 
 # Which samples there are

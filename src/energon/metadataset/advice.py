@@ -169,7 +169,9 @@ def advice(path: str) -> str:
     if is_file(path) and not _is_bucket(path):
         return _advice_on_file(path, pack)
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
-        return "cannot be read by this user: permission denied"
+        is_there = os.path.exists(path) and not os.path.isdir(path)
+        why = "it is not a regular file" if is_there else "permission denied"
+        return f"cannot be read by this user: {why}"
     return _advice_on_folder(path, pack)
 
 

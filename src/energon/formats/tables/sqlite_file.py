@@ -19,8 +19,9 @@ from threading import local
 from typing import Any, Self
 from urllib.parse import quote
 
-from energon.errors import FormatError, TruncatedError
+from energon.errors import FormatError, StorageError, TruncatedError
 from energon.limits import SQLITE_STEPS, SQLITE_TABLES, SQLITE_VALUE_BYTES
+from energon.local_file import open_binary
 
 SqliteFile = Path | bytes
 """Where a file is; or its content, of one that no disk has room for."""
@@ -72,7 +73,7 @@ class SqliteReader:
                 self._connection = sqlite3.connect(":memory:")
             else:
                 self._size = _size_of(file)
-                address = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
+                address = f"file:{quote(os.fsencode(file.resolve()))}?mode=ro&immutable=1"
                 self._connection = sqlite3.connect(address, uri=True)
         try:
             with self._reporting():
@@ -213,7 +214,11 @@ def _text(data: bytes) -> str:
 
 def _size_of(path: Path) -> int:
     try:
-        return path.stat().st_size
+        # SQLite opens any file, and would wait for the other end of a pipe.
+        with open_binary(path) as file:
+            return os.fstat(file.fileno()).st_size
+    except StorageError:
+        raise
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}; run `energon prepare` again") from error
 

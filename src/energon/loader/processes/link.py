@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from energon.errors import WorkerError
 from energon.loader.lane_worker import Event
 from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
@@ -384,8 +385,22 @@ def _leave_links() -> None:
         link.forget()
 
 
+_is_exiting = False
+
+
+def check_not_exiting() -> None:
+    """Raise WorkerError once the program is exiting, which ends all workers."""
+    if _is_exiting:
+        raise WorkerError(
+            "the program is exiting, so its workers have ended while a thread still iterates over "
+            "a loader; end the loop and join the thread first"
+        ) from None
+
+
 def _close_links() -> None:
     """End all workers, then the process that started them."""
+    global _is_exiting
+    _is_exiting = True
     links = list(_links)
     for link in links:
         link.disconnect()

@@ -30,6 +30,7 @@ from energon.loader.processes.link import (
     ProcessLink,
     TellsTime,
     UnreadEvent,
+    check_not_exiting,
     read_logs_if_due,
 )
 from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
@@ -218,6 +219,7 @@ class ProcessWorker:
             try:
                 self._link.start(setup, self._sent)
             except ForkServerError as error:
+                check_not_exiting()
                 text = f"{self._name} could not be started: {error}"
                 self._decide(None, text, killed=error.code == -signal.SIGKILL)
                 continue
@@ -241,7 +243,12 @@ class ProcessWorker:
         beats, since = link.heartbeat.beats, time.monotonic()
         while True:
             timeout = self._timeout(beats)
-            events = link.receive(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS))
+            seconds = POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)
+            try:
+                events = link.receive(seconds)
+            except ValueError:
+                check_not_exiting()  # which has closed the link
+                raise
             if events is None or (not events and link.exit_code() is not None):
                 return self._died(link)
             if events:
@@ -270,6 +277,7 @@ class ProcessWorker:
         self._replace(link, cause, killed=False)
 
     def _died(self, link: ProcessLink) -> None:
+        check_not_exiting()
         link.close()
         self._stats["worker_deaths"] += 1
         code = link.exit_code()
