@@ -184,7 +184,7 @@ class _Branch:
 
 
 _MAX_PROBLEMS = 100
-"""So many are reported at once: to explain each takes milliseconds."""
+"""The number reported at once: to explain each takes milliseconds."""
 
 
 class _TooMuchError(Exception):
