@@ -28,8 +28,8 @@ from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl, prepare_remote_jsonl
 from energon.sources.files.open import open_file_store
-from energon.sources.tables.jsonl import JsonlSource
-from energon.sources.tables.jsonl_lines import JsonlFileStore
+from energon.sources.tables.jsonl import JsonlSource, LineContents
+from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
 from tests.commands import run
@@ -319,3 +319,5 @@ def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path):
     assert prepare_jsonl(path) == 2
     lines = [sample["json"] for sample in JsonlSource(path).read(np.array([0, 1, 0]))]
     assert lines == [b'{"n": 0}', b'{"n": 1}', b'{"n": 0}']
+    (part,) = LineContents(JsonlSource(path)).files(0).values()
+    assert part.read() == LinesFolder(JsonlFile(path)).find("0.json").read() == b'{"n": 0}\n'

@@ -203,9 +203,7 @@ class LineContents(Contents):
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
         where = self._source.locate(ordinal)
-        lines = self._source.lines
-        start, stop = lines.offsets[where.sample : where.sample + 2].tolist()
-        return {where.parts[0]: BrowsedFile(lambda: lines.file, start, stop - start)}
+        return {where.parts[0]: self._source.lines.browsed(where.sample)}
 
 
 class JsonlKind(DatasetKind):

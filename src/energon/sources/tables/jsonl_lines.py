@@ -136,6 +136,13 @@ class JsonlFile:
                 )
         return lines
 
+    def browsed(self, number: int) -> BrowsedFile:
+        """Return a line as a file, without a byte order mark."""
+        start, stop = self.offsets[number : number + 2].tolist()
+        if start == 0 and self.file.pread(0, min(stop, len(BOM_UTF8))) == BOM_UTF8:
+            start = len(BOM_UTF8)
+        return BrowsedFile(lambda: self.file, start, stop - start)
+
     def extents(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Return where lines begin and end."""
         return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
@@ -226,5 +233,4 @@ class LinesFolder:
         at = int(number)
         if at >= len(self.lines):
             return None
-        start, stop = self.lines.offsets[at : at + 2].tolist()
-        return BrowsedFile(lambda: self.lines.file, start, stop - start)
+        return self.lines.browsed(at)
