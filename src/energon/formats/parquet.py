@@ -135,6 +135,14 @@ def group_rows(metadata: FileMetaData, *, origin: str) -> tuple[int, ...]:
     return rows
 
 
+def is_json(kind: Any) -> bool:
+    """Return whether a column of an Arrow type holds texts of JSON.
+
+    That is what Hugging Face `datasets` writes for its feature `Json()`.
+    """
+    return getattr(kind, "extension_name", None) == "arrow.json"
+
+
 def row_batches(
     file: ParquetFile,
     group: int,

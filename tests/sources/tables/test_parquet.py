@@ -38,8 +38,10 @@ from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
 from energon.sources.tables import parquet_files, rows
+from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.parquet import KIND, ParquetOptions, ParquetSource
 from energon.sources.tables.parquet_groups import ParquetGroups
+from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind
@@ -901,3 +903,28 @@ def test_samples_that_cannot_be_read_fail_in_joins_and_lint_too(tmp_path, caplog
 
 def first_of_join(first, second):
     return first
+
+
+def test_json_of_hugging_face_datasets_is_decoded_and_packed(tmp_path):
+    import datasets
+
+    values = [{"a": [1]}, [1, "x"], None, "text"]
+    features = datasets.Features({"value": datasets.Json(), "n": datasets.Value("int64")})
+    table = datasets.Dataset.from_dict({"value": values, "n": [0, 1, 2, 3]}, features=features)
+    (tmp_path / "in").mkdir()
+    table.to_parquet(tmp_path / "in/a.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for source in (ParquetSource(tmp_path / "in"), ArrowSource(tmp_path / "saved")):
+        assert [sample["value"] for sample in source.read(np.arange(4))] == values
+    assert run("pack", tmp_path / "in", tmp_path / "out").exit_code == 0
+    packed = WebdatasetSource(tmp_path / "out").read(np.arange(4))
+    assert [json.loads(sample["json"]).get("value") for sample in packed] == values
+
+
+def test_damaged_json_in_a_column_is_one_failed_sample(tmp_path):
+    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1", "{", "[2]"]))
+    pq.write_table(pa.table({"value": column}), tmp_path / "a.parquet")
+    one, damaged, two = ParquetSource(tmp_path).read(np.arange(3))
+    assert (one["value"], two["value"]) == (1, [2])
+    with pytest.raises(DecodeError, match="a.parquet: row 1 .*'value'.*is not JSON"):
+        damaged["value"]

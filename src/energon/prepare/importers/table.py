@@ -19,7 +19,7 @@ from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import guess_splits
-from energon.formats.parquet import row_batches
+from energon.formats.parquet import is_json, row_batches
 from energon.io.epath import AnyPath, EPath, open_file
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
@@ -328,8 +328,15 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
         with file:
             check_columns(file.schema_arrow.names, str(path))
             names = file.schema_arrow.names
+            texts = [field.name for field in file.schema_arrow if is_json(field.type)]
             for group in range(file.num_row_groups):
                 for batch in row_batches(
                     file, group, names, binary, origin=str(path), batch_rows=BATCH_ROWS
                 ):
-                    yield from batch.to_pylist()
+                    for row in batch.to_pylist():
+                        parsed = {
+                            name: parse_json(row[name], origin=f"{path}: column {name!r}")
+                            for name in texts
+                            if row[name] is not None
+                        }
+                        yield row | parsed

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from energon.arrays import Ints
+from energon.formats.json_text import parse_json
+from energon.formats.parquet import is_json
 from energon.messages import describe_error
 
 if TYPE_CHECKING:
@@ -152,7 +154,10 @@ def _values_and_paths(
         column, rows = _taken(column, rows).cast(options=options), np.arange(len(rows))
     if _is_list_of_files(column.type):
         return _lists_of_files(column, rows)
-    return _files(column, rows) if is_file_column(column.type) else (_values(column, rows), None)
+    if is_file_column(column.type):
+        return _files(column, rows)
+    values = _values(column, rows)
+    return _parsed(values) if is_json(column.type) else values, None
 
 
 def _values(column: pa.ChunkedArray, rows: Ints) -> list[Any]:
@@ -283,6 +288,10 @@ def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:
         return list(found)
     pairs = zip(found, rows.tolist(), strict=True)
     return [own if values[row].is_valid else None for own, row in pairs]
+
+
+def _parsed(texts: list[Any]) -> list[Any]:
+    return [text if text is None else parse_json(text, origin="its JSON") for text in texts]
 
 
 def _is_nested(kind: pa.DataType) -> bool:
