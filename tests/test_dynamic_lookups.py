@@ -221,6 +221,7 @@ REASONS = {
     "energon/samples/sample.py": {
         "getattr(sample, name)": FIELDS,
         "getattr(self, name)": FIELDS,
+        "getattr(self, name, None)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
     "energon/samples/sample_types.py": {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -66,3 +68,36 @@ def test_a_full_disk_is_named_with_what_to_do(listing, tmp_path, little_room, pr
         2,
         f"Error: {disk}/all.tar: {problem}; {REMEDIES[problem]} and run the command again\n",
     )
+
+
+def shown_on_terminal(*arguments):
+    """Run a command on a terminal; return the lines that are left on it."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "energon.cli.main", *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "300"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            written += chunk
+    except OSError:  # the terminal of a process that has ended
+        pass
+    os.close(ours)
+    assert process.wait() == 0, written
+    lines = written.decode().replace("\r\n", "\n").split("\n")
+    erased = (re.split(r"\r?\x1b\[2K", line)[-1] for line in lines)
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in erased]
+
+
+def test_progress_and_messages_have_lines_of_their_own(tmp_path):
+    for shard in range(4):
+        write_shard(tmp_path / f"{shard}.tar", [(f"{shard}-{n}", {"txt": b"x"}) for n in range(3)])
+    split = ("--sample-type", "CrudeWebdataset", "--split-parts", "train:.*")
+    lines = shown_on_terminal("prepare", "--non-interactive", *split, tmp_path)
+    assert lines[0] == "4 shards, from 0.tar to 3.tar"
+    assert lines[1].endswith(": 4 of 4 shards were new or changed")
+    assert re.fullmatch(r"indexing shards ━+ 4/4 +0:00:\d\d 0:00:00", lines[2])
+    assert lines[3:] == ["12 samples in 4 shards", "Done", ""]

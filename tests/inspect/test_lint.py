@@ -359,3 +359,19 @@ def test_a_split_is_found_by_a_name_that_means_the_same(tmp_path):
     root = make_captions(tmp_path / "ds", [2, 3], split_parts=parts)
     done = run("lint", root, "--split", "val")
     assert (done.exit_code, done.output) == (0, "3 samples: no problems\n")
+
+
+def test_the_quarantine_file_is_checked_before_the_samples(tmp_path, monkeypatch):
+    root = make_damaged(tmp_path / "ds")
+    (tmp_path / "blend.yaml").write_text("splits: {train: {path: ds}}\n")
+    (tmp_path / "list").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("energon.inspect.lint.lint_dataset", None)
+    for path, quarantine_path, message in (
+        (tmp_path / "blend.yaml", tmp_path / "list", "a metadataset needs a folder"),
+        (root, tmp_path / "folder", "is a folder, expected a file"),
+        (root, tmp_path / "list" / "below", "cannot write to"),
+    ):
+        result = CliRunner().invoke(main, ["lint", str(path), "--quarantine", str(quarantine_path)])
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())

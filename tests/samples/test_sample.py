@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,11 @@ def meta(value):
 class Pair(Batch):
     image: torch.Tensor
     caption: list[str]
+
+
+@edataclass
+class Anything(Sample):
+    value: object
 
 
 @dataclass
@@ -184,3 +190,41 @@ def test_the_source_of_a_sample_is_like_any_other():
     assert dataclasses.replace(source, index=4) == dataclasses.replace(plain, index=4)
     assert dataclasses.asdict(source) == dataclasses.asdict(plain)
     assert source != dataclasses.replace(plain, shard_name="1.tar")
+
+
+def test_prints_one_short_line():
+    images = np.zeros((64, 3, 200, 300), np.float32)
+    keys = [f"{number:06d}" for number in range(64)]
+    sample = CaptioningSample(
+        __key__=keys,
+        __sources__=(SourceInfo("ds", 0, "a.tar", ("x",)),) * 64,
+        image=images,
+        caption=["long " * 1000] * 64,
+    )
+    text = str(sample)
+    assert text.startswith("CaptioningSample(__key__=['000000', '000001',")
+    assert "image=ndarray (64, 3, 200, 300) float32" in text
+    assert "\n" not in text
+    assert len(text) < 2000
+    assert repr(TextSample(__key__="a", text="b")) == "TextSample(__key__='a', text='b')"
+
+
+def test_prints_parts_in_lists_and_bytes_by_their_size():
+    sample = Anything(__key__="a", value=[np.zeros((2, 3)), b"x" * 1000])
+    assert str(sample) == (
+        "Anything(__key__='a', value=[ndarray (2, 3) float64, "
+        "1000 bytes that begin with b'xxxxxxxxxxxxxxxx'])"
+    )
+
+
+def test_classes_with_their_own_text_keep_it():
+    @edataclass
+    class Own(Anything):
+        def __repr__(self):
+            return "own"
+
+    @edataclass
+    class Derived(Own):
+        other: int = 0
+
+    assert repr(Own(__key__="a", value=1)) == repr(Derived(__key__="a", value=1)) == "own"

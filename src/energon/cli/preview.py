@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,16 @@ from energon.cli.options import (
     options_object,
 )
 from energon.errors import ConfigError, SampleError
-from energon.inspect.shown_sample import (
-    plain_sample,
-    sample_fields,
-    sample_lines,
-    value_in_words,
-)
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.notebook import as_pixels, contact_sheet, sources_in_words
+from energon.samples.notebook import (
+    as_pixels,
+    contact_sheet,
+    recording_in_words,
+    sources_in_words,
+)
+from energon.samples.sample import short_text
 from energon.samples.terminal_images import half_blocks
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _print(samples: Sequence[Any], title: str, options: PreviewOptions) -> None:
     if options.save is not None:
         _save(options.save, title, samples)
     if options.as_json:
-        echo_json([plain_sample(sample) for sample in samples])
+        echo_json([_plain_sample(sample) for sample in samples])
     elif options.html is None and options.save is None:
         _draw(samples, options.images)
 
@@ -220,8 +221,8 @@ def _draw(samples: Iterable[Any], images: bool | None) -> None:
     if images is None:
         images = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     for sample in samples:
-        echo_lines(sample_lines(sample))
-        for value in sample_fields(sample).values() if images else ():
+        echo_lines(_sample_lines(sample))
+        for value in _sample_fields(sample).values() if images else ():
             pixels = as_pixels(value)
             if pixels is not None:
                 columns = min(DRAWN_COLUMNS, shutil.get_terminal_size().columns)
@@ -259,8 +260,8 @@ def _go_through(samples: Iterable[Any]) -> bool:
     """Show samples until the user stops; return whether all were shown."""
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
-        for name, value in sample_fields(sample).items():
-            lines.append(f" - {name} ({type(value)}): {value_in_words(value)}")
+        for name, value in _sample_fields(sample).items():
+            lines.append(f" - {name} ({type(value)}): {_value_in_words(value)}")
         echo_lines(lines)
         try:
             if not click.confirm("Continue?", default=True):
@@ -325,7 +326,7 @@ def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(samples):
-        for name, value in sample_fields(sample).items():
+        for name, value in _sample_fields(sample).items():
             # Names of parts may be anything; what files are called is letters.
             plain = f"{number:04d}_{re.sub('[^A-Za-z0-9]+', '_', name)[:60]}"
             pixels = as_pixels(value)
@@ -343,7 +344,7 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
         f"{counted(len(samples), 'sample')} of {title}",
         [
             (
-                str(sample_fields(sample)["__key__"]),
+                str(_sample_fields(sample)["__key__"]),
                 {
                     name: value if as_pixels(value) is not None else _text(value)
                     for name, value in _page_fields(sample)
@@ -357,11 +358,62 @@ def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
 
 def _page_fields(sample: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a sample that a page shows."""
-    fields = sample_fields(sample)
+    fields = _sample_fields(sample)
     yield from ((name, value) for name, value in fields.items() if not name.startswith("__"))
     if fields.get("__sources__"):
         yield "sources", "\n".join(sources_in_words(fields["__sources__"]))
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else value_in_words(value)
+    return value if isinstance(value, str) else _value_in_words(value)
+
+
+def _sample_fields(sample: Any) -> dict[str, Any]:
+    """Return the fields of a sample of any type by name, with those about its origin."""
+    if isinstance(sample, dict):
+        return sample
+    return {each.name: getattr(sample, each.name) for each in fields(sample)}
+
+
+def _sample_lines(sample: Any) -> Iterator[str]:
+    """Yield a sample as lines of text: its key, its origin, and each field."""
+    values = _sample_fields(sample)
+    yield f"{type(sample).__name__} {values['__key__']!r}"
+    if values.get("__subflavors__"):
+        yield f"  subflavors: {_value_in_words(values['__subflavors__'])}"
+    if values.get("__sources__"):
+        yield f"  sources: {', '.join(sources_in_words(values['__sources__']))}"
+    for name, value in values.items():
+        if not name.startswith("__"):
+            yield f"  {name}: {_value_in_words(value)}"
+
+
+def _plain_sample(sample: Any) -> dict[str, Any]:
+    """Return a sample as plain data, for JSON: of images, arrays and bytes, what they are."""
+    values = _sample_fields(sample)
+    plain = {name: _plain(value) for name, value in values.items() if not name.startswith("__")}
+    return {"type": type(sample).__name__, "key": values["__key__"], "fields": plain}
+
+
+def _plain(value: Any) -> Any:
+    """Return text, numbers and what is made of them as it is, and of all else what it is."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)  # JSON has no NaN
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    about: dict[str, Any] = {"type": type(value).__name__}
+    if hasattr(value, "shape"):
+        return {**about, "shape": list(value.shape), "dtype": str(value.dtype)}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {**about, "bytes": len(value)}
+    return {**about, "text": _value_in_words(value)}
+
+
+def _value_in_words(value: Any) -> str:
+    """Return the value of a field in one short line."""
+    recording = recording_in_words(value)
+    return short_text(value) if recording is None else recording

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from reprlib import Repr
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
+from energon.messages import bytes_in_words
 from energon.samples.collate import generic_batch, map_tensors
 from energon.samples.crude import SourceInfo, basic_sample_keys, get_source_info
 
@@ -51,6 +53,27 @@ def edataclass(cls: type[T] | None = None) -> Any:
     return decorate if cls is None else decorate(cls)
 
 
+class _ShortText(Repr):
+    """Text of values in one line: of arrays and bytes their size, of the rest the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 200
+        self.maxdict = self.maxtuple
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Return the text of a value inside of others."""
+        shape = getattr(x, "shape", None)
+        if shape is not None and hasattr(x, "dtype"):
+            return f"{type(x).__name__} {tuple(shape)} {x.dtype}"
+        if isinstance(x, bytes | bytearray | memoryview):
+            return bytes_in_words(x)
+        return super().repr1(x, level)
+
+
+short_text = _ShortText().repr
+
+
 class PinMemoryMixin:
     """Adds `pin_memory`, `to_device` and `to` to dataclasses with tensors.
 
@@ -73,6 +96,19 @@ class PinMemoryMixin:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Return a copy with its tensors on `device`: `to_device` under the name trainers call."""
         return self.to_device(device, non_blocking=non_blocking)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        # The decorator `dataclass` gives a class its own text unless it has one already.
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        if not is_dataclass(self):
+            return super().__repr__()
+        shown = (name for name in _field_names(self) if name not in _META[1:])
+        values = (f"{name}={short_text(getattr(self, name, None))}" for name in shown)
+        return f"{type(self).__qualname__}({', '.join(values)})"
 
     def _repr_html_(self) -> str:
         """Return the fields as a table, for notebooks: images, shapes and sources."""
