@@ -160,6 +160,14 @@ def test_bytes_in_a_table_are_called_by_what_they_hold(tmp_path):
     assert found == {"__key__": "000000000", "jpg": jpeg(1), "depth.png": png.getvalue()}
 
 
+def test_lists_of_images_become_numbered_parts():
+    image = {"bytes": jpeg(0), "path": None}
+    row = {"views": [image, None, jpeg(1)], "none": [], "tags": ["a", "b"]}
+    sample = RowRules().sample(row, 0, "t")
+    parts = {"views.0.jpg": jpeg(0), "views.2.jpg": jpeg(1)}
+    assert sample == {"__key__": "000000000", **parts, "json": {"none": [], "tags": ["a", "b"]}}
+
+
 @pytest.mark.parametrize(
     ("rows", "rules", "error", "message"),
     [

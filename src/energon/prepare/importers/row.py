@@ -68,7 +68,8 @@ class RowRules:
 
     Columns that no rule names together become fields of a part `json`; those that hold media, bytes
     or arrays become separate parts, named by the extension of their content, prefixed with the name
-    of the column if there are several such columns.
+    of the column if there are several such columns. Each element of a list of these becomes a part
+    `COLUMN.NUMBER.EXTENSION`.
 
     Args:
         key_column: Column with the keys, which may be paths of files up to their extension; None
@@ -121,6 +122,8 @@ class RowRules:
                 own.append((column, None, _content(value)))
             elif (extension := extension_of(value)) is not None:
                 own.append((column, extension, _content(value)))
+            elif (files := _numbered(column, value)) is not None:
+                sample |= files
             else:
                 fields[column] = value
         several = sum(column not in self.parts for column, _, _ in own) > 1
@@ -215,6 +218,22 @@ def extension_of(value: Any) -> str | None:
     if kind in ("numpy", "torch") and getattr(value, "ndim", 0) > 0:
         return "npy"
     return None
+
+
+def _numbered(column: str, values: Any) -> dict[str, Any] | None:
+    """Return parts for a list of media, bytes or arrays: `images.0.png` and so on; None for others.
+
+    Missing ones keep their number.
+    """
+    given = [each for each in values if each is not None] if isinstance(values, list) else []
+    extensions = list(map(extension_of, given))
+    if not given or None in extensions:
+        return None
+    numbers = [number for number, each in enumerate(values) if each is not None]
+    return {
+        f"{column.replace('/', '_')}.{number}.{extension}": _content(each)
+        for number, extension, each in zip(numbers, extensions, given, strict=True)
+    }
 
 
 def _part_name(column: str, extension: str | None, *, several: bool) -> str:
