@@ -30,8 +30,10 @@ from energon.inspect.state_edits import change_mix, leave_out, skip_steps
 from energon.loader.relane import relane
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
+from energon.prepare.dataset import prepare_dataset
 from tests.commands import run
-from tests.datasets import make_crude
+from tests.datasets import jpeg, make_crude, write_shard
+from tests.token_files import write_tokens
 
 RANKS = 2
 
@@ -41,6 +43,15 @@ class Keys(DefaultTaskEncoder):
 
     def batch(self, samples):
         return [sample["__key__"] for sample in samples]
+
+
+class KeysOfAll(Keys):
+    def batch(self, samples):
+        return [key_of_sample(sample) for sample in samples]
+
+
+def key_of_sample(sample):
+    return sample["__key__"] if isinstance(sample, dict) else sample.__key__
 
 
 class SkipsSome(Keys):
@@ -519,3 +530,44 @@ def test_commands_report_damage_of_a_state(blend):
                 except EnergonError:
                     reported += 1
     assert reported > 100
+
+
+def test_keys_of_tar_and_token_files_are_told_apart(tmp_path):
+    """`china/00100` of a shard and window 100 of a token file are found and left out as such."""
+    (tmp_path / "img").mkdir()
+    for shard in range(3):
+        numbers = range(70 + 40 * shard, 110 + 40 * shard)
+        images = [(f"china/{number:05d}", {"jpg": jpeg(number)}) for number in numbers]
+        write_shard(tmp_path / f"img/{shard}.tar", images)
+    prepare_dataset(tmp_path / "img", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_tokens(tmp_path / "tok", [[number, number + 1] for number in range(150)])
+    blend = tmp_path / "blend.yaml"
+    blend.write_text("splits: {train: {blend: [{path: img}, {path: tok.bin}]}}\n")
+    settings = {"encoder": KeysOfAll(), "shuffle_buffer_size": None}
+    state, window = tmp_path / "state", "100"
+    batches = train(blend, state, 3, more=60, **settings)
+    for key in ("china/00100", window):
+        step, rank = next(
+            (step, rank)
+            for step in range(63)
+            for rank in range(RANKS)
+            if key in batches[rank][step]
+        )
+        done = run("plan", "--state", state, "--key", key, "--json")
+        (seen, *_) = json.loads(done.stdout)
+        assert (seen["step"], seen["rank"], seen["key"]) == (step, rank, key)
+    for key, other in (("china/00100", window), (window, "china/00100")):
+        edited = tmp_path / f"without_{other.replace('/', '_')}"
+        done = edit(state, edited, "--leave-out", key)
+        assert done.exit_code == 0, done.output
+        assert done.output.count("is skipped in epochs") == 1
+        later = keys_of(together(resume(blend, edited, 60, **settings)))
+        assert key not in later
+        assert later[other]
+    for key in ("nonsense/00100", "tok.bin/100", "00100"):
+        for done in (
+            edit(state, tmp_path / "none", "--leave-out", key),
+            run("plan", "--state", state, "--key", key),
+        ):
+            assert done.exit_code == 2
+            assert f"has a sample '{key}'" in done.output
