@@ -190,9 +190,6 @@ REASONS = {
     "energon/prepare/writers/draw.py": {
         "pickle.load(file)": PROCESSES,
     },
-    "energon/prepare/processes.py": {
-        "pickle.loads(self.packed)": PROCESSES,
-    },
     "energon/prepare/upkeep.py": {
         "getattr(import_module(module), attribute)": TABLE,
         "import_module(module)": TABLE,

@@ -198,9 +198,8 @@ CALLED_BY_OTHERS = {
     "io/range_file.py": {"readinto"},
     "loader/transport/pickling.py": {"persistent_id", "persistent_load"},
     "loader/transport/reports.py": {"emit"},
-    "prepare/processes.py": {"_launch"},
 }
-"""Methods of click, fuse, pickle, urllib, io, logging and multiprocessing."""
+"""Methods of click, fuse, pickle, urllib, io and logging."""
 PROGRAMS = ("benchmarks", "examples")
 FOR_TESTS = {"io/files.py": {"forget_stores"}, "testing.py": {"check_resume"}}
 

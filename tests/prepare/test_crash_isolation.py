@@ -8,7 +8,6 @@ import pytest
 from energon.errors import WorkerError
 from energon.prepare import crash_isolation as surviving
 from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_isolated
-from tests.waiting import wait_until
 
 
 def look(deadly, noting, ordinals):
@@ -28,7 +27,7 @@ def fail(ordinals):
 def run(jobs, function=look, num_processes=2):
     """Return by job what was looked at, and what was deadly."""
     found = {job.number: ([], []) for job in jobs}
-    for number, result in run_isolated(function, jobs, num_processes, __name__):
+    for number, result in run_isolated(function, jobs, num_processes):
         looked, died = found[number]
         if isinstance(result, Death):
             died.append(result.ordinal)
@@ -45,26 +44,6 @@ def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
         number: ([n for n in range(8) if n not in some], sorted(some))
         for number, some in enumerate(deadly)
     }
-
-
-def wait_once_or_die(marker, ordinals):
-    """Die at 3, once another process waits for ever at another number."""
-    if ordinals == [3]:
-        wait_until(marker.exists)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if ordinals == [1] and not marker.exists():
-        marker.touch()
-        signal.pause()
-    return ordinals
-
-
-def test_a_process_that_started_too_late_to_be_terminated_with_the_others_ends(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("multiprocessing.process.BaseProcess.terminate", lambda _: None)
-    # The pool hears of the death of a process only if a result has come since it was started.
-    jobs = [IsolatedCall(n, (tmp_path / "waits",), [n]) for n in (1, 5, 3)]
-    assert run(jobs, wait_once_or_die) == {1: ([1], []), 5: ([5], []), 3: ([], [3])}
 
 
 def test_what_another_call_has_noted_accuses_nobody():

@@ -101,7 +101,6 @@ BATCH_BYTES = 64 << 20
 """Roughly how many bytes a process checks before it is given more."""
 MIN_BATCHES = 64
 """How many batches a dataset is cut into at least, so that no process is idle."""
-_PRELOAD = "energon.inspect.lint_batch"
 
 
 @dataclass
@@ -366,7 +365,7 @@ def _run(
 ) -> Iterator[tuple[int, BatchReport]]:
     """Yield numbers of jobs and the results of all or some of their samples."""
     if engine.name == "local":
-        for number, result in run_isolated(look, jobs, engine.num_local, _PRELOAD):
+        for number, result in run_isolated(look, jobs, engine.num_local):
             if isinstance(result, Death):
                 result = report_death(*jobs[number].arguments, result.ordinal)
             yield number, result

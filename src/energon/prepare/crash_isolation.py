@@ -7,7 +7,7 @@ left.
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from energon.errors import WorkerError
 from energon.prepare.engines import begin_worker, run_unless_interrupted
-from energon.prepare.processes import kill_processes, process_context, shut_down
+from energon.worker import default_start_method
 
 T = TypeVar("T")
 AHEAD = 2
@@ -54,7 +54,7 @@ class Death:
 
 
 def run_isolated(
-    function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int, preload: str
+    function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int
 ) -> Iterator[tuple[int, T | Death]]:
     """Call a function for each job in processes, and yield the results as they become ready.
 
@@ -62,7 +62,6 @@ def run_isolated(
         function: Takes the arguments and the ordinals of a job.
         jobs: The calls.
         num_processes: How many processes run at the same time.
-        preload: A module to import once for all processes.
 
     Yields:
         Number of the job, and the result for all or some of its ordinals, which are complete in the
@@ -71,7 +70,7 @@ def run_isolated(
     Raises:
         WorkerError: If processes keep dying.
     """
-    context = process_context(preload)
+    context = multiprocessing.get_context(default_start_method())
     noted = context.RawValue("q")
     todo = list(jobs)[::-1]
     suspects: list[IsolatedCall] = []
@@ -117,13 +116,10 @@ _noted: Any = None
 """Shared with the process that started this one; None if there is none."""
 
 
-def _share(noted: Any, environment: dict[str, str]) -> None:
+def _share(noted: Any) -> None:
     global _noted
     begin_worker()
     _noted = noted
-    # The server that processes are forked from may be older than the settings of this program.
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
@@ -166,13 +162,14 @@ def _run(
 @contextmanager
 def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
-        num_processes, mp_context=context, initializer=_share, initargs=(noted, dict(os.environ))
+        num_processes, mp_context=context, initializer=_share, initargs=(noted,)
     )
     try:
         yield pool
     except BaseException:
         # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
-        kill_processes(pool)
+        for process in list((pool._processes or {}).values()):
+            process.kill()
         raise
     finally:
-        shut_down(pool)
+        pool.shutdown(cancel_futures=True)

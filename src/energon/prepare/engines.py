@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from energon.errors import (
@@ -28,6 +30,7 @@ from energon.errors import (
 from energon.io.atomic import is_full
 from energon.io.threads import read_here
 from energon.messages import describe_error
+from energon.worker import default_start_method
 
 logger = logging.getLogger("energon")
 EngineName = Literal["local", "dask", "ray"]
@@ -176,18 +179,12 @@ def _local(engine: Engine) -> Iterator[Workers]:
     # A few shards need no processes, nor the time to import what starts them.
     from concurrent.futures import ProcessPoolExecutor
 
-    from energon.prepare.processes import portable, process_context, shut_down
-
-    context = process_context("energon.prepare.index.index")
+    context = multiprocessing.get_context(default_start_method())
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
-
-    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return pool.submit(run_unless_interrupted, portable(function), *arguments)
-
     try:
-        yield Workers(submit, engine.num_local)
+        yield Workers(partial(pool.submit, run_unless_interrupted), engine.num_local)
     finally:
-        shut_down(pool)
+        pool.shutdown(cancel_futures=True)
 
 
 class _Interrupt:
@@ -212,7 +209,11 @@ _interrupt = _Interrupt()
 def begin_worker() -> None:
     """Let Ctrl-C end the calls of this process without a traceback, and end it with its parent."""
     signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     read_here()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # a fork lacks its threads, and would wait for them
     threading.Thread(target=_leave_with_the_main_process, daemon=True).start()
 
 

@@ -48,7 +48,6 @@ SAMPLES_PER_JOB = 4096
 """How much is checked again if a process dies."""
 FILES_PER_JOB = 200
 PROBING_DIED = "the process that read it died: a codec has crashed, or memory ran out"
-_PRELOAD = "energon.prepare.media.probe"
 
 
 def probe_files_isolated(
@@ -67,7 +66,7 @@ def probe_files_isolated(
         IsolatedCall(number, (files.only(batch), batch, chosen), range(len(batch)))
         for number, batch in enumerate(batches)
     ]
-    for number, result in run_isolated(probe_some_files, jobs, num_processes, _PRELOAD):
+    for number, result in run_isolated(probe_some_files, jobs, num_processes):
         if isinstance(result, Death):
             name = batches[number][result.ordinal]
             yield [Probed(files.job(name), [], [(name, PROBING_DIED)])]
@@ -101,7 +100,7 @@ def probe_shards_isolated(
             arguments = (str(folder), shard.name, shard.left, chosen, contents)
             jobs.append(IsolatedCall(len(jobs), arguments, range(start, stop)))
             owners.append(shard)
-    for number, result in run_isolated(probe_samples, jobs, num_processes, _PRELOAD):
+    for number, result in run_isolated(probe_samples, jobs, num_processes):
         shard = owners[number]
         if isinstance(result, Death):
             shard.deadly.append(result.ordinal)
@@ -153,7 +152,7 @@ def _look_again(
         names.append([name for name, _, _ in parts])
         arguments = (str(folder), shard.name, chosen, contents, sample)
         jobs.append(IsolatedCall(len(jobs), arguments, range(len(parts))))
-    for number, result in run_isolated(probe_parts, jobs, 1, _PRELOAD):
+    for number, result in run_isolated(probe_parts, jobs, 1):
         if isinstance(result, Death):
             shard.failed.append((names[number][result.ordinal], PROBING_DIED))
         else:
