@@ -37,7 +37,7 @@ from energon import (
     stateless,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.crude import record_sources
+from energon.samples.provenance import record_sources
 from energon.samples.sample_types import TextSample
 from energon.sources.files.store import FileStore
 from energon.sources.files.webdataset import WebdatasetFileStore

@@ -88,7 +88,8 @@ _ROOMS = {
         "generic_concat",
         "homogeneous_concat_mix",
     ],
-    "samples.crude": ["CrudeSample", "SourceInfo", "basic_sample_keys"],
+    "samples.crude": ["CrudeSample", "basic_sample_keys"],
+    "samples.provenance": ["SourceInfo"],
     "samples.sample": ["Batch", "Sample", "edataclass"],
     "samples.sample_types": [
         "CaptioningSample",

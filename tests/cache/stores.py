@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from energon.errors import NoSuchFileError
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.loader.transport.columns import SHARED_COLUMN_BYTES, by_column, rebuild
-from energon.samples.crude import CrudeSample, SourceInfo, basic_sample_keys, sources_of
+from energon.samples.crude import CrudeSample, basic_sample_keys
+from energon.samples.provenance import SourceInfo, sources_of
 from energon.samples.sample_types import TextSample
 
 values = st.one_of(

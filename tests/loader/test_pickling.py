@@ -18,7 +18,7 @@ from energon.loader.transport.pickling import (
     dump_pipeline,
     modules_named,
 )
-from energon.samples.crude import known_source
+from energon.samples.provenance import known_source
 from energon.samples.sample import Batch, Sample, edataclass
 from tests.effort import some
 

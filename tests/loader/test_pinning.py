@@ -8,7 +8,7 @@ import pytest
 from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.memory import pin_batches, to_device
 from energon.samples.collate import map_tensors
-from energon.samples.crude import sources_of
+from energon.samples.provenance import sources_of
 from tests.loader.fake_pipeline import fake
 from tests.waiting import wait_until
 

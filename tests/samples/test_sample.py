@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from energon.samples.crude import (
-    CrudeSample,
-    SourceInfo,
-    add_source_info,
-    basic_sample_keys,
-    get_source_info,
-    sources_of,
-)
+from energon.samples.crude import CrudeSample, basic_sample_keys
+from energon.samples.provenance import SourceInfo, add_source_info, get_source_info, sources_of
 from energon.samples.sample import Batch, Sample, edataclass
 from energon.samples.sample_types import CaptioningSample, TextSample
 

@@ -29,7 +29,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.plan.leaves.subset import resolve_range
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.crude import record_sources
+from energon.samples.provenance import record_sources
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource

@@ -24,7 +24,7 @@ import numpy as np
 
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 
 _LENGTH = struct.Struct("<I")

@@ -18,7 +18,7 @@ from energon.cache.contents import SharedContents
 from energon.cache.pool import CachePool, Lazy, ValueLazy
 from energon.cache.prefetch import Prefetcher, Ticket
 from energon.errors import ConfigError
-from energon.samples.crude import add_source_info
+from energon.samples.provenance import add_source_info
 from energon.sources.files.store import FileStore
 
 T = TypeVar("T")

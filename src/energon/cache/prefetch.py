@@ -14,7 +14,7 @@ from uuid import uuid4
 from energon.cache.codec import CachedContent, Form
 from energon.cache.contents import SharedContents
 from energon.errors import NoSuchFileError
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 
 

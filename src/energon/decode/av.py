@@ -7,6 +7,7 @@ beginning of the file, where its first frame is shown or its first sample is hea
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -426,3 +427,26 @@ def _frame_size(size: Any) -> FrameSize | None:
         f"video_out_frame_size={size!r}: expected the height and width in pixels, like (224, 320), "
         "or None"
     )
+
+
+AV_SPECS = ("AVDecoder", "torch", "pyav")
+
+
+def check_av_spec(name: str) -> None:
+    """Raise ConfigError unless there is a specification of that name."""
+    if name not in AV_SPECS:
+        raise ConfigError(f"av_decode={name!r}: expected one of {', '.join(AV_SPECS)}")
+
+
+def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
+    """Return a file in the form that the specification names.
+
+    Raises:
+        DecodeError: If the form is "torch" or "pyav" and the file is damaged.
+        MissingExtraError: If PyAV is not installed.
+    """
+    if spec == "pyav":
+        check_claims(io.BytesIO(data))
+        return open_container(io.BytesIO(data))
+    decoder = AVDecoder(io.BytesIO(data))
+    return decoder if spec == "AVDecoder" else decoder.get_frames(with_audio)

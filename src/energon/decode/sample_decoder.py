@@ -10,7 +10,8 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
+from energon.decode.av import check_av_spec, decode_av
+from energon.decode.av_container import AV_EXTENSIONS
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension

@@ -9,14 +9,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon.errors import ConfigError
-from energon.formats.meta.yaml import plain
 from energon.io.address import is_remote, join_address, local_path
 from energon.plan.blends.mix import Mix
 from energon.plan.leaves.subset import Bound
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Join
-    from energon.metadataset.grammar_values import Inner, Reference
+    pass
 
 Subset = tuple[Bound, Bound]
 """A range of samples, see `energon.plan.leaves.subset`."""
@@ -149,37 +147,9 @@ class TraversedDatasetReference:
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class NodeContext:
-    """The settings that a node inherits."""
-
-    split_part: str
-    dataset_config: str
-    split_config: str
-    folder: str
-    document: str | None = None
-    trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
-
-    def below(self, node: Reference | Join) -> NodeContext:
-        """Return what the node below a reference or a join inherits."""
-        return replace(
-            self,
-            split_part=node.split_part or self.split_part,
-            dataset_config=node.dataset_config or self.dataset_config,
-            split_config=node.split_config or self.split_config,
-        )
-
-
 def repeated(leaf: Leaf, times: float) -> Leaf:
     """Return `leaf` repeated that many times more."""
     return replace(leaf, repetitions=leaf.repetitions * times)
-
-
-def inherit(leaf: Leaf, node: Inner) -> Leaf:
-    """Return `leaf` with the settings of a node above it."""
-    bounds = None if node.subset is None else node.subset.bounds
-    leaf = replace(leaf, subflavors={**leaf.subflavors, **plain(node.subflavors)})
-    return narrow(leaf, bounds, node.shuffle_over_epochs_multiplier)
 
 
 def narrow(leaf: Leaf, subset: Subset | None, multiplier: int | None) -> Leaf:
@@ -207,17 +177,6 @@ def check_cycle(trail: Sequence[tuple[str, str]], origin: str) -> None:
         raise ConfigError(f"{origin}: the metadataset contains itself: {steps}")
 
 
-def check_subset(node: Inner, *, is_leaf: bool) -> None:
-    """Raise ConfigError if a node counts samples of more than one dataset."""
-    subset = node.subset
-    if subset and not is_leaf and int in map(type, subset.bounds):
-        raise ConfigError(
-            f"{subset.where('range')}: a number of samples makes sense for one dataset only: can "
-            "only use absolute subset ranges for a leaf dataset. Use percentages like "
-            '["0%", "50%"] for all datasets of a blend or metadataset'
-        )
-
-
 def identity(address: str) -> str:
     """Return a canonical address, equal for the same file."""
     return address if is_remote(address) else os.path.realpath(address)
@@ -235,31 +194,3 @@ def absolute_aux(address: str, folder: str) -> str:
     if address.startswith(scheme):
         return scheme + absolute(address.removeprefix(scheme), folder)
     return absolute(address, folder)
-
-
-def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
-    """Return the leaf of a join.
-
-    Args:
-        node: The node.
-        members: Its datasets; the leaf has the path of the first.
-        document: The local file that contains it; None if there is none.
-    """
-    first = members[0].leaf
-    joiner = SampleJoiner(
-        node.joiner.module,
-        node.joiner.class_ or str(node.joiner.function),
-        node.joiner.class_ is not None,
-        node.where("joiner"),
-        document,
-    )
-    return Leaf(
-        path=first.path,
-        split_part=first.split_part,
-        dataset_config=first.dataset_config,
-        split_config=first.split_config,
-        origin=node.where("join"),
-        kind=first.kind,
-        join=members,
-        joiner=joiner,
-    )

@@ -42,15 +42,13 @@ from energon.metadataset.leaf import (
     JoinMember,
     Leaf,
     LeafList,
-    NodeContext,
+    SampleJoiner,
     TraversedDatasetReference,
     absolute,
     absolute_aux,
     check_cycle,
-    check_subset,
     identity,
-    inherit,
-    joined_leaf,
+    narrow,
     repeated,
 )
 from energon.metadataset.recognition import dataset_kind
@@ -70,7 +68,7 @@ from energon.metadataset.tree import (
 
 if TYPE_CHECKING:
     from energon.metadataset.grammar import Blend, Join
-    from energon.metadataset.grammar_values import Node, Reference, Weighted
+    from energon.metadataset.grammar_values import Inner, Node, Reference, Weighted
 
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -423,3 +421,70 @@ class _Resolver:
             ]
             check_line(trees, word, place)
         return _Branch(LineTree(tuple(trees), word, place))
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """The settings that a node inherits."""
+
+    split_part: str
+    dataset_config: str
+    split_config: str
+    folder: str
+    document: str | None = None
+    trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
+
+    def below(self, node: Reference | Join) -> NodeContext:
+        """Return what the node below a reference or a join inherits."""
+        return replace(
+            self,
+            split_part=node.split_part or self.split_part,
+            dataset_config=node.dataset_config or self.dataset_config,
+            split_config=node.split_config or self.split_config,
+        )
+
+
+def inherit(leaf: Leaf, node: Inner) -> Leaf:
+    """Return `leaf` with the settings of a node above it."""
+    bounds = None if node.subset is None else node.subset.bounds
+    leaf = replace(leaf, subflavors={**leaf.subflavors, **plain(node.subflavors)})
+    return narrow(leaf, bounds, node.shuffle_over_epochs_multiplier)
+
+
+def check_subset(node: Inner, *, is_leaf: bool) -> None:
+    """Raise ConfigError if a node counts samples of more than one dataset."""
+    subset = node.subset
+    if subset and not is_leaf and int in map(type, subset.bounds):
+        raise ConfigError(
+            f"{subset.where('range')}: a number of samples makes sense for one dataset only: can "
+            "only use absolute subset ranges for a leaf dataset. Use percentages like "
+            '["0%", "50%"] for all datasets of a blend or metadataset'
+        )
+
+
+def joined_leaf(node: Join, members: tuple[JoinMember, ...], document: str | None) -> Leaf:
+    """Return the leaf of a join.
+
+    Args:
+        node: The node.
+        members: Its datasets; the leaf has the path of the first.
+        document: The local file that contains it; None if there is none.
+    """
+    first = members[0].leaf
+    joiner = SampleJoiner(
+        node.joiner.module,
+        node.joiner.class_ or str(node.joiner.function),
+        node.joiner.class_ is not None,
+        node.where("joiner"),
+        document,
+    )
+    return Leaf(
+        path=first.path,
+        split_part=first.split_part,
+        dataset_config=first.dataset_config,
+        split_config=first.split_config,
+        origin=node.where("join"),
+        kind=first.kind,
+        join=members,
+        joiner=joiner,
+    )

@@ -16,7 +16,8 @@ import numpy as np
 
 from energon.errors import ConfigError
 from energon.samples.batch_arrays import LARGE_BATCH_BYTES, large_array, stacked_rows
-from energon.samples.crude import PART_FILES, SampleSource
+from energon.samples.crude import PART_FILES
+from energon.samples.provenance import SampleSource
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from energon.errors import EnergonError
 from energon.messages import bytes_in_words, counted, escape_text
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 
 T = TypeVar("T")
 

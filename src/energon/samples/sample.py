@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overl
 
 from energon.messages import bytes_in_words
 from energon.samples.collate import generic_batch, map_tensors
-from energon.samples.crude import SourceInfo, basic_sample_keys, get_source_info
+from energon.samples.crude import basic_sample_keys
+from energon.samples.provenance import SourceInfo, get_source_info
 
 if TYPE_CHECKING:
     import torch

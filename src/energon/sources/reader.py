@@ -13,7 +13,7 @@ from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.randomness import shared
 from energon.plan.rows import Rows
-from energon.samples.crude import SourceInfo, record_sources
+from energon.samples.provenance import SourceInfo, record_sources
 from energon.sources.read_ahead import DecodeAhead, PlannedReadAhead
 from energon.sources.source import (
     DecodesAhead,

@@ -19,10 +19,9 @@ from energon.samples.crude import (
     RESERVED,
     CrudeSample,
     UnreadableSample,
-    blank_source,
-    fill_source,
     reserved_names,
 )
+from energon.samples.provenance import blank_source, fill_source
 from energon.sources.shards import OpenShard, lazy_spans, read_columns
 from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, RowsAtOnce, released
 

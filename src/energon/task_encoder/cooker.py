@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from energon.cache.pool import active_pool
 from energon.errors import ConfigError, check_at_least
-from energon.samples.crude import add_source_info, get_source_info
+from energon.samples.provenance import add_source_info, get_source_info
 from energon.sources.files.store import (
     DecodeFileStore,
     FileStore,

@@ -12,8 +12,9 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import META_NAMES, CrudeSample, sources_of
+from energon.samples.crude import META_NAMES, CrudeSample
 from energon.samples.field_map import FieldMap
+from energon.samples.provenance import sources_of
 from energon.sources.files.store import FileStore
 from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_generator

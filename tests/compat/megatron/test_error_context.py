@@ -4,7 +4,7 @@ import pytest
 
 from energon.compat.megatron.helpers import ErrorContext, handle_restore_errors
 from energon.errors import FatalSampleError, SkipSample
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="0.tar", file_names=("a.txt",))
 SAMPLE = {"__key__": "a", "__sources__": (SOURCE,)}

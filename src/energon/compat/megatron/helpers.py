@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av_container import AV_EXTENSIONS, check_av_spec, decode_av
+from energon.decode.av import check_av_spec, decode_av
+from energon.decode.av_container import AV_EXTENSIONS
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
@@ -21,7 +22,7 @@ from energon.io import epath
 from energon.io.address import split_address
 from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
-from energon.samples.crude import carries_key, get_source_info, stamp
+from energon.samples.provenance import carries_key, get_source_info, stamp
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
 from energon.stages.hooks.hook import ErrorHandler
 from energon.task_encoder.user_dataset import DatasetCode

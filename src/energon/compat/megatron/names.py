@@ -115,7 +115,8 @@ HOMES: dict[str, str] = {
         batch_list batch_pad_stack batch_stack concat_pad generic_batch generic_concat
         homogeneous_concat_mix
     """,
-    "samples.crude": "CrudeSample SourceInfo add_source_info basic_sample_keys get_source_info",
+    "samples.crude": "CrudeSample basic_sample_keys",
+    "samples.provenance": "SourceInfo add_source_info get_source_info",
     "samples.sample": "PinMemoryMixin edataclass",
     "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",

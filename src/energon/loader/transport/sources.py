@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from energon.samples.crude import SampleSource, known_sources
+from energon.samples.provenance import SampleSource, known_sources
 
 Known = list[Any]
 """What is known of some sources. For each property, in the order of `known_source`, that is the

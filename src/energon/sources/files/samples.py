@@ -13,7 +13,7 @@ from energon.formats.tar.names import split_name
 from energon.io.address import redact
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, Contents
 from energon.sources.files.store import FileStore
 from energon.sources.shards import ShardPool

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon.errors import ConfigError, NoSuchFileError
 from energon.io.range_file import LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES
-from energon.samples.crude import SourceInfo, add_source_info
+from energon.samples.provenance import SourceInfo, add_source_info
 
 if TYPE_CHECKING:
     from energon.formats.media import MediaMetadata

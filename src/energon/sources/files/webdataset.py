@@ -15,7 +15,7 @@ from energon.formats.tar.names import split_name
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range
 from energon.io.threads import WaitingThreads
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
 from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool, read_spans

@@ -32,7 +32,7 @@ from energon.io.files import file_info
 from energon.io.range_file import RangeFile, range_file
 from energon.local_file import map_file
 from energon.messages import shell_word
-from energon.samples.crude import SourceInfo
+from energon.samples.provenance import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, TreeEntry
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore

@@ -17,14 +17,8 @@ from energon.errors import ConfigError, DecodeError
 from energon.formats.meta.split import numbers_in, ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
-from energon.samples.crude import (
-    META_NAMES,
-    PART_FILES,
-    CrudeSample,
-    UnreadableSample,
-    find_part,
-    record_sources,
-)
+from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample, find_part
+from energon.samples.provenance import record_sources
 from energon.sources.numbered import LazySource
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import Extents, Location, content_fingerprint

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.samples.collate import batch_pad_stack
-from energon.samples.crude import CrudeSample, known_sources
+from energon.samples.crude import CrudeSample
+from energon.samples.provenance import known_sources
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
 
 

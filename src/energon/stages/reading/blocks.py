@@ -11,7 +11,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import record_sources
+from energon.samples.provenance import record_sources
 
 MAX_PLANNED_ROWS = 4096
 """Rows planned at once; the cost per row of numpy calls is flat from about here on."""

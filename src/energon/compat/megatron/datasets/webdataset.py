@@ -29,8 +29,9 @@ from energon.errors import ConfigError, SkipSample
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.samples.crude import CrudeSample, sources_of
+from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
+from energon.samples.provenance import sources_of
 from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
