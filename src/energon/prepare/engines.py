@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from energon.errors import (
@@ -181,8 +180,12 @@ def _local(engine: Engine) -> Iterator[Workers]:
 
     context = multiprocessing.get_context(default_start_method())
     pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return pool.submit(run_unless_interrupted, function, *arguments)
+
     try:
-        yield Workers(partial(pool.submit, run_unless_interrupted), engine.num_local)
+        yield Workers(submit, engine.num_local)
     finally:
         pool.shutdown(cancel_futures=True)
 
