@@ -429,15 +429,6 @@ def _frame_size(size: Any) -> FrameSize | None:
     )
 
 
-AV_SPECS = ("AVDecoder", "torch", "pyav")
-
-
-def check_av_spec(name: str) -> None:
-    """Raise ConfigError unless there is a specification of that name."""
-    if name not in AV_SPECS:
-        raise ConfigError(f"av_decode={name!r}: expected one of {', '.join(AV_SPECS)}")
-
-
 def decode_av(data: bytes, spec: str, *, with_audio: bool) -> Any:
     """Return a file in the form that the specification names.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from energon.errors import DecodeError, EnergonError, needs_extra
+from energon.errors import ConfigError, DecodeError, EnergonError, needs_extra
 from energon.formats.media import (
     Piece,
     count_claimed_packets,
@@ -220,3 +220,11 @@ AV_EXTENSIONS = AUDIO_EXTENSIONS | {
     *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
     *("ts", "m2ts"),
 }
+
+AV_SPECS = ("AVDecoder", "torch", "pyav")
+
+
+def check_av_spec(name: str) -> None:
+    """Raise ConfigError unless there is a specification of that name."""
+    if name not in AV_SPECS:
+        raise ConfigError(f"av_decode={name!r}: expected one of {', '.join(AV_SPECS)}")

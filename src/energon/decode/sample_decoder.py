@@ -10,8 +10,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av import check_av_spec, decode_av
-from energon.decode.av_container import AV_EXTENSIONS
+from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
 from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension
@@ -212,6 +211,8 @@ class SampleDecoder:
             if decode is not None:
                 return decode(raw)
             if extension in AV_EXTENSIONS:
+                from energon.decode.av import decode_av
+
                 return decode_av(raw, self.av_decode, with_audio=self.video_decode_audio)
             if extension in _PICKLED:
                 return self._unpickle(extension, raw)

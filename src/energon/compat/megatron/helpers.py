@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon.allow import is_allowed, refusal
-from energon.decode.av import check_av_spec, decode_av
-from energon.decode.av_container import AV_EXTENSIONS
+from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
 from energon.formats.meta.info import META
@@ -435,4 +434,6 @@ class AVWebdatasetDecoder:
         """
         if key.rpartition(".")[2].lower() not in AV_EXTENSIONS:
             return None
+        from energon.decode.av import decode_av
+
         return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
