@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
-from energon.samples.provenance import key_of
+from energon.samples.crude import key_of
 from tests.effort import IN_CI
 
 LANES = 8

@@ -86,7 +86,8 @@ from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.samples.provenance import get_source_info, key_of
+from energon.samples.crude import key_of
+from energon.samples.provenance import get_source_info
 from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named

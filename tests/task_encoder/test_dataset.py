@@ -17,7 +17,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.provenance import sample_keys
+from energon.samples.crude import sample_keys
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude, write_shard
 

@@ -17,7 +17,7 @@ from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition, read_positions
 from energon.loader.workers import InlineWorker
 from energon.messages import counted
-from energon.samples.provenance import key_of, sample_keys
+from energon.samples.crude import key_of, sample_keys
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
 from energon.worker import WorkerConfig

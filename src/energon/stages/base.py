@@ -29,7 +29,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon.errors import ConfigError, StateError
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.lane import Lane
 
 if TYPE_CHECKING:

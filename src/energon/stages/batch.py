@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from energon.errors import check_at_least
 from energon.samples.batch_arrays import BatchRows
-from energon.samples.provenance import (
+from energon.samples.crude import (
     RestoreKey,
     carries_key,
     flat,

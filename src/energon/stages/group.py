@@ -13,7 +13,7 @@ from operator import index
 from typing import Any, ClassVar
 
 from energon.errors import FatalSampleError, check_at_least, is_whole
-from energon.samples.provenance import RestoreKey, key_of
+from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import BatchIterator, restore_batch
 from energon.stages.hooks.failures import describe_sources

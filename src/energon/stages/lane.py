@@ -16,7 +16,7 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import derive_seed
-from energon.samples.provenance import RestoreKey, flat
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import Tally
 from energon.stages.hooks.random_state import DrawWatch

@@ -16,8 +16,7 @@ from types import GeneratorType
 from typing import Any
 
 from energon.errors import StateError
-from energon.samples.crude import CrudeSample
-from energon.samples.provenance import RestoreKey, flat, key_of
+from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
 from energon.stages.hooks.apply import ApplyIterator, LeafRunners, reapply, replay
 from energon.stages.hooks.hook import SKIPPED, Compiled, Hook, HookRunner

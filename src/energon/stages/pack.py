@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon.errors import FatalSampleError, StateError, check_at_least
 from energon.packing.packer import Selection
-from energon.samples.provenance import RestoreKey, flat, joint_key, key_of, split_key, stamp
+from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
 from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from energon.plan.randomness import derive_seed
-from energon.samples.provenance import RestoreKey, flat
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.base import Dataset, DatasetIterator, State, ThroughDataset, ThroughIterator
 from energon.stages.hooks.random_state import DrawWatch, seeded
 from energon.stages.lane import Lane, RowAddress

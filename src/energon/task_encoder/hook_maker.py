@@ -9,7 +9,8 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.messages import nearest, warn_once
-from energon.samples.provenance import SourceInfo, key_of, sample_keys
+from energon.samples.crude import key_of, sample_keys
+from energon.samples.provenance import SourceInfo
 from energon.sources.reader import LeafReader
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, Tolerance
 from energon.stages.hooks.hook import Compiled, ErrorHandler, Hook

@@ -8,8 +8,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import JOINED, CrudeSample
-from energon.samples.provenance import stamp
+from energon.samples.crude import JOINED, CrudeSample, stamp
 from energon.stages.hooks.hook import Compiled, Hook, compiled
 from energon.task_encoder.cooker import Cooker, CookerArguments, find_cooker
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker

@@ -21,7 +21,8 @@ from energon.io import epath
 from energon.io.address import split_address
 from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
-from energon.samples.provenance import carries_key, get_source_info, stamp
+from energon.samples.crude import carries_key, stamp
+from energon.samples.provenance import get_source_info
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
 from energon.stages.hooks.hook import ErrorHandler
 from energon.task_encoder.user_dataset import DatasetCode

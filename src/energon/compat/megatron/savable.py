@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon.compat.megatron.worker import WorkerConfig
-from energon.samples.provenance import key_of
+from energon.samples.crude import key_of
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from energon.errors import StateError
 from energon.limits import RESUMED_OUTPUTS
-from energon.samples.provenance import RestoreKey, stamp
+from energon.samples.crude import RestoreKey, stamp
 from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
 from energon.stages.hooks.clock import HookClock, leaf_of
 from energon.stages.hooks.failures import Tolerance, reraise_exception

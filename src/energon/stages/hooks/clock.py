@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 
 SLOW_SECONDS = 0.1
 """A call that takes longer than this is slow."""

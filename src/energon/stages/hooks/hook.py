@@ -22,7 +22,7 @@ from energon.errors import (
 )
 from energon.messages import counted, describe_error
 from energon.plan.randomness import derive_seed
-from energon.samples.provenance import RestoreKey, flat
+from energon.samples.crude import RestoreKey, flat
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,

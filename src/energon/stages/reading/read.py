@@ -22,7 +22,7 @@ from energon.errors import ConfigError, StateError
 from energon.plan.dealt import DealtPlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import (
     Dataset,
     DatasetIterator,

@@ -24,7 +24,7 @@ from energon.compat.megatron.wrappers import (
     ShuffleBufferDataset,
 )
 from energon.packing import Packer
-from energon.samples.provenance import key_of
+from energon.samples.crude import key_of
 from energon.stages.lane import Lane
 from energon.testing import check_resume
 from tests.compat.megatron.wrappers.streams import CONFIG, numbers

@@ -21,7 +21,7 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.plan.build import blend_plan, concat_plan
 from energon.plan.leaves.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
 from energon.plan.rows import LanesAreStreams, Plan, Rows
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.source import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import derive_seed
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import (
     Dataset,
     DatasetIterator,

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import ORDER_VERSION
-from energon.samples.provenance import RestoreKey, to_tuple
+from energon.samples.crude import RestoreKey, to_tuple
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, Tolerance
 from energon.stages.hooks.hook import ErrorHandler, Hook

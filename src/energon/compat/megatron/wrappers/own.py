@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from energon.compat.megatron.savable import FlexState
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
-from energon.samples.provenance import RestoreKey
+from energon.samples.crude import RestoreKey
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
