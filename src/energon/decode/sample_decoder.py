@@ -16,7 +16,7 @@ from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonE
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS
 from energon.messages import bytes_in_words, describe_error
-from energon.samples.crude import PART_FILES, CrudeSample
+from energon.samples.crude import PART_FILES, CrudeSample, UnreadableSample
 
 if TYPE_CHECKING:
     from energon.decode.images import ImageSpec
@@ -146,9 +146,11 @@ class SampleDecoder:
             seed: Seed of random crops. Loaders derive it from the sample and its epoch.
 
         Raises:
-            DecodeError: If a part is damaged.
+            DecodeError: If a part is damaged, or the sample could not be read.
         """
         if isinstance(sample, CrudeSample):
+            if type(sample) is UnreadableSample:
+                raise sample.error
             # Names of this kind have no other case, which it would look for.
             key, files = dict.get(sample, "__key__", ""), dict.get(sample, PART_FILES)
         else:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice, pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,6 @@ class WebdatasetSource(SplitSource):
         SecurityError: If the dataset needs something that is not allowed.
         EmptyDatasetError: If no sample is left.
     """
-
-    reads_values: ClassVar[bool] = True
 
     def __init__(
         self,
