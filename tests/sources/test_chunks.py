@@ -40,11 +40,10 @@ from energon.formats.chunks.mds import MdsFormat
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.samples.crude import PART_FILES
+from energon.samples.crude import PART_FILES, check_readable
 from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
 from energon.sources.tables.row_kind import RowOptions
-from energon.task_encoder.load import check_readable
 from tests.commands import run
 from tests.task_encoder.runs import config
 

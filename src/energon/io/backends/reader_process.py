@@ -203,6 +203,7 @@ class _ReaderProcess:
 
     def outlive(self) -> None:
         """Leave the sockets to the end of this process: its threads may still wait for answers."""
+        self._control.detach()
         self._process.returncode = 0
 
     def forget(self) -> None:
