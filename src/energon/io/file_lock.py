@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ class FileLock:
         self, path: str | os.PathLike[str], *, create: bool = True, permissions: int = 0o666
     ) -> None:
         self.path = Path(path)
+        _locks.add(self)
         self.existed = True
         """Whether the file existed before, as after a holder was killed."""
         flags = os.O_RDWR | os.O_CLOEXEC
@@ -63,7 +65,7 @@ class FileLock:
 
     def close(self) -> None:
         """Release the lock. May be called more than once."""
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor, self.descriptor = getattr(self, "descriptor", -1), -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -72,6 +74,15 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def close_inherited_locks() -> None:
+    """Close, in a fork, the locks of its parent, which would last until the fork ends, too."""
+    for lock in list(_locks):
+        lock.close()
 
 
 @contextmanager

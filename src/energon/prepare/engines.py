@@ -27,6 +27,7 @@ from energon.errors import (
     needs_extra,
 )
 from energon.io.atomic import is_full
+from energon.io.file_lock import close_inherited_locks
 from energon.io.threads import read_here
 from energon.messages import describe_error
 from energon.worker import default_start_method
@@ -213,6 +214,7 @@ def begin_worker() -> None:
     """Let Ctrl-C end the calls of this process without a traceback, and end it with its parent."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    close_inherited_locks()
     read_here()
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -33,7 +33,7 @@ from energon.formats.tokens import (
     token_prefix,
 )
 from energon.io.atomic import atomic_path, write_atomic
-from energon.io.file_lock import hold_lock
+from energon.io.file_lock import FileLock
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
@@ -140,9 +140,9 @@ def pack_tokens(
     }
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
-        (partial / "lock").touch()
-    with reporting_full_disks(partial), open(partial / "lock", "wb") as lock:
-        if not hold_lock(lock.fileno(), wait=False):
+        lock = FileLock(partial / "lock")
+    with reporting_full_disks(partial), lock:
+        if not lock.hold(wait=False):
             raise DatasetBusyError(f"{partial}: another process writes to it")
         _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
         done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
