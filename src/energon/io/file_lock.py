@@ -34,6 +34,7 @@ class FileLock:
         self, path: str | os.PathLike[str], *, create: bool = True, permissions: int = 0o666
     ) -> None:
         self.path = Path(path)
+        self.descriptor = -1
         _locks.add(self)
         self.existed = True
         """Whether the file existed before, as after a holder was killed."""
@@ -65,7 +66,7 @@ class FileLock:
 
     def close(self) -> None:
         """Release the lock. May be called more than once."""
-        descriptor, self.descriptor = getattr(self, "descriptor", -1), -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 

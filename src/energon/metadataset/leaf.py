@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from energon.errors import ConfigError
 from energon.io.address import is_remote, join_address, local_path
 from energon.plan.blends.mix import Mix
 from energon.plan.leaves.subset import Bound
-
-if TYPE_CHECKING:
-    pass
 
 Subset = tuple[Bound, Bound]
 """A range of samples, see `energon.plan.leaves.subset`."""

@@ -402,16 +402,18 @@ class SampleParser:
 
     def _refuse_duplicate(self, key: str, field: str, position: int) -> None:
         sample = f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}"
-        error: FormatError = DuplicateSampleKeyError(
-            f"{sample}, has the field {field!r} twice, the second time at byte {position}; if "
-            "these are two samples, give them different keys, as `energon prepare "
-            "--fix-duplicates` does; fields are compared in lower case, so rename files that only "
-            "differ in that, or leave one out with select_files"
-        )
+        error: FormatError
         if field in self._begun:
             error = FormatError(
                 f"{sample}, has a field named {field!r} at byte {position}, a name that every "
                 "sample has; rename the file, or leave it out with select_files"
+            )
+        else:
+            error = DuplicateSampleKeyError(
+                f"{sample}, has the field {field!r} twice, the second time at byte {position}; if "
+                "these are two samples, give them different keys, as `energon prepare "
+                "--fix-duplicates` does; fields are compared in lower case, so rename files that "
+                "only differ in that, or leave one out with select_files"
             )
         if self._tolerates is None or not self._tolerates(error):
             raise error
