@@ -27,7 +27,6 @@ JSONL_AT_HOME = {
     "prepare/index/jsonl.py": "its index and its splits",
     "prepare/verify/jsonl.py": "verifying and repairing it",
     "sources/tables/jsonl.py": "the kind",
-    "sources/tables/jsonl_lines.py": "its lines",
     "metadataset/kind.py": "the registry of kinds and of tables",
 }
 JSONL_TABLES = {

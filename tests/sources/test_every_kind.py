@@ -166,12 +166,12 @@ def chunks(name):
     return copy
 
 
-def lines(suffix, pack, *, max_gap=seek_points.POINT_GAP_BYTES):
+def lines(suffix, pack, *, long=seek_points.LONG_BYTES):
     def write(folder):
         path = folder / f"lines.jsonl{suffix}"
         path.write_bytes(pack("\n".join(json.dumps({"n": n}) for n in range(N)).encode()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(seek_points, "POINT_GAP_BYTES", max_gap)
+            patch.setattr(seek_points, "LONG_BYTES", long)
             prepare_jsonl(path)
         return {"path": str(path)}
 
@@ -192,7 +192,7 @@ KINDS = {
     "jsonl": lines("", bytes),
     "jsonl.gz": lines(".gz", gzip.compress),
     "jsonl.zst": lines(".zst", zstandard.ZstdCompressor().compress),
-    "jsonl.zst copied": lines(".zst", zstandard.ZstdCompressor().compress, max_gap=0),
+    "jsonl.zst copied": lines(".zst", zstandard.ZstdCompressor().compress, long=0),
 }
 WITH_FILES = ("jsonl", "jsonl.gz", "jsonl.zst", "jsonl.zst copied")
 """Kinds that can be mounted."""
@@ -954,9 +954,9 @@ def test_files_of_different_schemas_are_told_apart(tmp_path, kind):
 @pytest.mark.slow  # many processes
 def test_long_compressed_files_are_entered_in_the_middle(tmp_path):
     generator = np.random.default_rng(0)
-    rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(1500)]
+    rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(2500)]
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(rows).encode(), 1))
-    assert path.stat().st_size > seek_points.SPACING_BYTES
     prepare_jsonl(path)
+    assert path.with_name("long.jsonl.gz.frames").stat().st_size > seek_points.SPACING_BYTES
     check_kind(path, encoder=Contents, num_batches=12, resumed=3)

@@ -28,8 +28,13 @@ from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl, prepare_remote_jsonl
 from energon.sources.files.open import open_file_store
-from energon.sources.tables.jsonl import JsonlSource, LineContents
-from energon.sources.tables.jsonl_lines import JsonlFile, JsonlFileStore, LinesFolder
+from energon.sources.tables.jsonl import (
+    JsonlFile,
+    JsonlFileStore,
+    JsonlSource,
+    LineContents,
+    LinesFolder,
+)
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
 from tests.commands import run

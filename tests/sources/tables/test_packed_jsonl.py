@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import shutil
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,28 +30,24 @@ from tests.sources.distant import train, upload
 N = 2000
 
 
-def small_blocks(content):
-    packer = zlib.compressobj(6, zlib.DEFLATED, 31, 1)
-    return packer.compress(content) + packer.flush()
+def in_frames(compress):
+    def pack(content):
+        step = 20_000
+        return b"".join(compress(content[low : low + step]) for low in range(0, len(content), step))
+
+    return pack
 
 
-def zstd_frames(content):
-    step = 20_000
-    pieces = [content[low : low + step] for low in range(0, len(content), step)]
-    return b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces)
-
-
-PACK = {
-    "gz": small_blocks,
-    "zst": zstd_frames,
-    "one frame.zst": zstandard.ZstdCompressor().compress,
+COMPRESS = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
+PACK = {name: in_frames(compress) for name, compress in COMPRESS.items()} | {
+    f"one frame.{name}": compress for name, compress in COMPRESS.items()
 }
 
 
 @pytest.fixture(params=PACK)
 def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(seek_points, "SPACING_BYTES", 32 << 10)
-    monkeypatch.setattr(seek_points, "POINT_GAP_BYTES", 256 << 10)
+    monkeypatch.setattr(seek_points, "LONG_BYTES", 256 << 10)
     generator = np.random.default_rng(0)
     lines = [
         json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 100).tolist()})
@@ -69,7 +65,7 @@ def path(request, tmp_path, monkeypatch):
     return path
 
 
-one_frame = pytest.mark.parametrize("path", ["one frame.zst"], indirect=True)
+one_frame = pytest.mark.parametrize("path", ["one frame.gz", "one frame.zst"], indirect=True)
 
 
 def test_lines_are_those_of_the_file_that_is_not_compressed(path):
@@ -142,18 +138,17 @@ def test_a_file_that_was_changed_or_damaged_is_an_error(path):
         JsonlSource(path).read(np.array([N - 1]))
     assert "content-damaged" in run("verify", path).output
     path.write_bytes(data[:-100])
-    assert "ends within its content" in run("prepare", path).output.replace("\n", " ")
+    assert "the compressed data end too early" in run("prepare", path).output.replace("\n", " ")
     assert run("prepare", path).exit_code == 1
 
 
 @one_frame
 def test_the_copy_of_a_single_frame_is_announced_with_its_size_and_how_to_do_without(path):
     output = " ".join(run("prepare", path).output.split())
-    assert "writing a copy in short frames" in output
-    assert f"{path.name}.frames, of about 0.2 MB" in output
-    assert "`zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`" in output
-    path.write_bytes(zstd_frames(path.with_suffix("").read_bytes()))
-    assert "writing a copy" not in run("prepare", path).output
+    assert f"lines are read from a copy in short frames, {path.name}.frames, of about" in output
+    assert f"Write it in short frames: `{'gzip' if path.suffix == '.gz' else 'zstd'} -dc" in output
+    path.write_bytes(PACK[path.suffix[1:]](path.with_suffix("").read_bytes()))
+    assert "from a copy" not in run("prepare", path).output
     assert not Path(jsonl_copy_path(path)).exists()
 
 
@@ -202,7 +197,7 @@ def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkey
     assert not Path(jsonl_copy_path(path)).exists()
     assert JsonlSource(path).read(np.arange(N)) == expected
     assert run("verify", path, "--quick").exit_code == 0
-    monkeypatch.setattr("energon.prepare.index.jsonl.MAX_CACHED_BYTES", 1000)
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_BYTES", "1000")
     with pytest.raises(ConfigError, match="too large for the user's cache"):
         prepare_jsonl(path)
 

@@ -121,7 +121,7 @@ HOMES: dict[str, str] = {
     "sources.files.open": "SystemFileStore",
     "sources.files.store": "DecodeFileStore FileStore FileStoreDecoder PrimaryFileStore",
     "sources.files.webdataset": "WebdatasetFileStore",
-    "sources.tables.jsonl_lines": "JsonlFileStore",
+    "sources.tables.jsonl": "JsonlFileStore",
     "stages.hooks.failures": "log_exception reraise_exception",
     "stages.log_samples": "default_get_batch_keys=keys_of default_get_keys=keys_of",
     "task_encoder.cooker": "cooker stateless",

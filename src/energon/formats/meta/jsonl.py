@@ -8,7 +8,7 @@
 
 `x.jsonl.gz` and `x.jsonl.zst` are the same, packed: the numbers in `x.jsonl.gz.idx` count bytes
 of the content, and `x.jsonl.gz.points` says where it can be entered, see `formats/seek_points.py`.
-A zstd file that is a single frame has a copy in short ones, `x.jsonl.zst.frames`.
+A file that is a single member or frame has a copy in short ones, `x.jsonl.gz.frames`.
 
 The key of a sample is its number, and its only part is `json`. Without a file of splits, each
 split is the whole file. With one:
@@ -38,7 +38,7 @@ from energon.errors import ConfigError, FormatError, ShardChangedError, Truncate
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split, numbers_in
 from energon.formats.meta.yaml_writer import dump_yaml
-from energon.formats.seek_points import PointFinder
+from energon.formats.seek_points import unpacked_blocks
 from energon.local_file import open_binary
 from energon.messages import nearest, shell_word
 
@@ -67,7 +67,7 @@ def jsonl_points_path(path: str | os.PathLike[str]) -> str:
 
 
 def jsonl_copy_path(path: str | os.PathLike[str]) -> str:
-    """Return the path of the copy of a zstd file in short frames, beside it."""
+    """Return the path of the copy of a compressed file in short frames, beside it."""
     return f"{os.fspath(path)}.frames"
 
 
@@ -78,15 +78,15 @@ def is_packed(path: str | os.PathLike[str]) -> bool:
 
 def scan_jsonl(
     path: str | os.PathLike[str],
-    finder: PointFinder | None = None,
     *,
+    unpack: Callable[..., Iterator[bytes]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[NDArray[np.uint64]]:
     """Yield the content of the index of a JSONL file, in runs of numbers.
 
     Args:
         path: The file.
-        finder: Unpacks it, if it is compressed, and writes the table of its points.
+        unpack: Yields the content of the file, if it is compressed; None for `unpacked_blocks`.
         progress: Called with the number of bytes that were read, and the size of the file.
 
     Raises:
@@ -94,13 +94,14 @@ def scan_jsonl(
         FormatError: If a line is not a JSON object, or there are none, or it cannot be unpacked.
     """
     origin = os.fspath(path)
-    if finder is None and is_packed(path):
-        finder = PointFinder(None, origin=origin)
     first, size = True, 0
     with open_binary(path) as file:
         total = os.fstat(file.fileno()).st_size
-        plain = iter(partial(file.read, SCAN_BYTES), b"")
-        for starts, stop in _samples(finder.blocks(file) if finder else plain, origin):
+        if unpack is None and not is_packed(path):
+            blocks = iter(partial(file.read, SCAN_BYTES), b"")
+        else:
+            blocks = (unpack or unpacked_blocks)(file, origin=origin)
+        for starts, stop in _samples(blocks, origin):
             if first and len(starts):
                 starts[0] = 0  # blank lines at the beginning belong to the first sample
                 first = False

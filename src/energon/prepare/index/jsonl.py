@@ -6,11 +6,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from energon.errors import (
     ConfigError,
@@ -29,7 +30,7 @@ from energon.formats.meta.jsonl import (
     parse_jsonl_split,
     scan_jsonl,
 )
-from energon.formats.seek_points import LongFrameError, PointFinder
+from energon.formats.seek_points import LongFrameError, unpacked_blocks
 from energon.io.address import (
     address_name,
     join_address,
@@ -41,14 +42,13 @@ from energon.io.atomic import atomic_path, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.files import file_info, open_store, read_bytes, write_bytes
+from energon.local_file import map_file
 from energon.prepare.dataset import Progress, no_progress
 from energon.prepare.files import reporting
 from energon.prepare.verify.quarantine import Exclusions
 
 logger = logging.getLogger("energon")
 
-MAX_CACHED_BYTES = 1 << 30
-"""Maximum size of a copy in the user's cache, which is written from memory."""
 _ADVICE = {".bz2": "bunzip2 -k", ".xz": "unxz -k"}
 """How to decompress files whose lines cannot be read one by one."""
 
@@ -63,7 +63,8 @@ def prepare_jsonl(
 ) -> int:
     """Index a JSONL file, and assign its samples to splits.
 
-    A zstd file that is a single frame is copied into short frames, from which lines are read.
+    A compressed file that is a single member or frame is copied into short ones, from which lines
+    are read.
 
     Args:
         path: The file.
@@ -146,7 +147,8 @@ def _keep(beside: Path, address: str) -> None:
         made = Path(path(beside))
         if made.exists():
             _check_cacheable(address, made.stat().st_size)
-            disk_cache().keep_for(path(address), about, made.read_bytes)
+            content: Callable[[], Any] = partial(map_file, made)
+            disk_cache().keep_for(path(address), about, content)
 
 
 def _kept_index(index: str, address: str) -> bytes:
@@ -195,11 +197,12 @@ def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) 
             return stack.enter_context(open(stack.enter_context(atomic_path(path)), "wb"))
 
         stack.enter_context(reporting(file))
-        out, finder = create(jsonl_index_path(beside)), None
+        out, unpack = create(jsonl_index_path(beside)), None
         if is_packed(file):
             copy = create(jsonl_copy_path(beside)) if copies else None
-            finder = PointFinder(create(jsonl_points_path(beside)), origin=str(file), copy=copy)
-        for offsets in scan_jsonl(file, finder, progress=progress):
+            table = create(jsonl_points_path(beside))
+            unpack = partial(unpacked_blocks, table=table, copy=copy)
+        for offsets in scan_jsonl(file, unpack=unpack, progress=progress):
             out.write(offsets.astype("<u8").tobytes())
             numbers += len(offsets)
     return numbers
@@ -207,11 +210,12 @@ def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) 
 
 def _check_cacheable(address: str, size: int) -> None:
     """Raise ConfigError if a copy of this size is too large for the user's cache."""
-    if size > MAX_CACHED_BYTES:
+    limit = disk_cache().max_bytes
+    if limit is not None and size > limit:
         raise ConfigError(
-            f"{redact(address)}: its zstd frames are so long that it needs a copy in short ones, "
-            f"of about {_gigabytes(size)}, which is too large for the user's cache; copy the file "
-            "to a folder in which you may write, and prepare it there"
+            f"{redact(address)}: needs a copy in short frames, of about {_gigabytes(size)}, which "
+            "is too large for the user's cache; raise ENERGON_STORAGE_CACHE_BYTES, or copy the "
+            "file to a folder in which you may write and prepare it there"
         )
 
 
@@ -230,10 +234,9 @@ def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
             f"{_gigabytes(free)} are free"
         ) from error
     logger.warning(
-        "%s: zstd frames can only be read from their beginning, and the `zstd` command writes a "
-        "single one; writing a copy in short frames, %s, of about %s. To do without, write the "
-        "file itself in short frames: `zstd -dc FILE | split -C 8M --filter='zstd -qc' > NEW.zst`",
-        *(file, jsonl_copy_path(file.name), _gigabytes(size)),
+        "%s. Otherwise, lines are read from a copy in short frames, %s, of about %s, which is "
+        "written now",
+        *(error, jsonl_copy_path(file.name), _gigabytes(size)),
     )
 
 

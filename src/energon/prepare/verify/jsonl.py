@@ -29,7 +29,7 @@ from energon.formats.meta.jsonl import (
     parse_jsonl_split,
     scan_jsonl,
 )
-from energon.formats.seek_points import PointFinder, SeekPoints
+from energon.formats.seek_points import SeekPoints, unpacked_blocks
 from energon.io.address import is_remote, redact
 from energon.local_file import open_binary
 from energon.messages import shell_word
@@ -213,13 +213,11 @@ def _check_copy(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Proble
         return
     try:
         with reporting(copy):
-            found = np.concatenate(
-                list(scan_jsonl(copy, PointFinder(None, origin=os.fspath(copy))))
-            )
+            offsets = np.concatenate(list(scan_jsonl(copy, unpack=unpacked_blocks)))
     except FormatError as error:
         yield Problem("index-damaged", copy.name, str(error), True)
         return
-    if not np.array_equal(found, known):
+    if not np.array_equal(offsets, known):
         message = f"{copy}: its lines do not begin where its index says"
         yield Problem("index-stale", copy.name, message, True)
 
@@ -246,7 +244,7 @@ def _lines(file: BinaryIO, path: Path, sizes: Sequence[int]) -> Iterator[bytes]:
     if not is_packed(path):
         yield from map(file.read, sizes)
         return
-    blocks, held, at = PointFinder(None, origin=str(path)).blocks(file), b"", 0
+    blocks, held, at = unpacked_blocks(file, origin=str(path)), b"", 0
     for size in sizes:
         while len(held) - at < size:
             held, at = held[at:] + next(blocks), 0

@@ -19,8 +19,7 @@ from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples import sample_types
-from energon.sources.tables.jsonl import JsonlSource
-from energon.sources.tables.jsonl_lines import JsonlFileStore
+from energon.sources.tables.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.load import JoinLoading, LeafLoading
 from energon.task_encoder.open_join import open_join
 from energon.worker import WorkerConfig
