@@ -43,8 +43,10 @@ from energon.metadataset.recognition import dataset_kind
 from energon.samples.crude import PART_FILES, check_readable
 from energon.sources.browse.open import TreeOpener
 from energon.sources.chunks import LitDataRecords, MdsRecords
+from energon.sources.kinds import kind_of
 from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run
+from tests.servers.web import web_server
 from tests.task_encoder.runs import config
 
 DATA = Path(__file__).parents[1] / "data"
@@ -363,14 +365,51 @@ def test_lists_of_images_are_decoded(tmp_path, encoding):
     assert [tuple(image.shape) for image in sample["images"]] == [(3, 4, 6)] * 2
 
 
-def test_splits_are_folders(tmp_path):
-    shutil.copytree(DATA / "mds", tmp_path / "d/train")
-    shutil.copytree(DATA / "mds_zstd", tmp_path / "d/validation")
-    assert dataset_kind(tmp_path / "d") == "mds"
-    assert len(MdsRecords(tmp_path / "d", split_part="val")) == 7
-    assert json.loads(run("info", tmp_path / "d", "--json").output)["samples"] == 14
-    with pytest.raises(ConfigError, match="no split 'test', only train, validation"):
-        MdsRecords(tmp_path / "d", split_part="test")
+@pytest.mark.parametrize("kind", ["mds", "litdata"])
+def test_splits_are_folders_whose_names_tell_them(tmp_path, kind, caplog):
+    names = {"train2017": "train", "x-validation": "val", "Testing": "test", "extra": None}
+    for name in names:
+        shutil.copytree(DATA / kind, tmp_path / "d" / name)
+    assert dataset_kind(tmp_path / "d") == kind
+    for name, split in names.items():
+        if split:
+            found = SOURCES[kind](tmp_path / "d", split_part=split)
+            assert found.folder == join_address(str(tmp_path / "d"), name)
+    with caplog.at_level("INFO", "energon"):
+        assert len(get_train_dataset(tmp_path / "d", worker_config=config(), batch_size=1)) == 7
+    (message,) = [each for each in caplog.messages if "splits by the names" in each]
+    assert "x-validation/index.json" in message
+    assert "left out 1 file of no split like extra/index.json" in message
+    about = json.loads(run("info", tmp_path / "d", "--json").output)
+    assert {name: each["samples"] for name, each in about["splits"].items()} == {
+        split: 7 for split in names.values() if split
+    }
+    with pytest.raises(ConfigError, match="no split 'dpo', only train, val, test, according to"):
+        SOURCES[kind](tmp_path / "d", split_part="dpo")
+
+
+def test_a_ratio_divides_a_sole_folder_and_two_folders_of_a_split_are_refused(tmp_path):
+    shutil.copytree(DATA / "mds", tmp_path / "train")
+    options = RowOptions(split="5,2")
+    assert len(MdsRecords(tmp_path, split_part="val", options=options)) == 2
+    shutil.copytree(DATA / "mds", tmp_path / "training_2")
+    with pytest.raises(ConfigError, match="index.json are both of the split 'train'"):
+        MdsRecords(tmp_path)
+
+
+def test_remote_folders_tell_splits_as_far_as_they_can_be_listed(tmp_path, s3):
+    for folder in ("train", "valid", "x_test"):
+        for path in (DATA / "mds").iterdir():
+            write_bytes(join_address(s3.address, f"{folder}/{path.name}"), path.read_bytes())
+            write_bytes(tmp_path / "d" / folder / path.name, path.read_bytes())
+    with web_server(tmp_path) as server:
+        for address, names in (
+            (s3.address, ["train", "val", "test"]),
+            (f"http://127.0.0.1:{server.server_port}/d", ["train", "val"]),
+        ):
+            assert dataset_kind(address) == "mds"
+            assert kind_of(address).split_names(address) == names
+            assert [s["id"] for s in every(MdsRecords(address, split_part="val"))] == [*range(7)]
 
 
 def test_a_ratio_deals_records_where_there_are_no_splits():

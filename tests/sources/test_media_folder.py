@@ -85,7 +85,7 @@ def test_splits_are_folders_and_share_the_numbers_of_classes(tmp_path):
     assert [s["label"] for s in every(MediaFolderSource(tmp_path))] == [0, 1]
     (only,) = every(MediaFolderSource(tmp_path, split_part="val"))
     assert (only["label"], only["label_name"]) == (2, "emu")
-    with pytest.raises(ConfigError, match="no split 'test', only train, val, by the names"):
+    with pytest.raises(ConfigError, match="no split 'test', only train, val, according to"):
         MediaFolderSource(tmp_path, split_part="test")
 
 

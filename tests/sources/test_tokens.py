@@ -195,6 +195,26 @@ def test_another_seed_lays_the_documents_in_another_order(path):
     assert first == again != other
 
 
+def test_the_names_of_files_tell_splits(tmp_path, caplog):
+    for name in ("train_a", "train_b", "corpus-valid", "test/0"):
+        write_tokens(tmp_path / name, [[1, 2], [3]])
+    with caplog.at_level("INFO", "energon"):
+        sizes = {n: len(TokenSource(tmp_path, split_part=n)) for n in ("train", "valid", "test")}
+    assert sizes == {"train": 4, "valid": 2, "test": 2}
+    (message,) = [each for each in caplog.messages if "splits by the names" in each]
+    assert "train (2 files like train_a.bin), val (1 file like corpus-valid.bin)" in message
+    about = json.loads(run("info", tmp_path, "--json").output)
+    assert {name: each["samples"] for name, each in about["splits"].items()} == {
+        "train": 4,
+        "val": 2,
+        "test": 2,
+    }
+    with pytest.raises(ConfigError, match="no split 'dpo', only train, val, test, according to"):
+        TokenSource(tmp_path, split_part="dpo")
+    assert len(TokenSource(tmp_path, options=TokenOptions(split="6,1,1"))) == 6  # of all files
+    assert len(TokenSource(tmp_path / "corpus-valid")) == 2  # a single file is train
+
+
 def test_a_ratio_deals_documents_to_splits(path):
     options = TokenOptions(split="98,1,1")
     parts = [

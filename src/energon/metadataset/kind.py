@@ -28,7 +28,8 @@ class KindEntry(NamedTuple):
             with each of them is of this kind, as is an address they can be appended to.
         upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are not
             folders of shards.
-        holds: A folder that contains one of these files is of this kind.
+        holds: A folder that contains one of these files is of this kind; `*/` stands for a folder
+            whose name tells a split.
         says: Requires this key, or one of several, in the JSON object in that file.
         below: A folder is of this kind if most files below it have this suffix; so is a pattern
             such as `data/*.parquet`.
@@ -55,7 +56,7 @@ class KindEntry(NamedTuple):
     in_shards: bool = False
 
 
-_INDEXES = ("index.json", "train/index.json")
+_INDEXES = ("index.json", "*/index.json")
 
 MEDIA = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),

@@ -9,6 +9,7 @@ from itertools import islice
 
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
+from energon.formats.meta.split import SPLIT_WORDS, split_of_folders
 from energon.io.address import address_name, is_remote, join_address, redact
 from energon.io.files import is_file, open_store, read_document
 from energon.metadataset.advice import (
@@ -90,6 +91,13 @@ class _Folder:
         return names_in_folder(self.path)
 
     @cached_property
+    def splits(self) -> list[str]:
+        """The names of the folders in it that tell a split, see `splits_by_name`."""
+        names = dict.fromkeys(self.names())
+        # Web servers list nothing.
+        return [name for name in names or SPLIT_WORDS if split_of_folders(f"{name}/")]
+
+    @cached_property
     def compared(self) -> list[str]:
         """The first paths of files below it."""
         names = self._listed
@@ -102,6 +110,8 @@ class _Folder:
 
 def _holds(folder: _Folder, name: str, says: str | tuple[str, ...]) -> bool:
     """Return whether there is a file, and an object in it with a key; "" asks for no key."""
+    if name.startswith("*/"):
+        return any(_holds(folder, f"{split}{name[1:]}", says) for split in folder.splits)
     if not folder.has(name) or not says:
         return folder.has(name)
     return has_key(join_address(folder.path, name), *([says] if isinstance(says, str) else says))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Sequence, Sized
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -15,15 +15,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon.arrays import Ints, distinct
-from energon.errors import ConfigError, DatasetNotFoundError, DecodeError, FormatError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DecodeError,
+    FormatError,
+    StorageError,
+)
 from energon.formats.chunks.litdata import LitDataFormat
 from energon.formats.chunks.mds import MdsFormat
 from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import SPLIT_WORDS, find_split, ratio_range
-from energon.io.address import join_address, redact
+from energon.formats.meta.split import (
+    BY_NAMES,
+    SPLIT_WORDS,
+    chosen_split,
+    guess_splits,
+    ratio_range,
+)
+from energon.io.address import is_remote, join_address, local_path, redact
+from energon.io.backends.local import folder_entries
 from energon.io.epath import any_path
-from energon.io.files import is_file, read_document
+from energon.io.files import is_file, list_files, read_document
 from energon.local_file import decode_utf8
 from energon.sources.chunk_files import ChunkFiles
 from energon.sources.decoded_blocks import SliceCost
@@ -47,24 +60,41 @@ def split_folders(address: str) -> dict[str, str]:
 
     Raises:
         DatasetNotFoundError: If there is no index.
+        ConfigError: If several folders are the same split.
     """
     if is_file(join_address(address, CHUNK_INDEX)):
         return {"": address}
-    places = {name: join_address(address, name) for name in SPLIT_WORDS}
-    found = {name: at for name, at in places.items() if is_file(join_address(at, CHUNK_INDEX))}
-    if not found:
+    indexes = _indexes_below(address)
+    if not indexes:
         raise DatasetNotFoundError(f"{redact(address)}: there is no {CHUNK_INDEX} in it")
-    return found
+    splits = guess_splits(indexes, by_file=False, origin=redact(address))
+    for split, own in splits.items():
+        if len(own) > 1:
+            raise ConfigError(
+                f"{redact(address)}: {own[0]} and {own[1]} are both of the split "
+                f"{split or 'train'!r} by the names of their folders; name one folder, or blend "
+                "them in a metadataset"
+            )
+    return {split: join_address(address, os.path.dirname(own[0])) for split, own in splits.items()}
 
 
-def _folder_of(split_part: str, folders: Mapping[str, str], origin: str) -> str:
-    """Return the folder of a split, which may have another of its usual names."""
-    found = find_split(split_part, folders)
-    if found is None:
-        found = next((name for name in folders if SPLIT_WORDS[name] == split_part), None)
-    if found is None:
-        raise ConfigError(f"{origin}: there is no split {split_part!r}, only {', '.join(folders)}")
-    return folders[found]
+def _indexes_below(address: str) -> list[str]:
+    """Return the paths of the indexes in the folders directly in a folder."""
+    if not is_remote(address):
+        try:
+            folders, _ = folder_entries(local_path(address))
+        except OSError:
+            return []
+        names = [f"{folder.name}/{CHUNK_INDEX}" for folder in folders]
+    else:
+        try:
+            listed = [found.key for found in list_files(address)]
+        except StorageError:  # web servers list nothing
+            names = [f"{word}/{CHUNK_INDEX}" for word in SPLIT_WORDS]
+        else:
+            ending = f"/{CHUNK_INDEX}"
+            return [key for key in listed if key.count("/") == 1 and key.endswith(ending)]
+    return [name for name in names if is_file(join_address(address, name))]
 
 
 def read_index(folder: str) -> Any:
@@ -118,7 +148,8 @@ class ChunkSource(ItemSource):
         )
         origin = options.origin or redact(address)
         folders = split_folders(os.fspath(address))
-        self.folder = folders.get("") or _folder_of(split_part, folders, redact(address))
+        split = chosen_split(split_part, folders, origin=redact(address), by=BY_NAMES)
+        self.folder = folders[split]
         index = redact(join_address(self.folder, CHUNK_INDEX))
         self.format: ChunkFormat = self.format_type(read_index(self.folder), index, options.allow)
         self.columns = self.format.columns
@@ -127,7 +158,7 @@ class ChunkSource(ItemSource):
         self._chunks = ChunkFiles(self.folder, self.format)
         total = int(self.ends[-1])
         bounds = (0, total)
-        if "" in folders:
+        if not split:
             bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
         super().__init__(
             any_path(address),

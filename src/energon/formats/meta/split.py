@@ -132,6 +132,29 @@ def find_split(requested: str, names: Iterable[str]) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
+def chosen_split(split_part: str, splits: Collection[str], *, origin: str, by: str) -> str:
+    """Return which of the splits of a dataset a program asks for, see `find_split`.
+
+    Args:
+        split_part: The split.
+        splits: The splits; "" is one that holds everything, of which a ratio selects a part.
+        origin: The dataset, for messages.
+        by: Where its splits are written, for messages.
+
+    Raises:
+        ConfigError: If there is no such split.
+    """
+    name = "" if "" in splits else find_split(split_part, splits)
+    if name is None:
+        raise ConfigError(
+            f"{origin}: there is no split {split_part!r}, only {', '.join(splits)}, according to "
+            f"{by}"
+        )
+    return name
+
+
+BY_NAMES = "the names of its files and folders"
+
 MAX_KEY_DIGITS = 18
 """Of a key that is a number."""
 
@@ -278,7 +301,7 @@ def guess_splits(names: Sequence[str], *, by_file: bool, origin: str) -> dict[st
     splits = splits_by_name(names, by_file=by_file)
     if "" in splits:
         return splits
-    message = f"{origin}: splits by the names of its files and folders: " + ", ".join(
+    message = f"{origin}: splits by {BY_NAMES}: " + ", ".join(
         f"{split} ({counted(len(own), 'file')} like {own[0]})" for split, own in splits.items()
     )
     left_out = sorted(set(names).difference(*splits.values()))

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, ShardChangedError
-from energon.formats.meta.split import find_split, ratio_range
+from energon.formats.meta.split import BY_NAMES, chosen_split, ratio_range
 from energon.formats.tar.names import split_name
 from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
@@ -217,13 +217,7 @@ def _split_numbers(media: MediaFiles, options: FolderOptions, split_part: str) -
         digests = [blake2b(os.fsencode(key), digest_size=8).digest() for key in media.keys]
         order = sorted(range(len(digests)), key=digests.__getitem__)
         return np.array(sorted(order[low:high]), np.int64)
-    found = find_split(split_part, splits)
-    if found is None:
-        raise ConfigError(
-            f"{redact(media.address)}: there is no split {split_part!r}, only "
-            f"{', '.join(splits)}, by the names of its folders and files"
-        )
-    own = set(splits[found])
+    own = set(splits[chosen_split(split_part, splits, origin=redact(media.address), by=BY_NAMES)])
     return np.array([n for n, key in enumerate(media.keys) if key in own], np.int64)
 
 

@@ -19,7 +19,7 @@ from energon.errors import (
     needs_extra,
 )
 from energon.formats.json_text import parse_json
-from energon.formats.meta.split import find_split
+from energon.formats.meta.split import chosen_split
 from energon.formats.parquet import ParquetFooter
 from energon.io.address import is_remote, redact
 from energon.io.backends.local import local_error
@@ -226,16 +226,14 @@ def _is_name(name: Any) -> bool:
 def _split_files(folder: str, options: RowOptions, split_part: str) -> tuple[list[str], bool]:
     """Return the files of a split, and whether a ratio selects some of their rows."""
     splits = saved_split_folders(folder)
-    if "" in splits:
+    split = chosen_split(split_part, splits, origin=folder, by="dataset_dict.json")
+    if not split:
         return data_files(folder), True
-    found = find_split(split_part, splits)
-    if found is None:
-        raise ConfigError(f"{folder}: there is no split {split_part!r}, only {', '.join(splits)}")
     if options.split is not None:
         raise ConfigError(
             f"{options.origin}: read: {folder} has the splits {', '.join(splits)}; drop `split`"
         )
-    return [f"{found}/{name}" for name in data_files(splits[found])], False
+    return [f"{split}/{name}" for name in data_files(splits[split])], False
 
 
 class ArrowKind(RowKind):

@@ -12,7 +12,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import find_split, guess_splits
+from energon.formats.meta.split import BY_NAMES, chosen_split, guess_splits
 from energon.formats.parquet import CardConfig
 from energon.io.address import redact
 from energon.io.epath import any_path
@@ -115,24 +115,19 @@ def _split_files(
     splits = _splits(files, options)
     if options.split is not None:
         return [name for names in splits.values() for name in names], True
-    found = "" if "" in splits else find_split(split_part, splits)
-    if found is None:
-        by = "its card" if files.card() else "the names of its files"
-        raise ConfigError(
-            f"{redact(files.address)}: there is no split {split_part!r}, only {', '.join(splits)}, "
-            f"according to {by}"
-        )
+    by = "its card" if files.card() else BY_NAMES
+    split = chosen_split(split_part, splits, origin=redact(files.address), by=by)
     config = _config(files, options)
     patterns = {} if config is None else config.splits
-    for pattern in patterns.get(found) or patterns.get("", ()):
+    for pattern in patterns.get(split) or patterns.get("", ()):
         if not files.matching([pattern]):
             raise DatasetNotFoundError(
                 f"{redact(files.address)}: its card assigns {pattern!r} to the split "
-                f"{found or split_part!r}, but none of its "
+                f"{split or split_part!r}, but none of its "
                 f"{counted(len(files.found), 'Parquet file')} matches; correct the card, "
                 "README.md, or add the files"
             )
-    return splits[found], found == ""
+    return splits[split], split == ""
 
 
 def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]]:

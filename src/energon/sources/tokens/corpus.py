@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
+from energon.formats.meta.split import guess_splits
 from energon.formats.tokens import DATA, TOKEN_INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, join_address, redact
 from energon.io.backends.local import OpenFile, cut_off, local_error
@@ -138,31 +139,38 @@ _DENSE = 32
 _FETCHED_SPANS = 1024
 
 
-def token_files(address: str) -> list[str]:
-    """Return the common parts of the names of the file pairs at an address.
+def token_splits(address: str) -> dict[str, list[str]]:
+    """Return the common parts of the names of the file pairs of each split at an address.
 
     Args:
         address: An `.idx` or `.bin` file, the common part of the two names, or a folder of such
             pairs.
+
+    Returns:
+        Pairs by split; a single split "" if their names do not tell.
 
     Raises:
         DatasetNotFoundError: If there are none.
     """
     prefix = token_prefix(address)
     if prefix != address or file_info(prefix + TOKEN_INDEX) is not None:
-        return [prefix]
+        return {"": [prefix]}
     names = {found.key for found in list_files(address)}
-    found = sorted(
-        name.removesuffix(TOKEN_INDEX)
+    data = sorted(
+        token_prefix(name) + DATA
         for name in names
         if name.endswith(TOKEN_INDEX) and token_prefix(name) + DATA in names
     )
-    if not found:
+    if not data:
         raise DatasetNotFoundError(
             f"{redact(address)}: has no token files, which are pairs of {TOKEN_INDEX} and {DATA} "
             "files"
         )
-    return [join_address(address, name) for name in found]
+    splits = guess_splits(data, by_file=True, origin=redact(address))
+    return {
+        split: [join_address(address, token_prefix(name)) for name in own]
+        for split, own in splits.items()
+    }
 
 
 class TokenRuns(NamedTuple):
@@ -183,19 +191,20 @@ class TokenCorpus:
     """The documents of several token files, numbered from 0 across all of them.
 
     Args:
-        address: See `token_files`.
+        prefixes: The common parts of the names of the file pairs, see `token_splits`.
+        origin: The dataset, for messages.
 
     Raises:
         DatasetNotFoundError: If a file is missing.
         FormatError: If an index is invalid.
     """
 
-    def __init__(self, address: str) -> None:
-        self.files = [TokenFile(prefix) for prefix in token_files(address)]
+    def __init__(self, prefixes: Sequence[str], *, origin: str) -> None:
+        self.files = [TokenFile(prefix) for prefix in prefixes]
         self._ends = [0, *accumulate(file.index.num_documents for file in self.files)]
         modes = {file.index.has_modes for file in self.files if file.index.num_sequences}
         if len(modes) > 1:
-            raise FormatError(f"{redact(address)}: some of its files have modes, and others do not")
+            raise FormatError(f"{origin}: some of its files have modes, and others do not")
         self.has_modes = True in modes
         self.num_documents = self._ends[-1]
         self._line_ends = [0, *accumulate(file.index.num_sequences for file in self.files)]

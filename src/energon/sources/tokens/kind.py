@@ -16,8 +16,15 @@ import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.errors import ConfigError
-from energon.formats.meta.split import numbers_in, parse_shares, ratio_range
+from energon.formats.meta.split import (
+    BY_NAMES,
+    chosen_split,
+    numbers_in,
+    parse_shares,
+    ratio_range,
+)
 from energon.formats.tokens import DATA
+from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
 from energon.metadataset.dataset_config import DatasetConfig
@@ -37,7 +44,7 @@ from energon.sources.source import (
     Location,
     content_fingerprint,
 )
-from energon.sources.tokens.corpus import TokenCorpus, TokenRuns
+from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
 from energon.sources.tokens.rows import TokenRows
 
 Unit = Literal["document", "line", "sequence"]
@@ -97,7 +104,7 @@ class TokenSource(LazySource):
     `TokensSample`. Its key is the number of the document, line or window.
 
     Args:
-        address: See `token_files`.
+        address: See `token_splits`.
         split_part: The split to read.
         options: What a sample is, and which splits there are.
         subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
@@ -129,14 +136,22 @@ class TokenSource(LazySource):
         )
         path = any_path(address)
         self.options = options or TokenOptions(origin=str(path))
-        self.corpus = TokenCorpus(os.fspath(address))
-        self.first_document, self.last_document = ratio_range(
-            self.options.split,
-            split_part,
-            self.corpus.num_documents,
-            what="documents",
-            origin=self.options.origin or str(path),
-        )
+        splits = token_splits(os.fspath(address))
+        by_ratio = self.options.split is not None or "" in splits
+        if by_ratio:
+            prefixes = [prefix for own in splits.values() for prefix in own]
+        else:
+            prefixes = splits[chosen_split(split_part, splits, origin=str(path), by=BY_NAMES)]
+        self.corpus = TokenCorpus(prefixes, origin=str(path))
+        self.first_document, self.last_document = 0, self.corpus.num_documents
+        if by_ratio:
+            self.first_document, self.last_document = ratio_range(
+                self.options.split,
+                split_part,
+                self.corpus.num_documents,
+                what="documents",
+                origin=self.options.origin or str(path),
+            )
         super().__init__(
             path,
             split_part=split_part,
@@ -303,7 +318,8 @@ class TokenKind(DatasetKind):
     options = tuple(field.name for field in fields(TokenOptions) if field.name != "origin")
 
     def prepare(self, address: str) -> int:
-        corpus = TokenCorpus(address)
+        prefixes = [prefix for own in token_splits(address).values() for prefix in own]
+        corpus = TokenCorpus(prefixes, origin=redact(address))
         for file in corpus.files:
             file.check()
         return corpus.num_documents
@@ -311,7 +327,7 @@ class TokenKind(DatasetKind):
     def split_names(
         self, address: str, split_config: str | None = None, allow: Collection[str] = ()
     ) -> list[str]:
-        return ["train"]
+        return [split or "train" for split in token_splits(address)]
 
     def config(self, leaf: Leaf) -> DatasetConfig:
         names = ("tokens", "cu_seqlens", "modes")
@@ -349,10 +365,16 @@ class TokenKind(DatasetKind):
         dataset_config: str = "dataset.yaml",
         parts: bool = True,
     ) -> dict[str, Any]:
-        corpus = TokenCorpus(address)
+        prefixes = token_splits(address)
+        every = [prefix for own in prefixes.values() for prefix in own]
+        corpus = TokenCorpus(every, origin=redact(address))
+        counts = {file.prefix: file.index.num_documents for file in corpus.files}
+        splits = {
+            split or "train": split_description(sum(counts[prefix] for prefix in own), len(own))
+            for split, own in prefixes.items()
+        }
         indices = [file.index for file in corpus.files]
         documents, shards = corpus.num_documents, len(indices)
-        splits = {"train": split_description(documents, shards)}
         size = corpus.num_bytes
         about = {
             **description(documents, shards, size, splits, sample_type="TokensSample"),
