@@ -31,12 +31,12 @@ lowest:  ## run tests with the oldest versions of other packages that pyproject.
 check: lint types layers doctests docs test slow lowest  ## what CI runs
 
 fmt: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks examples docs
-	$(BIN)/ruff check --fix src tests benchmarks examples docs
+	$(BIN)/ruff format src plugins tests benchmarks examples docs
+	$(BIN)/ruff check --fix src plugins tests benchmarks examples docs
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks examples docs
-	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src plugins tests benchmarks examples docs
+	$(BIN)/ruff check src plugins tests benchmarks examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -62,8 +62,8 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@.ci/install torch,fast-jpeg 0.9
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt src/energon_loader.pth | $(BIN)/python
-	@.ci/install dev 2.3
+$(STAMP): pyproject.toml plugins/energon-mds/pyproject.toml constraints.txt src/energon_loader.pth | $(BIN)/python
+	@.ci/install dev 2.3 plugins/energon-mds
 	@touch $@
 
 BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds

@@ -72,8 +72,15 @@ BANNED = {
     r"\btr(y|ies|ied) (it|them) out on\b|\bto try it on\b": "as an example",
     r"\b(word|words|names) it otherwise\b|\bkeep\w* \w+ otherwise\b": "differently",
 }
-TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changes/*.md", "docs/*.md"]
-PROGRAMS = ["src/**/*.py", "examples/**/*.py"]
+TEXTS = [
+    "README.md",
+    "plugins/*/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "changes/*.md",
+    "docs/*.md",
+]
+PROGRAMS = ["src/**/*.py", "plugins/*/src/**/*.py", "examples/**/*.py"]
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

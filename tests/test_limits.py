@@ -76,10 +76,9 @@ finally:
     assert taken < 300 << 20, taken
 """,
     "what the index of tables says": """
-from energon.prepare.importers.libraries import ChunkFolderSource
-from energon.prepare.importers.row import RowRules
+from energon_mds.source import mds_rows
 sparse(root / "index.json")
-ChunkFolderSource("mds", root, RowRules())
+mds_rows(root)
 """,
     "a quarantine file": """
 from energon.prepare.verify.quarantine import load_quarantine

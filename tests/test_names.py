@@ -248,8 +248,6 @@ MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/datasets/media.py": "names of megatron.energon about media",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
-    "formats/chunks/nested_values.py": "a format of its own: lists and dicts in one field",
-    "formats/chunks/table_rows.py": "a format of its own: rows in an Arrow table",
     "formats/tar/window_parts.py": "parsing all headers of a window at once",
     "io/backends/aistore.py": "a kind of storage",
     "loader/processes/deaths.py": "what is known of workers that died",

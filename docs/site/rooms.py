@@ -41,10 +41,13 @@ def lines_of_code(text: str) -> int:
 def count_rooms(root: Path = ROOT) -> dict[str, tuple[int, int]]:
     """Return the files and lines of each room, by its name in the table."""
     files, lines = Counter[str](), Counter[str]()
-    for path in (root / "src").rglob("*.py"):
-        package, *inside, _ = path.relative_to(root / "src").parts
-        room = f"`{inside[0]}/`" if inside else TOP
-        if package == "megatron" or room in ("`compat/`", "`wrappers/`"):
+    for path in (*root.glob("src/**/*.py"), *root.glob("plugins/*/src/**/*.py")):
+        top, *inside, _ = path.relative_to(root).parts
+        package = inside[0 if top == "src" else 1]
+        room = f"`{inside[1]}/`" if len(inside) > 1 else TOP
+        if top == "plugins":
+            room = f"`plugins/{inside[0]}/`"
+        elif package == "megatron" or room in ("`compat/`", "`wrappers/`"):
             room = COMPAT
         count = lines_of_code(path.read_text())
         for name in (room, ALL):

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import re
+from importlib import metadata
 from time import process_time
 
 import pytest
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError, MissingExtraError
 from energon.io.files import write_bytes
+from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.importers.detect import find_source
+from tests.commands import run
 from tests.metadataset.folders import write
 from tests.servers.web import web_server
 
@@ -176,3 +180,26 @@ def test_long_patterns_are_refused_in_linear_time():
     with pytest.raises(DatasetNotFoundError):
         dataset_kind("*" * 80_000)
     assert process_time() - began < 2  # a quadratic search takes ten seconds
+
+
+@pytest.mark.parametrize("key", ["shards", "chunks"])
+def test_datasets_of_a_package_that_is_not_installed_are_refused_with_its_name(
+    tmp_path, monkeypatch, key
+):
+    for folder in ("data", "splits/train"):
+        write(tmp_path / folder / "index.json", json.dumps({key: []}))
+    kinds._entries_on.cache_clear()
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    try:
+        for path in (tmp_path / "data", tmp_path / "splits"):
+            for command in (["info", path], ["lint", path], ["pack", path, tmp_path / "out"]):
+                done = run(*command)
+                assert done.exit_code
+                text = " ".join(done.output.split())
+                assert f"{path}: is of the kind" in text
+                assert "pip install 'energon-loader[mds]'" in text
+                assert "pip install ./plugins/energon-mds" in text
+        with pytest.raises(MissingExtraError, match="energon-mds"):
+            kinds.kind_entry("litdata")
+    finally:
+        kinds._entries_on.cache_clear()

@@ -30,7 +30,7 @@ from tests.servers.proxy import Fault
 from tests.servers.web import web_server
 from tests.sources.distant import train, upload
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "plugins/energon-mds/tests/data"
 
 
 def run(*arguments):

@@ -100,7 +100,7 @@ from tests.sources.distant import upload
 from tests.task_encoder.runs import config, one_lane, train
 from tests.token_files import numbered, write_tokens
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "plugins/energon-mds/tests/data"
 N = 60
 
 
@@ -207,7 +207,13 @@ def test_every_kind_that_can_be_trained_on_is_in_this_suite(tmp_path):
     for name, make in KINDS.items():
         (tmp_path / name).mkdir()
         tried.add(dataset_kind(make(tmp_path / name)["path"]))
-    assert tried == {kind.name for kind in kinds.KINDS if kind.home and kind.has_samples}
+    assert tried == trained_on()
+
+
+def trained_on():
+    """The names of all kinds that can be trained on, those of the plugin included."""
+    entries = (*kinds.KINDS, *kinds.added_kinds())
+    return {entry.name for entry in entries if entry.home and entry.has_samples}
 
 
 DOCUMENTED = {
@@ -215,8 +221,8 @@ DOCUMENTED = {
     "parquet": ("kinds.md#parquet-files", "formats.md#parquetfooters"),
     "arrow": ("kinds.md#hugging-face-datasets", None),
     "folder": ("kinds.md#folders-of-media-files", "formats.md#folderlisting"),
-    "mds": ("kinds.md#mds-and-litdata", "formats.md#mds-and-litdata"),
-    "litdata": ("kinds.md#mds-and-litdata", "formats.md#mds-and-litdata"),
+    "mds": ("mds.md", "mds.md#files"),
+    "litdata": ("mds.md", "mds.md#files"),
     "jsonl": ("aux.md#jsonl-files", "formats.md#jsonl-files"),
     SHARDS: ("prepare.md", "formats.md#shards"),
 }
@@ -226,7 +232,7 @@ DOCUMENTED = {
 def test_every_kind_is_documented():
     docs = Path(__file__).parents[2] / "docs"
     table = (docs / "kinds.md").read_text()
-    assert set(DOCUMENTED) == {kind.name for kind in kinds.KINDS if kind.home and kind.has_samples}
+    assert set(DOCUMENTED) == trained_on()
     for usage, layout in DOCUMENTED.values():
         link = usage.removeprefix("kinds.md")
         assert f"]({link})" in table.partition("\n## ")[0]

@@ -104,8 +104,8 @@ KINDS = {
     # Of each chunk the offsets and the content, and one listing of all.
     "mds": (mds(None), 9, 1 + 2 * 5),
     "mds_zstd": (mds("zstd"), 9, 1 + 5),
-    "litdata": (litdata("litdata"), 10, 1 + 2 * 3),
-    "litdata_zstd": (litdata("litdata_zstd"), 10, 1 + 3),
+    "litdata": (litdata("litdata"), 9, 1 + 2 * 3),
+    "litdata_zstd": (litdata("litdata_zstd"), 9, 1 + 3),
 }
 
 

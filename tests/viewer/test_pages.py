@@ -278,7 +278,9 @@ def test_rows_and_documents_are_samples(tmp_path):
     shown = page(browse(tmp_path / "corpus.idx"), "/s/0/0/1")
     assert "20, 21, 22" in shown
     # Pixels without a file of their own are an image as well.
-    assert 'alt="pixels.ppm"' in page(browse(ROOT / "tests/data/mds"), "/s/0/0/1")
+    assert 'alt="pixels.ppm"' in page(
+        browse(ROOT / "plugins/energon-mds/tests/data/mds"), "/s/0/0/1"
+    )
 
 
 def test_images_in_columns_are_those_of_their_rows(tmp_path):

@@ -48,11 +48,10 @@ _NOUNS = {"folder": "a folder of files", "shards": "tar archives"}
 class PackChoices:
     """The options of the command, see its help."""
 
-    kind: Any = option(
-        type=click.Choice(
-            ["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
-        ),
-        help="Kind of SOURCE, if it is not detected correctly.",
+    kind: str | None = option(
+        metavar="KIND",
+        help="Kind of SOURCE, if it is not detected correctly: folder, table, imagefolder, shards, "
+        "huggingface, or a kind of dataset that a package adds, such as mds.",
     )
     as_files: bool = option(is_flag=True, help="Make each file a separate sample.")
     label_from: str | None = option(
@@ -236,7 +235,8 @@ def command(
     SOURCE is a folder of files, where files whose names are equal up to the first dot form a
     sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
     refer to; tar archives, compressed or not; or a dataset of Hugging Face datasets (a folder
-    written by save_to_disk, an ImageFolder, or hf://NAME), of MosaicML Streaming or of LitData.
+    written by save_to_disk, an ImageFolder, or hf://NAME), or of a kind that a package adds, such
+    as MDS.
     SOURCE may also be a pattern, or several files.
 
     Columns of tables become fields of a part `json`. Columns with images, other bytes or arrays

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, MissingExtraError
 
 
 class KindEntry(NamedTuple):
@@ -38,6 +39,9 @@ class KindEntry(NamedTuple):
         expected: What messages say can be read: "a metadataset (.yaml, .yml)".
         beside: Suffixes of files beside datasets of this kind that belong to them.
         in_shards: Whether it is a folder of tar shards, which commands maintain without `upkeep`.
+        rows: `module:attribute` of a function from an address to an `energon.prepare.importers.row.
+            DatasetRows`, for kinds that `energon pack` turns into shards.
+        package: The distribution that implements it, if it is not installed.
     """
 
     name: str
@@ -54,9 +58,9 @@ class KindEntry(NamedTuple):
     expected: str = ""
     beside: tuple[str, ...] = ()
     in_shards: bool = False
+    rows: str = ""
+    package: str = ""
 
-
-_INDEXES = ("index.json", "*/index.json")
 
 MEDIA = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),
@@ -111,11 +115,16 @@ KINDS = (
         below=".parquet",
         expected=".parquet files",
     ),
-    KindEntry("mds", "energon.sources.chunks:MDS", holds=_INDEXES, says="shards"),
-    KindEntry("litdata", "energon.sources.chunks:LITDATA", holds=_INDEXES, says="chunks"),
     KindEntry("folder", "energon.sources.media.media_folder:KIND", media=MEDIA),
 )
 """The built-in kinds. The first that applies is taken."""
+
+_INDEXES = ("index.json", "*/index.json")
+PACKAGED = (
+    KindEntry("mds", holds=_INDEXES, says="shards", package="energon-mds"),
+    KindEntry("litdata", holds=_INDEXES, says="chunks", package="energon-mds"),
+)
+"""Kinds that distributions of this repository add. Without these, errors name the package."""
 
 LINES = (".jsonl", ".ndjson")
 """Suffixes of tables with a JSON object in each line."""
@@ -164,19 +173,37 @@ def kind_entry(name: str) -> KindEntry:
     for entries in known_kinds():
         for entry in entries:
             if entry.name == name:
+                check_installed(entry)
                 return entry
-    known = ", ".join(entry.name for entry in (*KINDS, *_installed()))
-    raise ConfigError(f"there is no kind of dataset {name!r}; there are {known}")
+    names = ", ".join(entry.name for entry in (*KINDS, *added_kinds()))
+    raise ConfigError(f"there is no kind of dataset {name!r}; there are {names}")
+
+
+def check_installed(entry: KindEntry, address: str = "a dataset") -> None:
+    """Raise MissingExtraError if the package that implements a kind is not installed."""
+    if entry.package:
+        extra = entry.package.removeprefix("energon-")
+        raise MissingExtraError(
+            f"{address}: is of the kind {entry.name!r}, which the package {entry.package} reads; "
+            f"install it with `pip install 'energon-loader[{extra}]'`, or from a checkout of "
+            f"energon with `pip install ./plugins/{entry.package}`"
+        )
+
+
+def load_attribute(home: str) -> Any:
+    """Return what `module:attribute` of a `KindEntry` names."""
+    module, _, attribute = home.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def known_kinds() -> Iterator[Sequence[KindEntry]]:
     """Yield the built-in kinds and then those of other packages, whose entry points are read."""
     yield KINDS
-    yield _installed()
+    yield added_kinds()
 
 
-def _installed() -> tuple[KindEntry, ...]:
-    """Return the kinds of other packages. Called only if no built-in kind applies."""
+def added_kinds() -> tuple[KindEntry, ...]:
+    """Return the kinds of other packages, installed or not."""
     return _entries_on(tuple(sys.path))
 
 
@@ -184,4 +211,6 @@ def _installed() -> tuple[KindEntry, ...]:
 def _entries_on(path: tuple[str, ...]) -> tuple[KindEntry, ...]:
     from importlib.metadata import entry_points
 
-    return tuple(KindEntry(*point.load()) for point in entry_points(group=ENTRY_POINTS))
+    installed = [KindEntry(*point.load()) for point in entry_points(group=ENTRY_POINTS)]
+    names = {entry.name for entry in installed}
+    return (*installed, *(entry for entry in PACKAGED if entry.name not in names))

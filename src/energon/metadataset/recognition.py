@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from itertools import islice
 
@@ -19,7 +19,13 @@ from energon.metadataset.advice import (
     names_in_folder,
     refuse_metadata,
 )
-from energon.metadataset.kind import METADATA_TABLES, known_kinds
+from energon.metadataset.kind import (
+    METADATA_TABLES,
+    KindEntry,
+    added_kinds,
+    check_installed,
+    known_kinds,
+)
 
 
 def dataset_kind(path: str | os.PathLike[str]) -> str:
@@ -35,23 +41,10 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
     refuse_metadata(path)
     folder = _Folder(path)
     for entries in known_kinds():
-        name = address_name(path)
-        for entry in entries:
-            if name[1:].endswith(entry.suffixes) and is_file(path):
-                return entry.name
-            if entry.below and path.endswith(entry.below) and ("*" in path or "[" in path):
-                return entry.name
-        for entry in entries:
-            for marker in entry.markers:
-                if is_file(join_address(path, f".nv-meta/{marker}")):
-                    return entry.name
-        for entry in entries:
-            if any(_holds(folder, name, entry.says) for name in entry.holds):
-                return entry.name
-            if entry.pair and _has_pair(folder, entry.pair):
-                return entry.name
-            if entry.below and _are_most(folder, entry.below):
-                return entry.name
+        entry = _entry_of(folder, entries)
+        if entry is not None:
+            check_installed(entry, redact(path))
+            return entry.name
     for entries in known_kinds():
         for entry in entries:
             if entry.media and _is_in_most(folder, entry.media):
@@ -59,11 +52,42 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
     raise DatasetNotFoundError(explain_missing(path))
 
 
+def added_kind(path: str) -> KindEntry | None:
+    """Return the kind of another package that a dataset is of; None if it is of none."""
+    entry = _entry_of(_Folder(path), added_kinds())
+    if entry is not None:
+        check_installed(entry, redact(path))
+    return entry
+
+
+def _entry_of(folder: _Folder, entries: Sequence[KindEntry]) -> KindEntry | None:
+    """Return the first kind that applies, by the name, then by metadata, then by the files."""
+    path, name = folder.path, address_name(folder.path)
+    for entry in entries:
+        if name[1:].endswith(entry.suffixes) and is_file(path):
+            return entry
+        if entry.below and path.endswith(entry.below) and ("*" in path or "[" in path):
+            return entry
+    for entry in entries:
+        for marker in entry.markers:
+            if is_file(join_address(path, f".nv-meta/{marker}")):
+                return entry
+    for entry in entries:
+        if any(_holds(folder, name, entry.says) for name in entry.holds):
+            return entry
+        if entry.pair and _has_pair(folder, entry.pair):
+            return entry
+        if entry.below and _are_most(folder, entry.below):
+            return entry
+    return None
+
+
 class _Folder:
     """The files at an address. In an object store, one listing answers all questions."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._keys: dict[str, Set[str]] = {}
 
     @cached_property
     def _listed(self) -> list[str] | None:
@@ -82,6 +106,12 @@ class _Folder:
         if listed is not None and len(listed) < MAX_COMPARED_NAMES:
             return name in listed
         return is_file(join_address(self.path, name))
+
+    def keys(self, name: str) -> Set[str]:
+        """Return the keys of the JSON object in a file, which is read once for all kinds."""
+        if name not in self._keys:
+            self._keys[name] = object_keys(join_address(self.path, name))
+        return self._keys[name]
 
     def names(self) -> Sequence[str]:
         """Return some names directly in it; none if it cannot be listed."""
@@ -114,16 +144,17 @@ def _holds(folder: _Folder, name: str, says: str | tuple[str, ...]) -> bool:
         return any(_holds(folder, f"{split}{name[1:]}", says) for split in folder.splits)
     if not folder.has(name) or not says:
         return folder.has(name)
-    return has_key(join_address(folder.path, name), *([says] if isinstance(says, str) else says))
+    keys = {says} if isinstance(says, str) else says
+    return not folder.keys(name).isdisjoint(keys)
 
 
-def has_key(file: str, *keys: str) -> bool:
-    """Return whether a file holds a JSON object with one of some keys."""
+def object_keys(file: str) -> Set[str]:
+    """Return the keys of the JSON object in a file; none if it holds anything else."""
     try:
         content = parse_json(read_document(file), origin=redact(file))
     except FormatError:
-        return False
-    return isinstance(content, dict) and any(key in content for key in keys)
+        return frozenset()
+    return content.keys() if isinstance(content, dict) else frozenset()
 
 
 def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
 from energon.io.address import address_name
-from energon.metadataset.kind import COMPRESSIONS, KINDS
+from energon.metadataset.kind import COMPRESSIONS, KINDS, load_attribute
 from energon.prepare.verify.shard import DEPTHS, Depth, Problem
 
 LOST = ("shard-missing", "shard-truncated", "shard-damaged")
@@ -127,7 +126,6 @@ def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> U
         names.append(stem)
     for entry in KINDS:
         if entry.upkeep and any(name.endswith(entry.suffixes) for name in names):
-            module, _, attribute = entry.upkeep.partition(":")
-            upkeep: Upkeep = getattr(import_module(module), attribute)
+            upkeep: Upkeep = load_attribute(entry.upkeep)
             return upkeep
     return None

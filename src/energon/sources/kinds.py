@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.kind import kind_entry
+from energon.metadataset.kind import kind_entry, load_attribute
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
 from energon.samples.field_map import FieldMap
@@ -218,6 +217,5 @@ def kind_named(name: str, address: str = "") -> DatasetKind:
     home = kind_entry(name).home
     if not home:
         raise ConfigError(f"{redact(address)} is a {name}, not a dataset")
-    module, _, attribute = home.partition(":")
-    kind: DatasetKind = getattr(import_module(module), attribute)
+    kind: DatasetKind = load_attribute(home)
     return kind

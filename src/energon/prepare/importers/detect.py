@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError, FormatError
-from energon.formats.json_text import parse_json
+from energon.errors import ConfigError
 from energon.io.epath import AnyPath, any_path
-from energon.io.files import is_pattern, read_document
-from energon.metadataset.kind import ARROW_KEYS, TABLES, table_suffix
-from energon.metadataset.recognition import has_key
+from energon.io.files import is_pattern
+from energon.metadataset.kind import ARROW_KEYS, TABLES, added_kinds, table_suffix
+from energon.metadataset.recognition import added_kind, object_keys
 from energon.prepare.importers import table
 from energon.prepare.importers.archive import ArchiveSource, is_archive
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
@@ -26,12 +24,9 @@ from energon.prepare.importers.selection import (
     split_datasets,
 )
 
-SourceKind = Literal["folder", "table", "imagefolder", "shards", "huggingface", "mds", "litdata"]
-IMPORTED_KINDS: tuple[SourceKind, ...] = (
-    *("folder", "table", "imagefolder", "shards"),
-    *("huggingface", "mds", "litdata"),
-)
-_OF_LIBRARIES = ("huggingface", "mds", "litdata")
+HUGGING_FACE_KIND = "huggingface"
+FILE_KINDS = ("folder", "table", "imagefolder", "shards")
+"""Kinds of sources that consist of files, apart from datasets of other libraries."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +34,20 @@ class DetectedSource:
     """What is to be packed.
 
     Args:
-        kind: The kind of source.
-        address: Where it is, for kinds of other libraries.
+        kind: One of `FILE_KINDS`, "huggingface", or a kind of dataset that has rows.
+        address: Where it is, for datasets of other libraries.
         files: Its files, for all other kinds.
         notes: What the user should know about how it was detected.
     """
 
-    kind: SourceKind
+    kind: str
     address: str = ""
     files: FileSelection | None = None
     notes: tuple[str, ...] = ()
 
 
 def find_source(
-    addresses: Sequence[str], *, kind: SourceKind | None = None, target: AnyPath | None = None
+    addresses: Sequence[str], *, kind: str | None = None, target: AnyPath | None = None
 ) -> DetectedSource:
     """Return the source at some addresses.
 
@@ -65,11 +60,13 @@ def find_source(
         DatasetNotFoundError: If there is nothing.
         ConfigError: If it is of no kind that can be packed.
     """
-    library = _kind_of_library(addresses[0]) if kind is None or kind in _OF_LIBRARIES else None
-    if library is not None or kind in _OF_LIBRARIES:
+    if kind is not None and kind not in (*FILE_KINDS, HUGGING_FACE_KIND):
+        _check_has_rows(kind)
+    library = _kind_of_library(addresses[0]) if kind is None else kind
+    if library is not None and library not in FILE_KINDS:
         if len(addresses) > 1:
             raise ConfigError(f"{addresses[0]}: is a separate dataset; pack one at a time")
-        return DetectedSource(kind or library or "folder", addresses[0])
+        return DetectedSource(library, addresses[0])
     files, datasets = split_datasets(select(addresses, target=target))
     found = DetectedSource(kind, files=files) if kind is not None else _find_files(files)
     notes = [f"skipped: {name}/: a separate dataset" for name in datasets]
@@ -97,14 +94,12 @@ def open_source(
         raise ConfigError(
             f"--label-from folder is for folders of files, and this is of kind {found.kind!r}"
         )
-    if found.kind == "huggingface":
-        from energon.prepare.importers.libraries import HuggingFaceSource
+    if found.kind not in FILE_KINDS:
+        from energon.prepare.importers.libraries import HuggingFaceSource, KindSource
 
-        return HuggingFaceSource(found.address, rules)
-    if found.kind in ("mds", "litdata"):
-        from energon.prepare.importers.libraries import ChunkFolderSource
-
-        return ChunkFolderSource(found.kind, any_path(found.address), rules)
+        if found.kind == HUGGING_FACE_KIND:
+            return HuggingFaceSource(found.address, rules)
+        return KindSource(found.kind, found.address, rules)
     if found.files is None:
         raise ConfigError(f"kind {found.kind!r} needs files")
     if found.kind == "folder":
@@ -200,29 +195,27 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
     return table.is_array(files.folder / name)
 
 
-def _kind_of_library(address: str) -> SourceKind | None:
+def _check_has_rows(kind: str) -> None:
+    """Raise ConfigError if datasets of a kind have no rows that can be packed."""
+    with_rows = [entry.name for entry in added_kinds() if entry.rows or entry.package]
+    if kind not in with_rows:
+        names = ", ".join((*FILE_KINDS, HUGGING_FACE_KIND, *with_rows))
+        raise ConfigError(f"there is no kind of source {kind!r}; there are {names}")
+
+
+def _kind_of_library(address: str) -> str | None:
     """Return which library wrote what is at an address; None if unknown."""
     if address.startswith(HUGGING_FACE) and not is_pattern(address):
-        return "huggingface"
+        return HUGGING_FACE_KIND
     path = any_path(address)
     if path.is_file():
         return None
-    if (path / "index.json").is_file():
-        return _kind_of_index(path / "index.json")
+    added = added_kind(address)
+    if added is not None and added.rows:
+        return added.name
     saved = ("dataset_dict.json", "state.json")
     is_saved = any(
-        (path / name).is_file() and has_key(str(path / name), *ARROW_KEYS) for name in saved
+        (path / name).is_file() and not object_keys(str(path / name)).isdisjoint(ARROW_KEYS)
+        for name in saved
     )
-    return "huggingface" if is_saved else None
-
-
-def _kind_of_index(path: AnyPath) -> SourceKind | None:
-    try:
-        index = parse_json(read_document(path), origin=str(path))
-    except FormatError:
-        return None
-    if not isinstance(index, dict):
-        return None
-    if "shards" in index:
-        return "mds"
-    return "litdata" if "chunks" in index else None
+    return HUGGING_FACE_KIND if is_saved else None

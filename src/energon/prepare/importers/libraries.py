@@ -1,76 +1,48 @@
-"""Pack datasets of other libraries: Hugging Face, MosaicML Streaming (MDS) and LitData."""
+"""Pack datasets of Hugging Face, and of kinds that packages add."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, needs_extra
-from energon.formats.chunks.litdata import LitDataFormat
-from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat, check_num_records
-from energon.formats.json_text import parse_json
 from energon.io.address import redact
-from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import list_files, read_document
-from energon.local_file import decode_utf8
-from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, RowRules, Selects, every
-from energon.prepare.importers.selection import (
-    HUGGING_FACE,
-)
-
-FORMATS: dict[str, Callable[[Any, str], ChunkFormat]] = {"mds": MdsFormat, "litdata": LitDataFormat}
+from energon.io.epath import EPath, any_path
+from energon.io.files import list_files
+from energon.metadataset.kind import kind_entry, load_attribute
+from energon.prepare.importers.row import DatasetRows, PackSource, RowRules, Selects, every
+from energon.prepare.importers.selection import HUGGING_FACE
 
 
-class ChunkFolderSource(PackSource):
-    """The samples of a dataset, in the order of its chunks. Images stay encoded as they are.
+class KindSource(PackSource):
+    """The rows of a dataset of a kind that a package adds, see `KindEntry.rows`.
 
     Args:
-        kind: One of `FORMATS`.
-        folder: The folder with `index.json`.
-        rules: How columns or entries become parts. Items that are not dicts have the entries `0`,
-            `1` and so on.
-
-    Raises:
-        FormatError: If the index is invalid.
-        StorageError: If it cannot be read.
-        ConfigError: If samples have something that is not known.
+        kind: The name of the kind.
+        address: Path or address of the dataset.
+        rules: How rows become samples.
     """
 
-    def __init__(self, kind: str, folder: AnyPath, rules: RowRules) -> None:
-        self.folder = folder
+    def __init__(self, kind: str, address: str, rules: RowRules) -> None:
         self.rules = rules
-        path = folder / CHUNK_INDEX
-        with reporting(path):
-            text = decode_utf8(read_document(path), origin=str(path))
-        index = parse_json(text, origin=str(path), hint="copy the folder again, or write it again")
-        self.format: ChunkFormat = FORMATS[kind](index, str(path))
+        self._rows: DatasetRows = load_attribute(kind_entry(kind).rows)(address)
+        self._splits = dict.fromkeys(self._rows.split_names)
 
     def samples(
         self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
-        number = 0
-        for at, chunk in enumerate(self.format.chunks):
-            path = self.folder / chunk.name
-            skip = min(max(0, start - number), chunk.num_records)
-            number += skip
-            if skip == chunk.num_records:
+        for number, (row, origin) in enumerate(self._rows.read(split, start), start):
+            sample = self.rules.sample(row, number, origin)
+            if sample is None:
                 continue
-            with reporting(path):
-                data = path.read_bytes()
-            records = list(self.format.records(at, data, path, skip))
-            check_num_records(skip + len(records), chunk.num_records, path)
-            for record in records:
-                row = self.format.row(at, record, path)
-                sample = self.rules.sample(row, number, str(path))
-                number += 1
-                if sample is not None and is_selected(sample["__key__"], row):
-                    yield sample
+            if split and self.rules.key_column is None:
+                sample["__key__"] = f"{split}/{sample['__key__']}"
+            if is_selected(sample["__key__"], row):
+                yield sample
 
 
 class HuggingFaceSource(PackSource):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
@@ -57,6 +57,17 @@ class PackSource(ABC):
     def skipped(self) -> list[str]:
         """Return what was skipped so far and why, in words; everything, once all is read."""
         return [*self._left_out]
+
+
+class DatasetRows(Protocol):
+    """The rows of a dataset of some kind, in an order that is the same each time."""
+
+    @property
+    def split_names(self) -> Sequence[str]:
+        """The names of the splits; one empty name if the dataset has none."""
+
+    def read(self, split: str, start: int) -> Iterator[tuple[Row, str]]:
+        """Yield the rows of a split from number `start` on, and the file that each is in."""
 
 
 KEY_DIGITS = 9

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
-from energon.formats.chunks.records import (
+from energon.formats.json_text import parse_json
+from energon.messages import describe_error
+from energon_mds.records import (
     ChunkFile,
     check_compression,
     check_unpickling,
@@ -25,8 +27,6 @@ from energon.formats.chunks.records import (
     stated_number,
     unpickle,
 )
-from energon.formats.json_text import parse_json
-from energon.messages import describe_error
 
 _SCALARS = {
     "int": "<i8",

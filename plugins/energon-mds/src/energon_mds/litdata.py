@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon.errors import ConfigError, FormatError, MissingExtraError
-from energon.formats.chunks.nested_values import nested_value
-from energon.formats.chunks.records import (
+from energon.errors import ConfigError, FormatError, MissingExtraError, needs_extra
+from energon.formats.json_text import parse_json
+from energon.messages import counted, describe_error
+from energon_mds.records import (
     ChunkFile,
     check_unpickling,
     decoded,
@@ -26,9 +27,10 @@ from energon.formats.chunks.records import (
     stated_number,
     unpickle,
 )
-from energon.formats.chunks.table_rows import TableRow, has_table, table_rows
-from energon.formats.json_text import parse_json
-from energon.messages import counted, describe_error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _MAGIC = b"LDFZ01\0\0"
 _HEAD = struct.Struct("<8sHHIII")
@@ -329,6 +331,105 @@ def litdata_decoder(kind: str, origin: object, allow: Collection[str]) -> Callab
     return decode
 
 
+_FIRST_OF_JSON = 0x21
+
+
+def nested_value(content: bytes) -> Any:
+    r"""Return the lists, dicts and plain values that LitData stores in one field.
+
+    A value begins with a byte that says what it is. Numbers are little-endian, lengths and counts
+    32-bit; texts follow their length in bytes:
+
+    | byte | value |
+    |---|---|
+    | 0 | JSON |
+    | 1, 2, 3, 4 | a list of str, int64, float64 or bool (a byte each), after their number |
+    | 5 | a dict: the number of its entries, then keys, as text, and values in turn |
+    | 6 | dicts with the same keys: their number, that of the keys, the keys, then all values, \
+    each after a byte that says what it is: 16 to 20 for None, str, int64, float64, bool |
+    | 7, 8, 9, 10, 11 | str, int64, float64, bool, None |
+
+    Early versions wrote JSON alone, which begins with a larger byte.
+
+    Raises:
+        ValueError: If it is invalid.
+        FormatError: If JSON in it is invalid.
+    """
+    if not content or content[0] >= _FIRST_OF_JSON:
+        return parse_json(content, origin="json")
+    reader = _Reader(content)
+    try:
+        value = reader.value()
+    except RecursionError:
+        raise ValueError("values are nested too deep") from None
+    if reader.position != len(content):
+        raise ValueError(f"a value of {reader.position} bytes is in a field of {len(content)}")
+    return value
+
+
+class _Reader:
+    """Reads values one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        start, self.position = self.position, self.position + size
+        if self.position > len(self.content):
+            raise ValueError(f"a value of {self.position} bytes is in {len(self.content)}")
+        return self.content[start : self.position]
+
+    def size(self) -> int:
+        return int.from_bytes(self.take(4), "little")
+
+    def text(self) -> str:
+        return self.take(self.size()).decode()
+
+    def numbers(self, letter: str, count: int) -> list[Any]:
+        size = struct.calcsize(f"<{letter}")
+        return list(struct.unpack(f"<{count}{letter}", self.take(size * count)))
+
+    def value(self) -> Any:
+        kind = self.take(1)[0]
+        if kind not in _READ:
+            raise ValueError(f"a value begins with the unknown byte {kind}")
+        return _READ[kind](self)
+
+    def entries(self) -> dict[str, Any]:
+        return {self.text(): self.value() for _ in range(self.size())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        count = self.size()
+        keys = [self.text() for _ in range(self.size())]
+        if count and not keys:
+            raise ValueError(f"{count} dicts have no keys")
+        return [{key: _READ_CELL[self.take(1)[0]](self) for key in keys} for _ in range(count)]
+
+
+_SCALARS: tuple[Callable[[_Reader], Any], ...] = (
+    _Reader.text,
+    lambda reader: reader.numbers("q", 1)[0],
+    lambda reader: reader.numbers("d", 1)[0],
+    lambda reader: reader.numbers("?", 1)[0],
+)
+_READ: dict[int, Callable[[_Reader], Any]] = {
+    0: lambda reader: parse_json(reader.take(reader.size()), origin="json"),
+    1: lambda reader: [reader.text() for _ in range(reader.size())],
+    2: lambda reader: reader.numbers("q", reader.size()),
+    3: lambda reader: reader.numbers("d", reader.size()),
+    4: lambda reader: reader.numbers("?", reader.size()),
+    5: _Reader.entries,
+    6: _Reader.rows,
+    **dict(enumerate(_SCALARS, 7)),
+    11: lambda reader: None,
+}
+_READ_CELL: dict[int, Callable[[_Reader], Any]] = {
+    0x10: lambda reader: None,
+    **dict(enumerate(_SCALARS, 0x11)),
+}
+
+
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
@@ -388,3 +489,93 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pickle": unpickle,
     **dict.fromkeys(_MEDIA, bytes),
 }
+
+
+_MARK = b"LDARW01\0"
+_END = struct.Struct(f"<I{len(_MARK)}s")
+_ARROW_FILE = b"ARROW1"
+
+
+class TableRow:
+    """A row of a record batch. Its length is about the number of bytes that it takes.
+
+    Args:
+        batch: The record batch.
+        names: The names of its columns.
+        number: Which of its rows it is.
+        is_valid: Whether the batch is known to be valid; otherwise, the row is checked.
+    """
+
+    def __init__(
+        self, batch: pa.RecordBatch, names: Sequence[str], number: int, is_valid: bool
+    ) -> None:
+        self._batch, self._names = batch, names
+        self._number, self._is_valid = number, is_valid
+
+    def __len__(self) -> int:
+        return int(self._batch.nbytes // max(1, self._batch.num_rows))
+
+    def values(self, takes: Callable[[str], bool], origin: object) -> dict[str, Any]:
+        """Return the columns that are taken.
+
+        Raises:
+            FormatError: If a value cannot be read.
+        """
+        row = self._batch.slice(self._number, 1)
+        columns = zip(self._names, row.columns, strict=True)
+        taken = {name: column for name, column in columns if takes(name)}
+        try:
+            if not self._is_valid:
+                for column in taken.values():
+                    column.validate(full=True)
+            return {name: column[0].as_py() for name, column in taken.items()}
+        except Exception as error:  # text that is not UTF-8, for example
+            problem = describe_error(error)
+            raise FormatError(f"{origin}: has a value that cannot be read: {problem}") from error
+
+
+def has_table(data: bytes) -> bool:
+    """Return whether a chunk ends with a table."""
+    return data.endswith(_MARK)
+
+
+def table_rows(data: bytes, origin: object, start: int = 0) -> Iterator[TableRow]:
+    """Yield the rows of the table at the end of a chunk, from number `start` on.
+
+    Its records are then empty. The table is a file or, in early versions, a stream of Arrow,
+    followed by its size (32-bit, little-endian) and eight bytes that mark it.
+
+    Raises:
+        FormatError: If the table is damaged.
+        MissingExtraError: If pyarrow is not installed.
+    """
+    with needs_extra("parquet", f"{origin}: its rows are an Arrow table, which needs pyarrow"):
+        import pyarrow as pa
+    size, _ = _END.unpack_from(data, len(data) - _END.size)
+    begin = len(data) - _END.size - size
+    try:
+        table = pa.py_buffer(data).slice(begin, size)
+        is_file = data[begin : begin + len(_ARROW_FILE)] == _ARROW_FILE
+        batches = pa.ipc.open_file(table) if is_file else pa.ipc.open_stream(table)
+        for batch in batches.read_all().to_batches():
+            batch.validate()
+            names, is_valid = batch.schema.names, _is_valid(batch)
+            for number in range(start, batch.num_rows):
+                yield TableRow(batch, names, number, is_valid)
+            start = max(0, start - batch.num_rows)
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        problem = describe_error(error)
+        raise FormatError(
+            f"{origin}: its rows are not a complete Arrow table: {problem}; copy it again"
+        ) from error
+
+
+def _is_valid(batch: pa.RecordBatch) -> bool:
+    """Return whether all values of a batch are valid."""
+    import pyarrow as pa
+
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

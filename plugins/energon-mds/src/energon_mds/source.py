@@ -1,12 +1,13 @@
 """Read datasets of MosaicML Streaming (MDS) and LitData directly, without these libraries.
 
-Both are folders of chunks, which `chunk_files` reads, and of an `index.json` that lists these.
+Both are folders of chunks and of an `index.json` that lists these.
 """
 
 from __future__ import annotations
 
 import io
 import os
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence, Sized
 from functools import cached_property, partial
 from itertools import accumulate
@@ -22,9 +23,6 @@ from energon.errors import (
     FormatError,
     StorageError,
 )
-from energon.formats.chunks.litdata import LitDataFormat
-from energon.formats.chunks.mds import MdsFormat
-from energon.formats.chunks.records import CHUNK_INDEX, ChunkFormat
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import (
     BY_NAMES,
@@ -34,14 +32,16 @@ from energon.formats.meta.split import (
     ratio_range,
 )
 from energon.io.address import is_remote, join_address, local_path, redact
-from energon.io.backends.local import folder_entries
+from energon.io.backends.base import ObjectInfo
+from energon.io.backends.local import OpenFile, folder_entries
 from energon.io.epath import any_path
-from energon.io.files import is_file, list_files, read_document
+from energon.io.files import is_file, list_files, open_store, read_bytes, read_document
+from energon.io.range_file import RangeFile, RemoteFile, range_file
 from energon.local_file import decode_utf8
-from energon.sources.chunk_files import ChunkFiles
-from energon.sources.decoded_blocks import SliceCost
+from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
+from energon.sources.shards import read_spans
 from energon.sources.source import Extents
 from energon.sources.tables.row_kind import (
     Item,
@@ -50,6 +50,145 @@ from energon.sources.tables.row_kind import (
     RowOptions,
     file_of_part,
 )
+from energon_mds.litdata import LitDataFormat
+from energon_mds.mds import MdsFormat
+from energon_mds.records import (
+    CHUNK_INDEX,
+    COUNT_BYTES,
+    ChunkFormat,
+    check_num_records,
+    count_of,
+    record_edges,
+)
+
+KNOWN_CHUNKS = 256
+"""Chunks whose offsets are kept."""
+
+
+class ChunkFiles:
+    """The chunks of a folder, numbered from 0.
+
+    Records of uncompressed chunks are read one by one; compressed ones are decompressed as a whole,
+    and kept for as long as there is memory.
+
+    Args:
+        folder: Path or address of the folder.
+        chunk_format: What its index says.
+    """
+
+    def __init__(self, folder: str, chunk_format: ChunkFormat) -> None:
+        self.folder = folder
+        self.format = chunk_format
+        self.chunks = chunk_format.chunks
+        self._open: dict[int, RemoteFile | OpenFile] = {}
+        self._edges: OrderedDict[int, Ints] = OrderedDict()
+        self._unpacked: DecodedBlocks[int, list[Sized]] = DecodedBlocks()
+
+    def records(self, number: int, own: Ints) -> Sequence[Sized]:
+        """Return records of a chunk, given their ascending numbers in it.
+
+        Raises:
+            FormatError: If the chunk is damaged, or not the one in the index.
+        """
+        if self.format.is_packed:
+            chunk = self._unpack(number)
+            return [chunk[record] for record in own.tolist()]
+        edges = self.offsets(number)
+        low, high = edges[own], edges[own + 1]
+        buffers, begin = read_spans(self.open(number), low, high)
+        bounds = zip(buffers, (low - begin).tolist(), (high - begin).tolist(), strict=True)
+        return [memoryview(data)[start:stop] for data, start, stop in bounds]
+
+    def extents(self, number: int, own: Ints) -> tuple[Ints, Ints]:
+        """Return which bytes of a chunk hold some of its records; of a packed chunk, all."""
+        if self.format.is_packed:
+            return np.zeros(len(own), np.int64), np.full(len(own), self._size(number), np.int64)
+        edges = self.offsets(number)
+        return edges[own], edges[own + 1]
+
+    def offsets(self, number: int) -> Ints:
+        """Return where the records of a chunk begin, and the end of the last one.
+
+        Raises:
+            FormatError: If the chunk is damaged, or not the one in the index.
+        """
+        if number not in self._edges:
+            self._note_edges(number, self.open(number).pread(0, self._head_bytes(number)))
+        return self._edges[number]
+
+    def fetch_offsets(self, numbers: Sequence[int]) -> None:
+        """Fetch the offsets of several chunks in a store at once, so that waits do not add up."""
+        missing = [number for number in numbers if number not in self._edges][:KNOWN_CHUNKS]
+        if self.format.is_packed or not is_remote(self.folder) or len(missing) < 2:
+            return
+        asked = [(self.open(number), self._head_bytes(number)) for number in missing]
+        store, _ = open_store(self.folder)
+        for number, head in zip(missing, store.together(_read_head, asked), strict=True):
+            self._note_edges(number, head)
+
+    def open(self, number: int) -> RemoteFile | OpenFile:
+        """Return a chunk, open for reading ranges."""
+        found = self._open.get(number)
+        if found is None:
+            name = self.chunks[number].name
+            info = self._listed.get(name) if is_remote(self.folder) else None
+            found = self._open[number] = range_file(join_address(self.folder, name), info=info)
+        return found
+
+    def origin(self, number: int) -> str:
+        """Return the name of a chunk for messages."""
+        return redact(join_address(self.folder, self.chunks[number].name))
+
+    def _unpack(self, number: int) -> list[Sized]:
+        """Return all records of a packed chunk."""
+        found = self._unpacked.get(number)
+        if found is None:
+            data = self.open(number).pread(0, self._size(number))
+            self._check_size(number)
+            origin = self.origin(number)
+            found = list(self.format.records(number, data, origin))
+            check_num_records(len(found), self.chunks[number].num_records, origin)
+            self._unpacked.keep(number, found, sum(map(len, found)))
+        return found
+
+    def _head_bytes(self, number: int) -> int:
+        head = COUNT_BYTES + 4 * (self.chunks[number].num_records + 1)
+        # An index may claim any number of records; a store is not asked for the size first.
+        return head if is_remote(self.folder) else min(head, self._size(number))
+
+    def _note_edges(self, number: int, head: bytes) -> None:
+        count, origin = self.chunks[number].num_records, self.origin(number)
+        self._check_size(number)
+        check_num_records(count_of(head), count, origin)
+        self._edges[number] = record_edges(head[COUNT_BYTES:], count, self._size(number), origin)
+        if len(self._edges) > KNOWN_CHUNKS:
+            self._edges.popitem(last=False)
+
+    @cached_property
+    def _listed(self) -> dict[str, ObjectInfo]:
+        """The chunks in a store by name, where it can list them: one request instead of many."""
+        _, folder = open_store(self.folder)
+        try:
+            listed = list_files(self.folder)
+        except StorageError:
+            return {}
+        return {each.key: each._replace(key=f"{folder}/{each.key}".lstrip("/")) for each in listed}
+
+    def _size(self, number: int) -> int:
+        return self.open(number).size
+
+    def _check_size(self, number: int) -> None:
+        size, stated = self._size(number), self.chunks[number].size
+        if self.format.sizes_are_exact and size != stated:
+            raise FormatError(
+                f"{self.origin(number)}: has {size} bytes, but {CHUNK_INDEX} says {stated}; it is "
+                "incomplete or was replaced, copy the folder again"
+            )
+
+
+def _read_head(file: RangeFile, size: int) -> bytes:
+    return file.pread(0, size)
+
 
 ASSUMED_RATIO = 4
 """Bytes of records to those of the packed chunk, where slices are planned."""
@@ -354,5 +493,51 @@ class ChunkKind(RowKind):
         return {**about, "columns": next(iter(sources.values())).columns}
 
 
+class ChunkRows:
+    """The records of a dataset for `energon pack`, with pixels that are not encoded yet.
+
+    Args:
+        format_type: The format of its index.
+        address: The folder, or one with a folder for each split.
+
+    Raises:
+        DatasetNotFoundError: If there is no index.
+        FormatError: If the index is invalid.
+    """
+
+    def __init__(self, format_type: type[MdsFormat] | type[LitDataFormat], address: str) -> None:
+        self._folders = split_folders(os.fspath(address))
+        self._formats: dict[str, ChunkFormat] = {
+            split: format_type(read_index(folder), redact(join_address(folder, CHUNK_INDEX)))
+            for split, folder in self._folders.items()
+        }
+
+    @property
+    def split_names(self) -> list[str]:
+        """The names of the folders of splits; one empty name without splits."""
+        return list(self._folders)
+
+    def read(self, split: str, start: int) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the records of a split from number `start` on, and the chunk that each is in.
+
+        Raises:
+            FormatError: If a chunk is damaged.
+        """
+        chunk_format, first = self._formats[split], 0
+        for number, chunk in enumerate(chunk_format.chunks):
+            skip = min(max(0, start - first), chunk.num_records)
+            first += chunk.num_records
+            if skip == chunk.num_records:
+                continue
+            address = join_address(self._folders[split], chunk.name)
+            origin = redact(address)
+            records = list(chunk_format.records(number, read_bytes(address), origin, skip))
+            check_num_records(skip + len(records), chunk.num_records, origin)
+            for record in records:
+                yield chunk_format.row(number, record, origin), origin
+
+
+mds_rows = partial(ChunkRows, MdsFormat)
+litdata_rows = partial(ChunkRows, LitDataFormat)
 MDS = ChunkKind("mds", "a dataset of MosaicML Streaming", MdsRecords)
 LITDATA = ChunkKind("litdata", "a dataset of LitData", LitDataRecords)

@@ -35,21 +35,21 @@ from energon import (
     get_train_dataset,
 )
 from energon.errors import DecodeError, FormatError, TruncatedError
-from energon.formats.chunks.litdata import LitDataFormat, litdata_decoder
-from energon.formats.chunks.mds import MdsFormat
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.samples.crude import PART_FILES, check_readable
 from energon.sources.browse.open import TreeOpener
-from energon.sources.chunks import LitDataRecords, MdsRecords
 from energon.sources.kinds import kind_of
 from energon.sources.tables.row_kind import RowOptions
+from energon_mds.litdata import LitDataFormat, litdata_decoder
+from energon_mds.mds import MdsFormat
+from energon_mds.source import LitDataRecords, MdsRecords
 from tests.commands import run
 from tests.servers.web import web_server
 from tests.task_encoder.runs import config
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parent / "data"
 SOURCES = {"mds": MdsRecords, "litdata": LitDataRecords}
 NAMES = ("mds", "mds_zstd", "litdata", "litdata_zstd")
 

@@ -1,1 +1,0 @@
-"""Chunks of records, as MosaicML Streaming (MDS) and LitData write them."""
