@@ -150,6 +150,13 @@ def map_file(path: str | os.PathLike[str]) -> memoryview | bytes:
         os.close(descriptor)
 
 
+def map_writable(descriptor: int, size: int) -> memoryview:
+    """Return the bytes of an open file, mapped to be written and shared; see `map_file`."""
+    import numpy as np
+
+    return np.asarray(_Mapping(descriptor, size, is_writable=True)).data
+
+
 def release_pages(view: memoryview | bytes) -> None:
     """Let the system drop the pages of a mapped file from the memory of this process."""
     base = getattr(getattr(view, "obj", None), "base", None)
@@ -171,9 +178,11 @@ _FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """The mapped bytes of a file, as numpy takes them."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, *, is_writable: bool = False) -> None:
         self.size = 0
-        address = _library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        self._is_writable = is_writable
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+        address = _library.mmap(None, size, access, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -181,7 +190,8 @@ class _Mapping:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self.address, True)}
+        data = (self.address, not self._is_writable)
+        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": data}
 
     def __del__(self, unmap: Callable[[int, int], Any] = _library.munmap) -> None:
         # The module may be gone when the interpreter ends.

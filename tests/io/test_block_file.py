@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -45,18 +46,18 @@ def test_any_ranges_are_right_and_no_block_is_fetched_twice(tmp_path_factory, ra
         for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
     ]
     assert len(blocks) == len(set(blocks))
-    assert file.complete().read_bytes() == CONTENT
+    assert file.read(0, len(CONTENT)) == file.path.read_bytes() == CONTENT
 
 
 def test_neighbouring_blocks_come_with_one_request(tmp_path):
     source = Source()
-    source.open(tmp_path / "x").complete()
+    source.open(tmp_path / "x").read(0, len(CONTENT))
     assert len(source.asked) == -(-11 // RUN_BLOCKS)
 
 
 def test_another_process_reads_what_is_here(tmp_path):
     source = Source()
-    source.open(tmp_path / "x").complete()
+    source.open(tmp_path / "x").read(0, len(CONTENT))
     again = Source()
     assert again.open(tmp_path / "x").read(5, 3_000_000) == CONTENT[5:3_000_000]
     assert again.asked == []
@@ -65,7 +66,7 @@ def test_another_process_reads_what_is_here(tmp_path):
 @pytest.mark.parametrize("damage", ["changed", "cut off", "deleted", "map cut off", "map damaged"])
 def test_damaged_blocks_are_fetched_again(tmp_path, damage):
     path, map_path = tmp_path / "x", tmp_path / "x.map"
-    Source().open(path).complete()
+    Source().open(path).read(0, len(CONTENT))
     if damage == "changed":
         data = bytearray(path.read_bytes())
         data[3 * BLOCK_BYTES + 17] ^= 1
@@ -83,6 +84,53 @@ def test_damaged_blocks_are_fetched_again(tmp_path, damage):
     assert source.asked
     if damage == "changed":
         assert source.asked == [(3 * BLOCK_BYTES, 4 * BLOCK_BYTES)]
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_evicted_files_are_shared_again(tmp_path, is_created_again):
+    path, source, other = tmp_path / "folder/x", Source(), Source()
+    file = source.open(path)
+    assert file.read(0, BLOCK_BYTES) == CONTENT[:BLOCK_BYTES]
+    shutil.rmtree(path.parent)
+    if is_created_again:
+        other.open(path).read(0, 2 * BLOCK_BYTES)
+    assert file.read(0, 3 * BLOCK_BYTES) == CONTENT[: 3 * BLOCK_BYTES]
+    first = 2 * BLOCK_BYTES if is_created_again else 0
+    assert source.asked == [(0, BLOCK_BYTES), (first, 3 * BLOCK_BYTES)]
+    other.asked.clear()
+    assert other.open(path).read(0, 3 * BLOCK_BYTES) == CONTENT[: 3 * BLOCK_BYTES]
+    assert other.asked == []
+
+
+def test_a_folder_that_cannot_be_created_again_is_not_needed(tmp_path):
+    reasons = []
+    file = Source().open(tmp_path / "folder/x", failed=reasons.append)
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").write_text("no folder")
+    for _ in range(2):
+        assert file.read(5, 3_000_000) == CONTENT[5:3_000_000]
+    assert len(reasons) == 1
+
+
+def test_more_objects_are_cached_than_files_may_be_open(tmp_path):
+    program = f"""
+import os, resource
+from pathlib import Path
+from energon.io.block_file import BlockFile
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+before = len(os.listdir("/proc/self/fd"))
+def failed(error):
+    raise error
+def read(start, stop):
+    return b"x" * (stop - start)
+files = [BlockFile(Path({str(tmp_path)!r}) / f"{{n}}", size=9, read=read, failed=failed)
+         for n in range(500)]
+for file in [*files, *files]:
+    assert file.read(0, 9) == b"x" * 9
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert len(list(tmp_path.iterdir())) == 2 * 500
 
 
 def test_many_threads_fetch_each_block_once(tmp_path):
@@ -165,4 +213,4 @@ print(asked)
 def test_an_empty_object_has_nothing_to_fetch(tmp_path):
     file = Source(b"").open(tmp_path / "x")
     assert file.read(0, 0) == b""
-    assert file.complete().read_bytes() == b""
+    assert file.path.read_bytes() == b""

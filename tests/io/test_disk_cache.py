@@ -59,17 +59,17 @@ def test_the_least_recently_used_entries_make_room(tmp_path, store):
     cache = DiskCache(tmp_path / "cache", max_bytes=10 << 20)
     for number in range(6):
         store.write(str(number), os.urandom(SIZE))
-        open_file(cache, store, str(number)).complete()
+        open_file(cache, store, str(number)).read(0, SIZE)
         open_file(cache, store, "0").read(0, 1)
     cache.trim()
     assert used_bytes(cache) <= 10 << 20
     before = store.statistics.snapshot()["bytes_read"]
-    open_file(cache, store, "0").complete()
-    open_file(cache, store, "5").complete()
+    open_file(cache, store, "0").read(0, SIZE)
+    open_file(cache, store, "5").read(0, SIZE)
     assert store.statistics.snapshot()["bytes_read"] == before
     # File systems are imprecise about the time of use: one of these may be the third entry.
     for number in (1, 2, 3):
-        open_file(cache, store, str(number)).complete()
+        open_file(cache, store, str(number)).read(0, SIZE)
     assert store.statistics.snapshot()["bytes_read"] > before
 
 
@@ -77,7 +77,7 @@ def test_writing_keeps_the_limit_by_itself(tmp_path, store):
     cache = DiskCache(tmp_path / "cache", max_bytes=8 << 20)
     for number in range(8):
         store.write(str(number), os.urandom(SIZE))
-        open_file(cache, store, str(number)).complete()
+        open_file(cache, store, str(number)).read(0, SIZE)
     assert used_bytes(cache) <= (8 << 20) + 2 * SIZE
 
 

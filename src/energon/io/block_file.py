@@ -8,7 +8,6 @@ objects only, blocks can be read while the rest is still downloading.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import threading
@@ -21,6 +20,7 @@ import numpy as np
 
 from energon.errors import StorageError
 from energon.io.file_lock import hold_byte, hold_lock, release_byte, release_lock
+from energon.local_file import map_writable
 
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
@@ -39,6 +39,9 @@ OpenStream = Callable[[], Iterator[bytes]]
 
 class BlockFile:
     """One version of an object. May be used by many threads; a process opens each file once.
+
+    No descriptor stays open, so any number of objects can be cached. Whoever deletes the files in
+    the meantime loses what is in them: they are created again with the next block.
 
     Args:
         path: The data file; the map is stored beside it, with `.map` appended.
@@ -74,11 +77,14 @@ class BlockFile:
         self._tell = count
         self._retry_at = 0.0
         self._count = -(-size // BLOCK_BYTES)
-        self._data = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._map = os.open(f"{path}.map", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._sums = self._open_map()
+        self._mapped: tuple[int, int] | None = None
+        """Device and inode of the map in memory."""
+        self._claims = -1
+        """A descriptor of the map, open while blocks are claimed: closing it releases them all."""
         self._busy: set[int] = set()
         self._changed = threading.Condition()
+        self._open_map()
+        self._close_map()
 
     def read(self, start: int, stop: int) -> bytes:
         """Return a range, fetching the blocks that are missing."""
@@ -97,17 +103,6 @@ class BlockFile:
         self._tell(**{result: 1})
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def complete(self) -> Path:
-        """Fetch and verify the whole file, and return its path."""
-        for block in range(self._count):
-            self._block(block, self._count)
-        return self.path
-
-    def __del__(self) -> None:
-        for name in ("_data", "_map"):
-            if hasattr(self, name):
-                os.close(getattr(self, name))
-
     def _block(self, block: int, stop: int) -> bytes:
         """Return a block; if it has to be fetched, fetch those before `stop` with it."""
         data = self._load(block)
@@ -115,6 +110,10 @@ class BlockFile:
             token = block if self._stream is None else self._count
             if self._claim(token):
                 data = self._fetch(block, stop)
+            elif time.monotonic() < self._retry_at:
+                begin = block * BLOCK_BYTES
+                end = min(self.size, begin + BLOCK_BYTES)
+                return read_through(begin, end, self._read, self._stream)
             else:
                 with self._changed:
                     self._changed.wait(BLOCK_POLL_SECONDS)
@@ -123,11 +122,15 @@ class BlockFile:
 
     def _load(self, block: int) -> bytes | None:
         """Return a block if it is present and intact."""
-        known = int(self._sums[block])
-        if not known:
+        expected = int(self._sums[block])
+        if not expected:
             return None
-        data = os.pread(self._data, BLOCK_BYTES, block * BLOCK_BYTES)
-        return data if _checksum(data) == known else None
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                data = os.pread(file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
+        except OSError:
+            return None
+        return data if _checksum(data) == expected else None
 
     def _fetch(self, block: int, stop: int) -> bytes:
         """Fetch a block that is already claimed, and those after it that nobody has claimed."""
@@ -175,23 +178,37 @@ class BlockFile:
 
     def _store(self, block: int, data: bytes) -> None:
         try:
-            _write(self._data, data, block * BLOCK_BYTES)
+            descriptor = _open(self.path)
+            try:
+                _write(descriptor, data, block * BLOCK_BYTES)
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            # The cache is for speed; what does not fit is fetched again when it is needed.
-            self._retry_at = time.monotonic() + BLOCK_RETRY_SECONDS
-            self._failed(error)
+            self._pause(error)
             return
         self._sums[block] = _checksum(data)
         self._written(len(data))
         with self._changed:
             self._changed.notify_all()
 
+    def _pause(self, error: OSError) -> None:
+        """Write nothing for a while: the cache is for speed, blocks can be fetched again."""
+        self._retry_at = time.monotonic() + BLOCK_RETRY_SECONDS
+        self._failed(error)
+
     def _claim(self, block: int) -> bool:
         """Claim the right to fetch a block, among all threads and processes."""
         with self._changed:
             if block in self._busy:
                 return False
-            if not hold_byte(self._map, block):
+            try:
+                if self._claims < 0:
+                    self._open_map()
+            except OSError as error:
+                self._pause(error)
+                return False
+            if not hold_byte(self._claims, block):
+                self._close_map()
                 return False
             self._busy.add(block)
             return True
@@ -200,27 +217,53 @@ class BlockFile:
         with self._changed:
             for block in blocks:
                 self._busy.discard(block)
-                release_byte(self._map, block)
+                release_byte(self._claims, block)
+            self._close_map()
             self._changed.notify_all()
 
-    def _open_map(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """Return the shared checksums of all blocks, 0 for missing ones."""
+    def _open_map(self) -> None:
+        """Open the map to claim blocks, and map it unless it is the one in memory."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = self._claims = _open(f"{self.path}.map")
+        about = os.fstat(descriptor)
+        if (about.st_dev, about.st_ino) == self._mapped:
+            return
+        try:
+            hold_lock(descriptor)
+            try:
+                length = self._write_header(descriptor)
+            finally:
+                release_lock(descriptor)
+            memory = map_writable(descriptor, length)
+        except BaseException:
+            self._close_map()
+            raise
+        self._sums = np.frombuffer(memory, np.uint32, self._count, _HEADER.size)
+        self._mapped = (about.st_dev, about.st_ino)
+
+    def _write_header(self, descriptor: int) -> int:
+        """Make the map and the data as long as they have to be; return the length of the map."""
         header = _HEADER.pack(_MAGIC, self.size, BLOCK_BYTES)
         length = len(header) + 4 * self._count
-        hold_lock(self._map)
+        if os.pread(descriptor, len(header), 0) != header or _size(descriptor) != length:
+            os.ftruncate(descriptor, 0)
+            _write(descriptor, header + bytes(length - len(header)), 0)
+        elif hasattr(os, "posix_fallocate"):
+            # Whoever writes to memory that the disk has no room for is killed.
+            os.posix_fallocate(descriptor, 0, length)
+        data = _open(self.path)
         try:
-            if os.pread(self._map, len(header), 0) != header or _size(self._map) != length:
-                os.ftruncate(self._map, 0)
-                _write(self._map, header + bytes(length - len(header)), 0)
-            elif hasattr(os, "posix_fallocate"):
-                # Whoever writes to memory that the disk has no room for is killed.
-                os.posix_fallocate(self._map, 0, length)
-            if _size(self._data) != self.size:
-                os.ftruncate(self._data, self.size)
+            if _size(data) != self.size:
+                os.ftruncate(data, self.size)
         finally:
-            release_lock(self._map)
-        memory = mmap.mmap(self._map, length)
-        return np.frombuffer(memory, np.uint32, self._count, len(header))
+            os.close(data)
+        return length
+
+    def _close_map(self) -> None:
+        """Close the map unless blocks are claimed. Its memory stays."""
+        if not self._busy and self._claims >= 0:
+            os.close(self._claims)
+            self._claims = -1
 
 
 class UncachedFile:
@@ -264,6 +307,10 @@ def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -
         if place >= stop:
             return b"".join(parts)
     raise StorageError(f"got {place} bytes, expected {stop}; the object has changed, open it again")
+
+
+def _open(path: str | os.PathLike[str]) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -144,7 +144,6 @@ class DiskCache:
             found = self._open.get(path)
             try:
                 if found is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
                     found = self._open[path] = BlockFile(
                         path,
                         size=size,
