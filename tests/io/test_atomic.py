@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import signal
 import stat
+import tempfile
 
 import pytest
 
-from energon.io.atomic import atomic_path, write_atomic
+from energon.io.atomic import atomic_path, temporary_folder, write_atomic
 from tests.small_disks import LITTLE_ROOM
 
 
@@ -84,3 +85,32 @@ def test_an_error_of_a_full_disk_names_the_file(tmp_path, little_room, problem):
         pytest.raises(OSError, match=f"{problem}: '.*/disk/x'$"),
     ):
         write_atomic(disk / "x", bytes(100_000))
+
+
+def keep_a_folder(started):
+    with temporary_folder("test") as folder:
+        started.put(folder)
+        signal.pause()
+
+
+def test_the_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    context = multiprocessing.get_context("spawn")
+    folders, processes = [], []
+    for _ in range(2):
+        started = context.SimpleQueue()
+        processes.append(context.Process(target=keep_a_folder, args=[started]))
+        processes[-1].start()
+        folders.append(started.get())
+    processes[0].kill()
+    processes[0].join()
+    (tmp_path / "energon-test-of-mine").write_text("no folder")
+    (tmp_path / "energon-other").mkdir()
+    with temporary_folder("test") as folder:
+        assert [each.exists() for each in (*folders, folder)] == [False, True, True]
+    assert not folder.exists()
+    processes[1].kill()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("energon-other", "energon-test-of-mine", folders[1].name)
+    }

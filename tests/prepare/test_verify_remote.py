@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,7 @@ from tests.servers.places import open_place
 from tests.servers.proxy import Fault
 from tests.servers.web import web_server
 from tests.sources.distant import train, upload
+from tests.waiting import wait_until
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 ALONE = Engine(num_workers=1)
@@ -59,6 +64,36 @@ def write_anew(path):
 
 def miscount(path):
     path.write_text(path.read_text().replace('1.tar": 20', '1.tar": 21'))
+
+
+def named_semaphores(group):
+    """Return the semaphores that the processes of a group have mapped, by their names."""
+    maps = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if os.getpgid(int(pid)) == group:
+                maps += Path(f"/proc/{pid}/maps").read_text().split()
+    return {path for path in maps if path.startswith("/dev/shm/")}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_group_of_processes_leaves_nothing_behind(dataset, tmp_path, s3):
+    address = upload(dataset, s3.address)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = "from energon.cli.main import main; main()"
+    options = ["repair", address, "--checksum", "--num-workers", "2"]
+    command = [sys.executable, "-c", program, *options]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    wait_until(lambda: any(temporary.iterdir()))
+    shared = named_semaphores(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not any(map(os.path.exists, shared))
+    assert [path.name[:15] for path in temporary.iterdir()] == ["energon-verify-"]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert list(temporary.iterdir()) == []
 
 
 HARMS = {

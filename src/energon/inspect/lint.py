@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from energon.inspect.lint_batch import (
     spread,
 )
 from energon.io.address import is_remote, local_path, redact
+from energon.io.atomic import temporary_folder
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import dataset_kind
@@ -88,8 +88,8 @@ def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
         yield str(error)
     try:
         members = open_members(leaf, ShardPool(), allow)
-        with TemporaryDirectory(prefix="energon-lint-") as folder:
-            check_join(leaf, members, Path(folder))
+        with temporary_folder("lint") as folder:
+            check_join(leaf, members, folder)
     except EnergonError as error:
         yield f"{leaf.origin}: {error}"
 

@@ -2,7 +2,8 @@
 
 A killed process leaves a hidden file beside the one it was writing. Its name is always the same
 and its lock ended with the process, so the next writer of the same file reuses it: leftovers
-neither pile up nor need a cleanup.
+neither pile up nor need a cleanup. A temporary folder that it leaves is deleted by the next process
+that needs one for the same purpose.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeGuard
 
@@ -175,6 +177,48 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
         if isinstance(content, str):
             content = content.encode()
         temporary.write_bytes(content)
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield a new folder, and delete it at the end, with those of processes that were killed.
+
+    Args:
+        purpose: Part of its name.
+    """
+    prefix = f"energon-{purpose}-"
+    if prefix not in _swept:
+        _swept.add(prefix)
+        _delete_abandoned(prefix)
+    with ExitStack() as held:
+        while True:
+            name = tempfile.mkdtemp(prefix=prefix)
+            descriptor = os.open(name, _FOLDER)
+            held.callback(os.close, descriptor)
+            with suppress(OSError):  # the file system may have no locks
+                hold_lock(descriptor)
+            if os.path.isdir(name):  # else it was taken for abandoned
+                break
+        held.callback(shutil.rmtree, name, ignore_errors=True)
+        yield Path(name)
+
+
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+_swept: set[str] = set()
+"""Beginnings of names of folders, of which this process has deleted the abandoned ones."""
+
+
+def _delete_abandoned(prefix: str) -> None:
+    """Delete the folders of this user that begin with a prefix and that no process has locked."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, _FOLDER)
+            try:
+                is_own = os.fstat(descriptor).st_uid == os.geteuid()
+                if is_own and hold_lock(descriptor, wait=False):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _create(target: Path) -> tuple[Path, int]:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
@@ -32,7 +31,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.io.address import address_name, join_address, redact
-from energon.io.atomic import atomic_path, is_full, write_atomic
+from energon.io.atomic import atomic_path, is_full, temporary_folder, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.file_lock import locked
@@ -81,7 +80,8 @@ class Mirror:
         # The folder has the name of the dataset, which appears in messages.
         self.folder = self._root / address_name(address)
         self._notes = self._root / "versions.json"
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary = ExitStack()
+        self._is_temporary = False
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -107,8 +107,7 @@ class Mirror:
                     "folder with more space, and run it again; completed work is kept"
                 ) from error
             finally:
-                if self._temporary is not None:
-                    self._temporary.cleanup()
+                self._temporary.close()
 
     def fill(self, make: Callable[[], None]) -> None:
         """Let `make` fill the folder; repeat in a temporary one if the disk is full.
@@ -124,17 +123,18 @@ class Mirror:
 
     def _retreat(self, error: OSError) -> None:
         """Use a temporary folder from now on, if that may help."""
-        if not is_full(error) or self._temporary is not None:
+        if not is_full(error) or self._is_temporary:
             raise error
-        self._temporary = tempfile.TemporaryDirectory(prefix="energon-mirror-")
+        folder = self._temporary.enter_context(temporary_folder("mirror"))
+        self._is_temporary = True
         logger.warning(
             "%s: the disk of %s is full, so intermediate files are kept in %s until this command "
             "ends; set ENERGON_STORAGE_CACHE_DIR to a folder with more space",
             redact(self.address),
             self._root.parent,
-            self._temporary.name,
+            folder,
         )
-        self._root = Path(self._temporary.name)
+        self._root = folder
         self.folder = self._root / self.folder.name
         self._notes = self._root / self._notes.name
         self.folder.mkdir()

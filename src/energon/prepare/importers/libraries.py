@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from energon.errors import ConfigError, needs_extra
 from energon.io.address import redact
+from energon.io.atomic import temporary_folder
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files
 from energon.metadataset.kind import kind_entry, load_attribute
@@ -73,13 +72,14 @@ class HuggingFaceSource(PackSource):
         folder = any_path(address) if not address.startswith(HUGGING_FACE) else None
         if not isinstance(folder, EPath):
             return address if folder is None else str(folder)
-        copy = tempfile.mkdtemp(prefix="energon-pack-")
-        weakref.finalize(self, shutil.rmtree, copy, ignore_errors=True)
+        held = ExitStack()
+        copy = held.enter_context(temporary_folder("pack"))
+        weakref.finalize(self, held.close)
         for found in list_files(folder):
-            target = Path(copy, found.key)
+            target = copy / found.key
             target.parent.mkdir(parents=True, exist_ok=True)
             (folder / found.key).copy(EPath(target))
-        return copy
+        return str(copy)
 
     def samples(
         self, split: str, start: int = 0, is_selected: Selects = every

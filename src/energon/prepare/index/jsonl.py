@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -38,7 +37,7 @@ from energon.io.address import (
     parent_address,
     redact,
 )
-from energon.io.atomic import atomic_path, write_atomic
+from energon.io.atomic import atomic_path, temporary_folder, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.files import file_info, open_store, read_bytes, write_bytes
@@ -118,8 +117,8 @@ def prepare_jsonl(
 
 def _keep_index(file: Path, *, progress: Progress) -> int:
     """Write the index of a file in a read-only folder to the user's cache."""
-    with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
-        beside = Path(folder) / file.name
+    with temporary_folder("jsonl") as folder:
+        beside = folder / file.name
         numbers = _index_lines(file, beside, progress=progress)
         _keep(beside, os.fspath(file))
     return numbers
@@ -283,8 +282,8 @@ class JsonlCopy:
             DatasetNotFoundError: If there is no such file.
             StorageError: If it cannot be read.
         """
-        with tempfile.TemporaryDirectory(prefix="energon-jsonl-") as folder:
-            copy = cls(address, Path(folder))
+        with temporary_folder("jsonl") as folder:
+            copy = cls(address, folder)
             info = file_info(address)
             if info is None:
                 raise DatasetNotFoundError(f"{redact(address)}: there is no such file")

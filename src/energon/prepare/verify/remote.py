@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.scan import tar_index_path
 from energon.io.address import join_address, redact
-from energon.io.atomic import write_atomic
+from energon.io.atomic import temporary_folder, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, open_store, read_bytes
 from energon.io.threads import run_in_threads
@@ -82,10 +81,10 @@ class RemoteCheck:
     ) -> Iterator[RemoteCheck]:
         """Yield a check with a mirror that no one else uses meanwhile."""
         mirror = Mirror(address)
-        with mirror.locked(), tempfile.TemporaryDirectory(prefix="energon-verify-") as scratch:
+        with mirror.locked(), temporary_folder("verify") as scratch:
             mirror.fill(lambda: mirror.update(_present(address), trusting=False))
             with mirror.hidden():
-                yield cls(mirror, depth, Path(scratch), num_workers, progress)
+                yield cls(mirror, depth, scratch, num_workers, progress)
 
     def run(self) -> Report:
         """Compare the shards without a report, and everything else; return the problems."""
@@ -164,12 +163,12 @@ def _present(address: str) -> list[ObjectInfo]:
     store, _ = open_store(address)
     if store.backend.can_list:
         return list_files(address)
-    with tempfile.TemporaryDirectory(prefix="energon-verify-") as folder:
+    with temporary_folder("verify") as folder:
         infos = [f"{META}/{name}" for name in INFO_FILES]
         for name in infos:
             if file_info(join_address(address, name)) is not None:
-                Path(folder, META).mkdir()
-                Path(folder, name).write_bytes(read_bytes(join_address(address, name)))
+                (folder / META).mkdir()
+                (folder / name).write_bytes(read_bytes(join_address(address, name)))
                 break
         else:
             return []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError
@@ -19,6 +17,7 @@ from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.scan import encode_tar_index
 from energon.formats.tar.stream import StreamReader
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
+from energon.io.atomic import temporary_folder
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.io.range_file import RemoteFile
 from energon.messages import shell_word
@@ -227,8 +226,8 @@ def check_plain(url: str) -> None:
 
 
 def _index_remote(url: str) -> PartTable:
-    with tempfile.TemporaryDirectory(prefix="energon-index-") as folder:
-        copy = Path(folder) / address_name(url)
+    with temporary_folder("index") as folder:
+        copy = folder / address_name(url)
         parts, index = _beside(url)
         before = _content(parts)
         if before is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from energon.errors import ConfigError, SampleError
 from energon.formats.tar.sample_parser import StreamSample
+from energon.io.atomic import temporary_folder
 from energon.io.files import is_file
 from energon.prepare.engines import Engine, run_batches
 from energon.webdataset.tools.streams import (
@@ -102,8 +102,7 @@ def run_command(command: str, sample: StreamSample, *, many: bool = False) -> li
     Raises:
         SampleError: If it fails, or leaves no sample.
     """
-    with tempfile.TemporaryDirectory(prefix="energon-proc-") as name:
-        folder = Path(name)
+    with temporary_folder("proc") as folder:
         _write_fields(folder, sample)
         done = subprocess.run(
             command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True
