@@ -19,6 +19,7 @@ import pytest
 from energon.io.file_lock import locked
 from tests.compat.names import changed_since, listed
 from tests.compat.programs.run import ENERGON, MODULES
+from tests.compat.programs.run import OLDER as OLDER_MODULE
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -40,6 +41,8 @@ OLDER = NAMES["megatron.energon"].with_suffix(".older.json")
 OLDER_VERSIONS = ("5.0.0", "5.2.0", "6.0.0")
 PATTERNS = {version: HERE / "programs" / f"patterns-{version}.json" for version in PINNED}
 """What the programs in `patterns` give with earlier releases."""
+OLDER_PROGRAMS = ("5.2.0", PROGRAMS["megatron.energon"].with_name("recorded-5.2.0.json"))
+"""A version of Megatron-Energon, and what the programs in `older` give with it."""
 
 
 @cache
@@ -80,9 +83,9 @@ def program_modules(package: str) -> list[str]:
     return ENERGON if package == "megatron.energon" else MODULES
 
 
-def pinned_folder(version: str) -> Path:
-    """Return the folder of an earlier release of webdataset."""
-    return _folder() / f"webdataset-{version}"
+def pinned_folder(version: str, package: str = "webdataset") -> Path:
+    """Return the folder of an earlier release of a package."""
+    return _folder() / f"{package}-{version}"
 
 
 def list_older_names(python: str) -> list[dict[str, Any]]:
@@ -136,6 +139,10 @@ def record() -> None:
     for version, path in PATTERNS.items():
         found = run_programs(python, "webdataset", "patterns", folder=pinned_folder(version))
         path.write_text(json.dumps(found, indent=1) + "\n")
+    older, path = OLDER_PROGRAMS
+    folder = pinned_folder(older, "megatron.energon")
+    found = run_programs(python, "megatron.energon", OLDER_MODULE, folder=folder)
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

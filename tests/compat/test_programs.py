@@ -14,16 +14,18 @@ import pytest
 from tests.compat.names import listed, listed_older
 from tests.compat.peers import (
     NAMES,
+    OLDER_PROGRAMS,
     PATTERNS,
     PROGRAMS,
     ROOT,
     list_names,
     list_older_names,
     peers_python,
+    pinned_folder,
     program_modules,
     run_programs,
 )
-from tests.compat.programs.run import ENERGON
+from tests.compat.programs.run import ENERGON, OLDER
 
 RECORDED = {package: json.loads(path.read_text()) for package, path in PROGRAMS.items()}
 PINNED_PATTERNS = {version: json.loads(path.read_text()) for version, path in PATTERNS.items()}
@@ -80,6 +82,13 @@ def test_patterns_of_earlier_releases_give_what_they_give_there():
 
 
 @pytest.mark.slow
+def test_programs_for_an_older_version_of_megatron_energon_give_what_they_give_there():
+    _, path = OLDER_PROGRAMS
+    results = run_programs(sys.executable, "megatron.energon", OLDER)
+    assert results == json.loads(path.read_text())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("module", ENERGON)
 def test_programs_for_megatron_energon_give_what_they_give_there(module):
@@ -101,7 +110,7 @@ def test_no_program_has_failed_there():
     failed = {name for name, found in every.items() if str(found).startswith("failed")}
     assert failed == {"check_a_grouping_of_the_program"}, "its `fname` is of earlier releases"
     assert len(RECORDED["webdataset"]) >= 241
-    assert len(RECORDED["megatron.energon"]) >= 216
+    assert len(RECORDED["megatron.energon"]) >= 223
 
 
 @pytest.mark.slow
@@ -111,6 +120,15 @@ def test_no_program_has_failed_there():
 )
 def test_the_installed_package_gives_what_was_recorded(package, module):
     assert different(package, module, peers_python(), package) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_older_version_of_megatron_energon_gives_what_was_recorded():
+    version, path = OLDER_PROGRAMS
+    folder, python = pinned_folder(version, "megatron.energon"), peers_python()
+    results = run_programs(python, "megatron.energon", OLDER, folder=folder)
+    assert results == json.loads(path.read_text())
 
 
 @pytest.mark.slow

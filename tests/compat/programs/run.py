@@ -43,9 +43,12 @@ ENERGON = [
     "running",
     "parts",
     "trainers",
+    "runs",
     "recipes",
     "projects",
 ]
+OLDER = "older"
+"""The module of programs for Megatron-Energon 5, which its newest version does not run."""
 
 
 def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
@@ -58,7 +61,7 @@ def results(package: str, folder: str, wanted: str = "") -> dict[str, Any]:
     import_module("common").setup(folder)
     found = {}
     for name, check in checks(package):
-        if wanted in (check.__module__ if wanted in (*ENERGON, *MODULES) else name):
+        if wanted in (check.__module__ if wanted in (*ENERGON, OLDER, *MODULES) else name):
             try:
                 found[name] = as_json(check(module, folder), folder)
             except (Exception, SystemExit) as error:
@@ -70,7 +73,7 @@ def checks(package: str) -> list[tuple[str, Any]]:
     """Return all checks for a package by name."""
     return [
         (name, check)
-        for module in (ENERGON if package == "megatron.energon" else MODULES)
+        for module in ([*ENERGON, OLDER] if package == "megatron.energon" else MODULES)
         for name, check in vars(import_module(module)).items()
         if name.startswith("check_")
     ]
