@@ -337,54 +337,6 @@ def test_overrides_match_as_much_of_the_path_as_tells_shards_apart(tmp_path):
             wds.DataPipeline(
                 wds.SimpleShardList(sources), wds.cached_tarfile_to_samples(cache_dir=str(cache))
             )
-        # Nobody knows the whole list here, but this process has used the file for the other one.
-        source = [{"url": url} for url in reversed(sources)]
-        with pytest.raises(ConfigError, match="two shards"):
-            list(wds.DataPipeline(source, wds.FileCache(str(cache)), wds.tarfile_to_samples()))
-
-
-USES_AN_OVERRIDE = """
-import sys
-from energon import webdataset as wds
-source = [{"url": sys.argv[1]}]
-stages = wds.FileCache(sys.argv[2]), wds.tarfile_to_samples()
-print(len(list(wds.DataPipeline(source, *stages))), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_file_overrides_one_shard_for_all_processes_that_run(tmp_path):
-    data, cache = tmp_path / "data", tmp_path / "cache"
-    for folder in "ab":
-        (data / folder).mkdir(parents=True)
-        (data / folder / "t-0.tar").write_bytes(tar_bytes(members_of(numbered([1, 2]))))
-    cache.mkdir()
-    (cache / "t-0.tar").write_bytes(tar_bytes(members_of(numbered([99]))))
-    with web_server(data) as server:
-
-        def use(folder):
-            url = f"{server.url}/{folder}/t-0.tar"
-            return subprocess.Popen(
-                [sys.executable, "-c", USES_AN_OVERRIDE, url, str(cache)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-
-        with use("a") as first:
-            assert first.stdout.readline() == "1\n"
-            with use("a") as same:
-                assert same.communicate()[0] == "1\n"
-            with use("b") as other:
-                _, said = other.communicate()
-            assert "would override two shards" in said
-            assert "/a/t-0.tar and" in said
-            assert other.returncode == 1
-            first.communicate()
-        # What a program of yesterday has used it for does not count.
-        with use("b") as later:
-            assert later.communicate()[0] == "1\n"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,12 @@ read to its end and is complete. Paths below the cache folder mirror addresses, 
 share a file. Files stored by the cache are verified against their checksum and, where the server
 reports them, the size and version of the object.
 
-A file that a user has placed in the folder overrides a shard, see `shard_overrides`. A full disk
-only costs time: shards are then read as if there were no cache.
+A file that a user has placed in the folder overrides a shard: `DIR/shard.tar` overrides
+`s3://bucket/train/shard.tar`, and `DIR/train/shard.tar` does so where several shards have the same
+name. Files stored by the cache have a record beside them, which distinguishes them from overrides.
+A file that would override two shards of a list is an error.
+
+A full disk only costs time: shards are then read as if there were no cache.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import logging
 import os
 import re
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -32,14 +37,6 @@ from energon.io.atomic import publish, write_atomic
 from energon.io.disk_cache import CachePolicy, DiskCache, is_intact, touch
 from energon.limits import read_local_document
 from energon.webdataset.gopen import tell
-from energon.webdataset.reading.shard_overrides import (
-    check_overrides,
-    claim,
-    find_override,
-    has_content,
-    is_override,
-    record_path,
-)
 
 logger = logging.getLogger("energon")
 
@@ -68,6 +65,27 @@ class ShardStream:
 
 
 _UNSAFE = re.compile(r"[^\w.,=+@-]")
+_RECORD = ".about.json"
+
+
+def record_path(path: Path) -> Path:
+    """Return the path of the record that the cache stores beside a file of its own."""
+    return path.with_name(f".{path.name}{_RECORD}")
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether a file exists and is not empty; shards never are."""
+    try:
+        about = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_size > 0
+
+
+def _is_override(path: Path) -> bool:
+    """Return whether a file in the cache was placed there by a user."""
+    is_ours = path.name.startswith(".") or record_path(path).exists()
+    return not is_ours and _has_content(path)
 
 
 def _kept_shards(folder: Path) -> Iterator[Path]:
@@ -149,13 +167,10 @@ class ShardCache:
         Args:
             url: Its address.
             opener: Opens it at its address.
-
-        Raises:
-            ConfigError: If the file that overrides it also overrides another shard.
         """
         path = self.find(url)
-        found = "not " if path is None else ""
-        tell("WDS_VERBOSE_CACHE", "%s is %sin the cache", redact(url), found)
+        is_in = "is not" if path is None else "is"
+        tell("WDS_VERBOSE_CACHE", "%s %s in the cache", redact(url), is_in)
         if path is not None:
             with contextlib.suppress(OSError):
                 return ShardStream(url, open(path, "rb", buffering=0), local_path=str(path))
@@ -177,21 +192,12 @@ class ShardCache:
         return ShardStream(url, caching, local_path=str(path), completed=completed)
 
     def find(self, url: str) -> Path | None:
-        """Return the cached file of a shard, if it exists and is up to date.
-
-        Raises:
-            ConfigError: If it also overrides another shard.
-        """
+        """Return the file to read for a shard: an intact, current copy, or else its override."""
         path = self._path(url)
-        if has_content(path) and self._is_current(url, path):
-            if is_override(path):
-                claim(path, url)
+        if _has_content(path) and self._is_current(url, path):
             touch(path)
             return path
-        override = find_override(self.folder, url)
-        if override is not None:
-            claim(override, url)
-        return override
+        return self._override(url)
 
     def check_overrides(self, urls: Iterable[str]) -> None:
         """Check that no file overrides two of these shards.
@@ -199,11 +205,31 @@ class ShardCache:
         Raises:
             ConfigError: If one does.
         """
-        check_overrides(self.folder, urls, is_stored=lambda url: has_content(self._path(url)))
+        names = {name for _, _, files in os.walk(self.folder) for name in files}
+        users: dict[Path, str] = {}
+        for url in urls if names else ():
+            address = _address(url)
+            if address.rpartition("/")[2] not in names or _has_content(self._path(url)):
+                continue
+            path = self._override(url)
+            if path is not None and users.setdefault(path, address) != address:
+                raise ConfigError(
+                    f"{path} would override two shards: {redact(users[path])} and "
+                    f"{redact(address)}. Move it into a subfolder of the cache with the name of "
+                    "the folder that holds the intended shard"
+                )
 
     def shrink(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""
         DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS).trim()
+
+    def _override(self, url: str) -> Path | None:
+        """Return the file that overrides a shard, the most specific of several."""
+        if scheme_of(url) in ("", "pipe"):
+            return None
+        parts = [part for part in _address(url).split("/") if part not in ("", ".", "..")]
+        paths = (Path(self.folder, *parts[start:]) for start in range(1, len(parts)))
+        return next(filter(_is_override, paths), None)
 
     def _path(self, url: str) -> Path:
         name = path_in_cache(url)
@@ -321,6 +347,11 @@ class CachingStream:
             self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
+
+
+def _address(url: str) -> str:
+    """Return an address without its query, which may contain signatures."""
+    return url.partition("?")[0]
 
 
 def _version(url: str) -> str | None:
