@@ -47,7 +47,7 @@ def calls_per_sample(dataset, samples_of_item):
     [
         (12.5, 1, lambda urls: wds.WebDataset(urls).shuffle(500)),
         (
-            6.9 + JSON_CALLS,
+            27.7 + JSON_CALLS,
             16,
             lambda urls: (
                 wds.WebDataset(urls).shuffle(500).decode().to_tuple("txt", "json").batched(16)

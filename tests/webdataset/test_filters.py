@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import pickle
 import random
 import threading
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import energon.webdataset as wds
 from energon.errors import ConfigError, FieldAccessError, SampleError, SecurityError
 from energon.webdataset import filters
+from energon.webdataset.autodecode import decoders
 from energon.webdataset.stages.mapping import Apply
 
 SAMPLE = {"__key__": "a", "jpg": 1, "seg.png": 2, "cls": None}
@@ -342,3 +344,67 @@ def test_shuffle_takes_numbers_of_items_or_false_for_no_buffer():
         wds.shuffle(True)
     with pytest.raises(ConfigError, match="numbers of items"):
         wds.shuffle(10, initial=-1)
+
+
+GOOD = {"__key__": "a", "__url__": "x.tar", "json": b'{"a": [1]}', "txt": b"\xc3\xa9", "cls": b"7"}
+
+
+def test_no_more_samples_are_taken_than_a_batch_needs():
+    source = iter([GOOD] * 10)
+    batches = wds.batched(3)(wds.to_tuple("txt")(wds.decode()(source)))
+    next(batches)
+    assert len(list(source)) == 7
+
+
+def test_functions_that_the_program_registers_are_called_once_for_each_sample():
+    calls = []
+
+    def decode(data):
+        calls.append(data)
+        return len(calls)
+
+    before = decoders["cls"]
+    decoders["cls"] = decode
+    try:
+        batches = wds.batched(4)(wds.to_tuple("cls")(wds.decode()([GOOD] * 4)))
+        assert [batch[0].tolist() for batch in batches] == [[1, 2, 3, 4]]
+    finally:
+        decoders["cls"] = before
+    assert len(calls) == 4
+
+
+def test_the_sample_that_fails_is_named_and_those_before_it_are_not_lost():
+    items = [GOOD, GOOD, GOOD, {**GOOD, "__key__": "bad", "json": b"{"}, GOOD]
+    batches = wds.batched(2)(wds.decode()(items))
+    assert len(next(batches)["txt"]) == 2
+    with pytest.raises(wds.DecodingError, match="field 'json' of sample 'bad' of x.tar"):
+        next(batches)
+    with pytest.raises(FieldAccessError, match="has no png"):
+        next(wds.batched(2)(wds.to_tuple("png")(wds.decode()([GOOD]))))
+
+
+def test_batches_resume_at_any_position_though_samples_fail(tmp_path):
+    with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(300):
+            content = b"[1]" if number % 50 else b"damaged"
+            writer.write({"__key__": f"{number:03}", "json": content, "txt": "x"})
+
+    def stream():
+        pipeline = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).shuffle(40)
+        return (
+            pipeline.decode(handler=wds.ignore_and_continue)
+            .to_tuple("__key__", "json")
+            .batched(8, collation_fn=None)
+        )
+
+    whole = list(stream())
+    assert sum(map(len, whole)) == 294
+    for number in range(0, len(whole), 5):
+        pipeline = stream()
+        batches = iter(pipeline)
+        for _ in range(number):
+            next(batches)
+        state = json.loads(json.dumps(pipeline.state_dict()))
+        resumed = stream()
+        resumed.load_state_dict(state)
+        assert list(resumed) == whole[number:]

@@ -17,7 +17,6 @@ from energon.errors import ConfigError, EnergonError, SecurityError
 from energon.messages import bytes_in_words, describe_error
 from energon.webdataset import security
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.stages.columns import COLUMN_DECODERS, SampleColumns
 from energon.webdataset.stages.decoding_handlers import (
     IMAGE_EXTENSIONS,
     Continue,
@@ -203,9 +202,6 @@ def basichandlers(key: str, data: bytes) -> Any:
 default_pre_handlers: list[DecodingHandler] = [gzfilter]
 default_post_handlers: list[DecodingHandler] = [basichandlers]
 
-_META = object()
-"""The decoder of metadata fields: bytes become text, if they are text."""
-
 
 class Decoder:
     """Decodes the fields of a sample: called with a sample, it returns the decoded sample.
@@ -254,7 +250,7 @@ class Decoder:
 
     def __call__(self, sample: Any) -> Any:
         """Return a sample with its fields decoded."""
-        if isinstance(sample, Mapping):
+        if type(sample) is dict or isinstance(sample, Mapping):
             return self.decode(sample)
         if hasattr(sample, "__next__") or not hasattr(sample, "__iter__"):
             raise ConfigError(f"a decoder decodes samples or pipelines, got {sample!r}")
@@ -268,23 +264,22 @@ class Decoder:
             DecodingError: If a field is damaged.
             SecurityError: If a field is pickled, and that is not allowed.
         """
-        plan, decoded = self._current_plan(), {}
+        if self._version != decoders.version:
+            self._plan, self._version = {}, decoders.version
+        plan, decoded = self._plan, {}
         for name, data in sample.items():
-            if name not in plan:
-                plan[name] = self._step_of(name)
-            step = plan[name]
-            if step is _META:
-                decoded[name] = _text(data) if type(data) is bytes else data
-            elif step is None:
-                decoded[name] = data
-            elif type(data) is bytes:
+            try:
+                step = plan[name]
+            except KeyError:
+                step = plan[name] = self._step_of(name)
+            if type(data) is bytes:
                 try:
                     decoded[name] = step(data)
                 except SecurityError:
                     raise
                 except Exception as error:
                     raise _failed(_why(error, data), name, sample) from error
-            elif self.partial:
+            elif self.partial or step is _text or step is _unchanged:
                 decoded[name] = data
             else:
                 raise _failed(
@@ -295,27 +290,6 @@ class Decoder:
                 )
         return decoded
 
-    def compiled(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Return the function that decodes samples, and nothing else."""
-        return self.decode
-
-    def on_columns(self, table: SampleColumns) -> SampleColumns | None:
-        """Decode all samples at once, unless a field takes more than a quick function of ours."""
-        if table.names is None:
-            return None
-        plan, decoded = self._current_plan(), []
-        for name, column in zip(table.names, table.columns, strict=True):
-            if name not in plan:
-                plan[name] = self._step_of(name)
-            step, kinds = plan[name], set(map(type, column))
-            if step is None or (step is _META and bytes not in kinds):
-                decoded.append(column)
-            elif step in COLUMN_DECODERS and kinds == {bytes}:
-                decoded.append(COLUMN_DECODERS[step](column))
-            else:
-                return None
-        return SampleColumns(table.names, decoded)
-
     def decode1(self, key: str, data: bytes) -> Any:
         """Return the content of one field, decoded by its name."""
         return _ask_in_turn(self.handlers, "." + key, data)
@@ -323,17 +297,12 @@ class Decoder:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": {}, "_version": -1}
 
-    def _current_plan(self) -> dict[str, Any]:
-        if self._version != decoders.version:
-            self._plan, self._version = {}, decoders.version
-        return self._plan
-
     def _step_of(self, name: str) -> Any:
-        """Return the function that decodes the bytes of fields with this name, or None."""
+        """Return the function that decodes the bytes of fields with this name."""
         if name.startswith("__"):
-            return _META
+            return _text
         if self.only is not None and name not in self.only:
-            return None
+            return _unchanged
         key = "." + name
         for number, handler in enumerate(self.handlers):
             if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
@@ -383,6 +352,11 @@ def _why(error: Exception, data: bytes) -> str:
 def _claims(handler: Any, key: str) -> bool:
     """Return whether a handler decodes fields of a name: None is then its result, as for JSON."""
     return hasattr(handler, "claims") and bool(handler.claims(key))
+
+
+def _unchanged(data: bytes) -> bytes:
+    """Return the bytes of a field that is not selected for decoding."""
+    return data
 
 
 def _text(data: bytes) -> str | bytes:

@@ -31,10 +31,8 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
-    ask_for_rows,
     load_state,
     state_of,
-    take_function,
     unpack,
 )
 
@@ -199,13 +197,6 @@ class _NonEmptyIterator(StageIterator):
                 "empty_check=False if there may be none"
             )
 
-    def take(self, into: list[Any], count: int) -> None:
-        # The generator has no part in what follows the first item.
-        (take_function(self._source) if self._seen else super().take)(into, count)
-
-    def give_rows(self) -> bool:
-        return ask_for_rows(self._source)
-
     def state_dict(self) -> State:
         return {"source": state_of(self._source), "seen": self._seen}
 
@@ -235,8 +226,6 @@ class _TarSamplesIterator(StageIterator):
         self._has_stopped = False
         self._refused: Exception | None = None
         self.failure: Exception | None = None
-        self._takes_all = True
-        self._gives_rows = False
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -275,23 +264,10 @@ class _TarSamplesIterator(StageIterator):
         finally:
             ahead.close()
 
-    def take(self, into: list[Any], count: int) -> None:
-        stop = len(into) + count
-        if self._takes_all:
-            # From a block that is not shared, the generator would yield just these.
-            into.extend(islice(self._rest, count))
-        if len(into) < stop:
-            super().take(into, stop - len(into))
-
-    def give_rows(self) -> bool:
-        self._gives_rows = True
-        return True
-
     def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
         first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
-        self._takes_all = step == 1
         # Offset and number are those of the start of a block. After a restore, the samples before
         # number + taken have already been yielded.
         taken = self._block_length
@@ -306,7 +282,7 @@ class _TarSamplesIterator(StageIterator):
                 del block
                 if taken:
                     taken -= sum(1 for _ in islice(self._rest, taken))
-                if self._takes_all:
+                if step == 1:
                     yield from self._rest
                 else:
                     yield from self._every(first, step)
@@ -345,7 +321,6 @@ class _TarSamplesIterator(StageIterator):
             part_limit=part_limit(opened.stream),
             tolerates=self._tolerates,
             sizes=stage.sizes,
-            gives_rows=self._gives_rows,
         )
         return StreamReader(opened.stream, parser, head=opened.head)
 

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import FunctionType
 from typing import Any
@@ -385,9 +385,7 @@ class EpochBatches(StageIterator):
 
 
 def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
-    snapshot, batch, process = pipeline.dataset.snapshot(), pipeline.batch, pipeline.process
-    if process is not None and not process.is_parent and pipeline.finish is None and batch is None:
-        snapshot = replace(snapshot, sends=True)
+    snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
     extent = snapshot.extent
     if extent.goes_on:
         items: Iterator[Any] = snapshot.passes(place, first=epoch, count=None)

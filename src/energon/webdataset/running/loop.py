@@ -103,7 +103,6 @@ class Snapshot:
         stages: The same as stages of this package.
         seed: See `DataPipeline`.
         extent: How far a loop goes.
-        sends: Whether its items are pickled as they are, and nothing else sees them.
         later_splits: The splits of the pipeline of which it is a part, see `Context`.
         divides: See `Context`.
     """
@@ -112,7 +111,6 @@ class Snapshot:
     stages: tuple[Stage, ...]
     seed: int
     extent: Extent
-    sends: bool = False
     later_splits: frozenset[SplitAxis] = frozenset()
     divides: bool = True
 
@@ -137,10 +135,9 @@ class Snapshot:
             raise ConfigError("a pipeline without stages has nothing to iterate over")
         context = replace(context, later_splits=self.later_splits, divides=self.divides)
         items: Iterator[Any] = iter(())
-        *rest, last = contexts(self.stages, context)
-        for stage, within in zip(self.stages, rest, strict=False):
+        for stage, within in zip(self.stages, contexts(self.stages, context), strict=True):
             items = stage.open(items, within)
-        return self.stages[-1].open(items, replace(last, sends=self.sends))
+        return items
 
     def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
         """Return the items of `count` passes from number `first` on; None means no end."""

@@ -52,17 +52,10 @@ class Context:
     epoch: int = 0
     address: tuple[int | str, ...] = ()
     """The position of a stage in the pipeline, which distinguishes its random numbers."""
-    sends: bool = False
-    """Whether what the stage yields is pickled next, and nothing else sees it."""
     later_splits: frozenset[SplitAxis] = frozenset()
     """The splits after the stage. All who divide its items afterwards must draw the same ones."""
     divides: bool = True
     """Whether ranks and workers divide the shards; not if their caller has divided its data."""
-
-    @property
-    def is_in_pipeline(self) -> bool:
-        """Whether a pipeline has opened the stage, so nothing else takes from its source."""
-        return bool(self.address)
 
     def seed_of(self, *purpose: int | str, shared: bool | None = None) -> int:
         """Return a seed for this stage and epoch.
@@ -82,7 +75,7 @@ class Context:
 
     def at(self, *address: int | str) -> Context:
         """Return the context of a stage within this one."""
-        return replace(self, address=(*self.address, *address), sends=False)
+        return replace(self, address=(*self.address, *address))
 
 
 class StageIterator(Iterator[Any]):
@@ -107,18 +100,6 @@ class StageIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         return next(self._items)
-
-    def take(self, into: list[Any], count: int) -> None:
-        """Append the next `count` items to a list, fewer only at the end or before an error."""
-        into.extend(islice(self._items, count))
-
-    def give_rows(self) -> bool:
-        """Yield rows (`SampleRow`) instead of samples where that is less work.
-
-        Only called before the first item is taken, by what takes all items. Returns whether that
-        is understood: any tuple is a row then.
-        """
-        return False
 
     def state_dict(self) -> State:
         """Return the state in which the next item is the one `__next__` would return.
@@ -264,19 +245,6 @@ def load_state(iterator: Iterator[Any], state: State) -> None:
     if not hasattr(iterator, "load_state_dict"):
         UnsavableIterator(iterator, describe(iterator)).state_dict()
     iterator.load_state_dict(state)  # type: ignore[attr-defined]
-
-
-def take_function(iterator: Iterator[Any]) -> Callable[[list[Any], int], None]:
-    """Return the function that takes the next items of any iterator, see `StageIterator.take`."""
-    if isinstance(iterator, StageIterator):
-        return iterator.take
-    items = iter(iterator)
-    return lambda into, count: into.extend(islice(items, count))
-
-
-def ask_for_rows(iterator: Iterator[Any]) -> bool:
-    """Ask any iterator for rows, see `StageIterator.give_rows`."""
-    return isinstance(iterator, StageIterator) and iterator.give_rows()
 
 
 def close(iterator: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,11 +19,8 @@ from energon.webdataset.stages.base import (
     StageIterator,
     State,
     check_positive,
-    take_function,
     unpack,
 )
-from energon.webdataset.stages.columns import ColumnReader, SampleColumns
-from energon.webdataset.stages.mapping import read_columns
 
 _SCALARS = (int, float, np.number, np.bool_)
 
@@ -86,47 +82,26 @@ class Batched(Stage):
         check_positive("batchsize", self.batchsize)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        takes_columns = self.collation_fn is default_collation_fn
-        columns = read_columns(source, context, takes_columns=takes_columns)
-        return _BatchedIterator(self, source, columns, context.sends)
+        return _BatchedIterator(self, source)
 
-    def batches(self, lists: Iterator[Any], sends: bool = False) -> Iterator[Any]:
-        """Return the batches of lists of items, some of which may be tables.
+    def batches(self, lists: Iterator[list[Any]]) -> Iterator[Any]:
+        """Return the batches of lists of items.
 
         No variable keeps a batch while the next one is made, which then reuses its memory.
         """
         if not self.partial:
             lists = filter(lambda batch: len(batch) == self.batchsize, lists)
-        return map(partial(self._collated, sends=sends), lists)
-
-    def _collated(self, samples: list[Any] | SampleColumns, *, sends: bool) -> Any:
-        collate = self.collation_fn
-        if isinstance(samples, SampleColumns):
-            if collate is default_collation_fn:
-                return samples.collated(collate_column, sends)
-            samples = samples.rows()
-        return samples if collate is None else collate(samples)
+        return lists if self.collation_fn is None else map(self.collation_fn, lists)
 
 
 class _BatchedIterator(StageIterator):
-    def __init__(
-        self, stage: Batched, source: Iterator[Any], columns: ColumnReader | None, sends: bool
-    ) -> None:
+    def __init__(self, stage: Batched, source: Iterator[Any]) -> None:
         self._stage = stage
-        self._columns = columns
-        self._sends = sends
-        self._take_into = take_function(source)
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        stage, columns = self._stage, self._columns
-        take = self._take if columns is None else columns.take
-        yield from stage.batches(iter(lambda: take(stage.batchsize), []), self._sends)
-
-    def _take(self, count: int) -> list[Any]:
-        items: list[Any] = []
-        self._take_into(items, count)
-        return items
+        stage, items = self._stage, iter(self._source)
+        yield from stage.batches(iter(lambda: list(islice(items, stage.batchsize)), []))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
 from energon.formats.tar.sample_parser import StreamSample
-from energon.webdataset.stages.columns import SampleColumns
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
@@ -70,58 +68,23 @@ class ToTuple:
         return cls(tuple(map(alternatives, specs)), missing_is_error, strict)
 
     def __call__(self, sample: StreamSample) -> tuple[Any, ...]:
-        return tuple([self._value(sample, names) for names in self.groups])
-
-    def compiled(self) -> Callable[[StreamSample], tuple[Any, ...]]:
-        """Return an equivalent function, with a single look-up if each group is one name."""
-        if len(self.groups) < 2 or any(len(names) != 1 for names in self.groups):
-            return self
-        lookup = itemgetter(*(name for (name,) in self.groups))
-        none_is_error = self.none_is_error
-
-        def take(sample: StreamSample) -> tuple[Any, ...]:
-            try:
-                values: tuple[Any, ...] = lookup(sample)
-            except KeyError:
-                return self(sample)
-            if none_is_error:
-                for value in values:
-                    if value is None:
-                        return self(sample)
-            return values
-
-        return take
-
-    def on_columns(self, table: SampleColumns) -> SampleColumns | None:
-        """Make all tuples at once, unless a field is missing or may not be None."""
-        if table.names is None:
-            return None
-        fields = dict(zip(table.names, table.columns, strict=True))
-        chosen = []
+        values = []
         for names in self.groups:
-            column = next((fields[name] for name in names if name in fields), None)
-            if column is None or (self.none_is_error and type(None) in map(type, column)):
-                return None
-            chosen.append(column)
-        return SampleColumns(None, chosen)
-
-    def _value(self, sample: StreamSample, names: tuple[str, ...]) -> Any:
-        for name in names:
-            if name in sample:
-                value = sample[name]
-                if value is None and self.none_is_error:
-                    raise FieldAccessError(
-                        f"sample {sample.get('__key__')!r}: {';'.join(names)} is None; pass "
-                        "none_is_error=False to allow it"
-                    )
-                return value
-        if self.missing_is_error:
-            raise _missing(sample, names)
-        if self.none_is_error:
-            raise FieldAccessError(
-                f"sample {sample.get('__key__')!r} has no {';'.join(names)}, and none_is_error=True"
-            )
-        return None
+            for name in names:
+                if name in sample:
+                    value = sample[name]
+                    break
+            else:
+                if self.missing_is_error:
+                    raise _missing(sample, names)
+                value = None
+            if value is None and self.none_is_error:
+                raise FieldAccessError(
+                    f"sample {sample.get('__key__')!r}: {';'.join(names)} is None or missing; pass "
+                    "none_is_error=False to allow it"
+                )
+            values.append(value)
+        return tuple(values)
 
 
 @dataclass(frozen=True)

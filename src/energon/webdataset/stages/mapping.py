@@ -18,7 +18,6 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
-from energon.webdataset.stages.columns import ColumnReader, OnColumns
 from energon.webdataset.stages.shuffling import make_draws
 
 
@@ -37,7 +36,15 @@ class Map(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _MappedIterator(self, self.f, source)
+        return _HandledIterator(self.handler, self._result, source)
+
+    def _result(self, item: Any) -> Any:
+        result = self.f(item)
+        if result is None:
+            return _DROPPED
+        if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
+            result["__key__"] = item["__key__"]
+        return result
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,7 @@ class Apply(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        function = self.f.compiled() if hasattr(self.f, "compiled") else self.f
-        return _AppliedIterator(self, function, source)
-
-    @property
-    def on_columns(self) -> OnColumns | None:
-        """The same function for many items at once, if there is one."""
-        return getattr(self.f, "on_columns", None)
+        return _HandledIterator(self.handler, self.f, source)
 
 
 @dataclass(frozen=True)
@@ -70,41 +71,54 @@ class Select(Stage):
     handler: Handler = reraise_exception
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _SelectedIterator(self, self.predicate, source)
+        return _HandledIterator(self.handler, self._chosen, source)
+
+    def _chosen(self, item: Any) -> Any:
+        return item if self.predicate(item) else _DROPPED
+
+
+_DROPPED = object()
+"""Returned for an item that a stage does not pass on."""
 
 
 class _HandledIterator(StageIterator):
     """Holds no items back: its position is that of its source, and whether its handler ended it.
 
     Args:
-        stage: The stage, which has a handler.
-        function: Takes an item.
-        source: What it reads.
+        handler: Called for errors of the function.
+        function: Returns the result for an item.
+        source: The items.
     """
 
     def __init__(
-        self, stage: Map | Apply | Select, function: Callable[[Any], Any], source: Iterator[Any]
+        self, handler: Handler, function: Callable[[Any], Any], source: Iterator[Any]
     ) -> None:
-        self.stage = stage
-        self.has_stopped = False
+        self._handler = handler
         self._function = function
+        self._has_stopped = False
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        return self.results(self._source)
-
-    def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Yield what the stage makes of the items of a source."""
-        raise NotImplementedError
+        function = self._function
+        for item in self._source:
+            try:
+                result = function(item)
+            except BaseException as error:
+                if self._goes_on(error, item):
+                    continue
+                return
+            if result is not _DROPPED:
+                yield result
+            del item, result  # the next ones reuse their memory
 
     def state_dict(self) -> State:
         state = state_of(self._source)
-        return {"stopped": state} if self.has_stopped else state
+        return {"stopped": state} if self._has_stopped else state
 
     def load_state_dict(self, state: State) -> None:
         # If this is the mark of a stage before, which holds nothing back either, no item is left.
-        self.has_stopped = isinstance(state, dict) and set(state) == {"stopped"}
-        if self.has_stopped:
+        self._has_stopped = isinstance(state, dict) and set(state) == {"stopped"}
+        if self._has_stopped:
             state = state["stopped"]
             self._items = iter(())
         load_state(self._source, state)
@@ -112,95 +126,14 @@ class _HandledIterator(StageIterator):
     def _goes_on(self, error: BaseException, item: Any) -> bool:
         """Ask the handler about an error, after adding the key of the item to it.
 
-        Handlers are not asked about what ends a program, such as an interrupt: it is raised.
+        Handlers are not asked about errors that end a program, such as an interrupt.
         """
         if isinstance(item, dict) and "__key__" in item:
             error.add_note(f"sample {item['__key__']!r} of {item.get('__url__', 'unknown origin')}")
         if not isinstance(error, Exception):
             raise error
-        self.has_stopped = not self.stage.handler(error)
-        return not self.has_stopped
-
-
-class _MappedIterator(_HandledIterator):
-    def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        function = self._function
-        for item in source:
-            try:
-                result = function(item)
-            except BaseException as error:
-                if self._goes_on(error, item):
-                    continue
-                return
-            if result is None:
-                continue
-            if isinstance(result, dict) and isinstance(item, dict) and "__key__" in item:
-                result["__key__"] = item["__key__"]
-            yield result
-            del item, result  # the next ones reuse their memory
-
-
-class _AppliedIterator(_HandledIterator):
-    stage: Apply
-
-    def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        function = self._function
-        for item in source:
-            try:
-                result = function(item)
-            except BaseException as error:
-                if self._goes_on(error, item):
-                    continue
-                return
-            yield result
-            del item, result  # the next ones reuse their memory
-
-
-class _SelectedIterator(_HandledIterator):
-    def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        function = self._function
-        for item in source:
-            try:
-                selected = function(item)
-            except BaseException as error:
-                if self._goes_on(error, item):
-                    continue
-                return
-            if selected:
-                yield item
-
-
-def read_columns(
-    items: Iterator[Any], context: Context, *, takes_columns: bool
-) -> ColumnReader | None:
-    """Return a reader of the same items that changes many at once, or None if no stage can.
-
-    Args:
-        items: Ends with the stages that may change many at once.
-        context: That of these stages.
-        takes_columns: Whether it saves time to read columns even if no stage changes them.
-    """
-    applied: list[_AppliedIterator] = []
-    functions: list[OnColumns] = []
-    while isinstance(items, _AppliedIterator) and (function := items.stage.on_columns) is not None:
-        applied.insert(0, items)
-        functions.insert(0, function)
-        items = items._source
-    if not applied and not takes_columns:
-        return None
-
-    def one_by_one(source: Iterator[Any]) -> Iterator[Any]:
-        for each in applied:
-            source = each.results(source)
-        return source
-
-    return ColumnReader(
-        items,
-        functions,
-        one_by_one,
-        has_stopped=lambda: any(each.has_stopped for each in applied),
-        owns_source=context.is_in_pipeline,
-    )
+        self._has_stopped = not self._handler(error)
+        return not self._has_stopped
 
 
 @dataclass(frozen=True)

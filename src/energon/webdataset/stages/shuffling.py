@@ -23,7 +23,6 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
-    ask_for_rows,
     unpack,
 )
 
@@ -217,10 +216,7 @@ class detshuffle(Stage):
 
 
 class _ShuffleIterator(StageIterator):
-    """A buffer of items, and the numbers of these items in the source.
-
-    `_read` contains items that were read before the source failed: they are exchanged next.
-    """
+    """A buffer of items, and the numbers of these items in the source."""
 
     def __init__(
         self, stage: Shuffle, source: Iterator[Any], seed_of: Callable[[int], int]
@@ -232,9 +228,6 @@ class _ShuffleIterator(StageIterator):
         self._draws = make_draws(stage.rng, seed_of)
         self._taken = 0
         self._is_restored = False
-        self._read: list[Any] = []
-        # A stage that fails has ended; other iterators may continue.
-        self._take = source.take if isinstance(source, StageIterator) else None
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
@@ -263,59 +256,14 @@ class _ShuffleIterator(StageIterator):
             count = 2
             yield _remove(buffer, numbers, self._draws.below(len(buffer)))
 
-    def take(self, into: list[Any], count: int) -> None:
-        stop = len(into) + count
-        # Only then the generator waits in `_exchanging`, and does so no matter who exchanges.
-        if len(self._buffer) == self._stage.bufsize:
-            try:
-                self._read_ahead(count)
-            finally:
-                self._exchange(into, count)
-        if len(into) < stop:
-            super().take(into, stop - len(into))
-
-    def give_rows(self) -> bool:
-        return ask_for_rows(self._source)
-
-    def _read_ahead(self, count: int) -> None:
-        """Read as many items, if there are; those before a failure of the source are kept."""
-        read = self._read
-        while (missing := min(count - len(read), NOTE_ITEMS)) > 0:
-            self._log.note(self._taken + len(read), self._oldest)
-            wanted = len(read) + missing
-            if self._take:
-                self._take(read, missing)
-            else:
-                read += islice(self._source, missing)
-            if len(read) < wanted:
-                return
-
-    def _exchange(self, into: list[Any], count: int) -> None:
-        """Exchange the next `count` of the items that were read."""
-        size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
-        items, self._read = self._read[:count], self._read[count:]
-        done = 0
-        while done < len(items):
-            draws = self._draws.block()
-            some = items[done : done + length_hint(draws, NOTE_ITEMS)]
-            numbered = range(self._taken, self._taken + len(some))
-            # The items end first, so no number is drawn that is not used.
-            for item, number, fraction in zip(some, numbered, draws, strict=False):
-                place = int(fraction * size)
-                into.append(buffer[place])
-                buffer[place] = item
-                numbers[place] = number
-            done += len(some)
-            self._taken += len(some)
-
     def _exchanging(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield an item of the full buffer for each one that is taken."""
         size, buffer, numbers = self._stage.bufsize, self._buffer, self._numbers
         while True:
-            self._log.note(self._taken + len(self._read), self._oldest)
+            self._log.note(self._taken, self._oldest)
             draws = self._draws.block()
             for fraction in islice(draws, NOTE_ITEMS):
-                item = self._read.pop(0) if self._read else next(items, _END)
+                item = next(items, _END)
                 if item is _END:
                     return
                 place = int(fraction * size)
