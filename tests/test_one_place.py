@@ -15,7 +15,7 @@ PLACES = {
         "io/atomic.py": "where files and folders get their final names",
         "webdataset/reading/shard_folder.py": "a process claims a file by renaming it",
     },
-    ("about.st_atime_ns",): {"io/disk_cache.py": "which entries of a disk cache go first"},
+    ("status.st_atime_ns",): {"io/disk_cache.py": "which entries of a disk cache go first"},
     ("fcntl.flock", "fcntl.lockf"): {"io/file_lock.py": "the locks"},
 }
 

@@ -30,6 +30,10 @@ from tests.waiting import wait_until
 GIB = 1 << 30
 
 
+FILE_BYTES = 160
+"""Maximum size of a file of a `CountingStore`, with its header."""
+
+
 def folders(parent: Path) -> list[Path]:
     return list(parent.glob(f"{FOLDER_PREFIX}*"))
 
@@ -77,7 +81,7 @@ def test_sources_are_noted_from_store_and_cache_alike(any_pool):
     assert first["__sources__"] == second["__sources__"] == (store["5"][1],)
 
 
-def test_a_missing_file_fails_where_it_is_data_file(any_pool):
+def test_a_missing_file_fails_where_it_is_read(any_pool):
     lazy = any_pool.get_lazy(CountingStore(), "absent")
     with pytest.raises(NoSuchFileError, match="'absent' is not there"):
         lazy.get()
@@ -179,12 +183,12 @@ def test_nobody_waits_for_files_that_are_not_being_fetched(tmp_path):
 
 def test_limits_hold_and_what_was_used_longest_ago_goes_first(tmp_path):
     pool = FileStoreCachePool(
-        parent_cache_dir=tmp_path, num_workers=1, max_cache_size_gbytes=1000 / GIB
+        parent_cache_dir=tmp_path, num_workers=1, max_cache_size_gbytes=10 * FILE_BYTES / GIB
     )
     store = CountingStore(100)
     for n in range(30):
         assert pool.get(store, str(100 + n)) == store.content(str(100 + n))
-        assert pool.usage()[0] <= 1000
+        assert pool.usage()[0] <= 10 * FILE_BYTES
     store.reads.clear()
     for n in range(20, 30):
         pool.get(store, str(100 + n))
@@ -209,16 +213,16 @@ def test_the_number_of_files_is_limited(tmp_path):
     pool.close()
 
 
-def test_a_full_cache_waits_and_drops_nothing_that_is_data_file(tmp_path):
+def test_a_full_cache_waits_and_drops_no_pinned_file(tmp_path):
     pool = FileStoreCachePool(
-        parent_cache_dir=tmp_path, num_workers=2, max_cache_size_gbytes=500 / GIB
+        parent_cache_dir=tmp_path, num_workers=2, max_cache_size_gbytes=5 * FILE_BYTES / GIB
     )
     store = CountingStore(100)
     lazies = [pool.get_lazy(store, str(n)) for n in range(20)]
     is_prefetched(pool, 5)
     wait_until(lambda: len(store.reads) == 7)
     time.sleep(0.1)
-    assert pool.usage() == (500, 5)
+    assert pool.usage()[1] == 5
     assert set(store.reads) == {str(n) for n in range(7)}
     assert [lazy.get() for lazy in lazies] == [store.content(str(n)) for n in range(20)]
     # Five were on disk, two in memory, and those after them in turn; none was read twice.
@@ -228,7 +232,7 @@ def test_a_full_cache_waits_and_drops_nothing_that_is_data_file(tmp_path):
 
 def test_room_that_nobody_wants_is_given_to_the_next(tmp_path):
     pool = FileStoreCachePool(
-        parent_cache_dir=tmp_path, num_workers=2, max_cache_size_gbytes=500 / GIB
+        parent_cache_dir=tmp_path, num_workers=2, max_cache_size_gbytes=5 * FILE_BYTES / GIB
     )
     store = CountingStore(100)
     forgotten = [pool.get_lazy(store, str(n)) for n in range(5)]
@@ -263,7 +267,7 @@ def test_values_that_are_put_away_leave_with_their_lazies(pool):
 
 def test_many_threads_get_what_they_ask_for(tmp_path):
     pool = FileStoreCachePool(
-        parent_cache_dir=tmp_path, num_workers=3, max_cache_size_gbytes=2000 / GIB
+        parent_cache_dir=tmp_path, num_workers=3, max_cache_size_gbytes=20 * FILE_BYTES / GIB
     )
     store = CountingStore(100)
 
@@ -273,7 +277,7 @@ def test_many_threads_get_what_they_ask_for(tmp_path):
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(work, range(12)))
-    assert pool.usage()[0] <= 2000
+    assert pool.usage()[0] <= 20 * FILE_BYTES
     pool.close()
 
 
@@ -292,9 +296,10 @@ def test_a_folder_that_somebody_deletes_costs_time_only(pool, tmp_path):
     lazies = [pool.get_lazy(store, str(n)) for n in range(10)]
     is_prefetched(pool, 10)
     (folder,) = folders(tmp_path)
-    for path in folder.glob("*/*"):
-        if path.parent.name != "users":
-            path.unlink()
+    for path in folder.glob("??/*"):
+        path.unlink()
+    for path in folder.glob("users/*/*"):
+        path.unlink()
     assert [lazy.get() for lazy in lazies] == [store.content(str(n)) for n in range(10)]
 
 
@@ -361,7 +366,12 @@ def test_nothing_is_left_after_all_users_were_killed(tmp_path):
     for user in users:
         user.kill()
         user.communicate()
-    wait_until(lambda: folders(tmp_path) == [])
+    assert len(folders(tmp_path)) == 1
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    pool.usage()
+    (folder,) = folders(tmp_path)
+    assert folder.name.endswith(pool.name)
+    pool.close()
 
 
 def test_what_a_killed_process_held_is_free_again(tmp_path):
@@ -464,7 +474,7 @@ def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage, method):
     lazy = pool.get_lazy(store, "1")
     wait_until(lambda: lazy._ticket.task.step is Step.KEPT)
     (folder,) = folders(tmp_path)
-    (path,) = (path for path in folder.glob("??/*") if path.is_file())
+    (path,) = folder.glob("??/*")
     data = path.read_bytes()
     path.write_bytes(
         {
@@ -486,7 +496,7 @@ def test_a_value_that_somebody_has_deleted_is_a_failure_of_its_sample(tmp_path):
     lazy = pool.to_cache([1], "value")
     wait_until(lambda: lazy._ticket.task.step is Step.KEPT)
     (folder,) = folders(tmp_path)
-    for path in folder.glob("*/value-*"):
+    for path in folder.glob("users/*/value-*"):
         path.unlink()
     with pytest.raises(NoSuchFileError, match="stored in this cache"):
         lazy.get()

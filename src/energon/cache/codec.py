@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from energon.cache.contents import CachedContent
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
-from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 
 _LENGTH = struct.Struct("<I")
@@ -145,10 +145,6 @@ _DECODERS: dict[str, Callable[[Any, Blocks], Any]] = {
     "array": _decode_array,
     "tensor": _decode_tensor,
 }
-
-
-CachedContent = tuple[bytes, SourceInfo]
-"""What is kept of a file, and where it came from."""
 
 
 class Form(Protocol):

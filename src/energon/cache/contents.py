@@ -1,143 +1,97 @@
-"""Contents by key on local disk, shared by all processes that use one folder.
+"""Fetched files on local disk, shared by all processes that use one folder.
 
-Each file begins with its length and checksum, so that truncated or overwritten files are noticed
-and fetched again. A disk that is full or failing is not used for a while, as if there were no
-cache.
+| path | content |
+|---|---|
+| `lock` | held, shared, by every user of the folder |
+| `usage` | see `io/disk_cache.py` |
+| `??/KEY` | a file |
+| `users/ID.lock` | held by one user |
+| `users/ID/KEY` | a file that this user has pinned: another link to it |
 
-The folder lives as long as it has users. Every user holds a shared lock on a file in it, which the
-system releases however the process ends. The first user starts a janitor: a process that waits
-for an exclusive lock and then removes the folder. So nothing is left even if all users are killed
-at once; and if the janitor is killed with them, the next user of the same parent folder cleans up.
+A file that has two links is pinned, so it is not deleted for room. Each begins with a header and
+a note of its source, so that truncated or overwritten files are detected and fetched again:
+
+| bytes | content |
+|---|---|
+| 4 | `ENC2` |
+| 4 | CRC-32 of note and data |
+| 4 | bytes of the note |
+| 8 | bytes of the data |
+| … | the note: JSON of the source |
+| … | the data |
+
+The folder lives as long as it has users: the last one deletes it. The system releases the locks of
+users that were killed; the next user of the same parent folder deletes what they have left. A disk
+that is full or failing is not used for a while, as if there were no cache.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
-import sqlite3
 import struct
-import subprocess
-import sys
-import tempfile
+import threading
 import time
 import zlib
+from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
-from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import uuid4
 
-from energon.cache.catalog import CONTENTS, CacheLimits, Catalog
 from energon.errors import ConfigError, EnergonError
-from energon.io.atomic import is_full, publish
+from energon.formats.json_text import parse_json
+from energon.io.atomic import is_full
+from energon.io.disk_cache import CachePolicy, DiskCache, touch
 from energon.io.file_lock import FileLock
+from energon.samples.provenance import SourceInfo
 
 FOLDER_PREFIX = "energon-cache-"
-_LOCK = "lock"
-
-_JANITOR = """
-import fcntl, os, shutil, sys
-lock = os.open(sys.argv[1], os.O_RDWR)
-fcntl.flock(lock, fcntl.LOCK_EX)
-# If the folder was removed and created again, it belongs to another janitor.
-if os.path.samestat(os.fstat(lock), os.stat(sys.argv[1])):
-    shutil.rmtree(os.path.dirname(sys.argv[1]), ignore_errors=True)
-"""
-
-
-class SharedFolder:
-    """A folder that this process and others use, until `leave`.
-
-    Args:
-        parent: The folder to create it in; None for the system's temporary folder.
-        name: Processes that use the same name share the folder.
-
-    Raises:
-        ConfigError: If the parent is not writable.
-        OSError: If the disk is full.
-    """
-
-    def __init__(self, parent: str | os.PathLike[str] | None, name: str) -> None:
-        root = Path(tempfile.gettempdir() if parent is None else parent)
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(root)
-            self.path = root / f"{FOLDER_PREFIX}{os.getuid()}-{name}"
-            self._lock: FileLock | None = self._join()
-        except OSError as error:
-            if is_full(error):
-                raise
-            raise ConfigError(
-                f"{root}: cannot be used for a cache: {error}; name a folder on a local disk with "
-                "parent_cache_dir"
-            ) from error
-
-    def leave(self) -> None:
-        """Stop using the folder. The last user's departure removes it."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            _remove_if_unused(lock)
-
-    def _join(self) -> FileLock:
-        while True:
-            # Private to this user: cached data may be confidential.
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            path = self.path / _LOCK
-            try:
-                lock = FileLock(path, permissions=0o600)
-            except FileNotFoundError:
-                continue  # the last user has left and removed the folder
-            first = lock.hold(wait=False)
-            lock.hold(shared=True)
-            if lock.is_at_path:
-                if first:
-                    _start_janitor(path)
-                return lock
-            lock.close()
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the folders of this user below `parent` that nobody uses any more."""
-    for path in parent.glob(f"{FOLDER_PREFIX}{os.getuid()}-*"):
-        try:
-            lock = FileLock(path / _LOCK, create=False)
-        except OSError:
-            continue
-        _remove_if_unused(lock)
-
-
-def _remove_if_unused(lock: FileLock) -> None:
-    with lock:
-        if lock.hold(wait=False) and lock.is_at_path:
-            shutil.rmtree(lock.path.parent, ignore_errors=True)
-
-
-def _start_janitor(lock: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _JANITOR, str(lock)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        # In its own process group: a signal to ours must not kill the janitor.
-        start_new_session=True,
-    )
-    # It outlives this process on purpose, so suppress the ResourceWarning.
-    process.returncode = 0
-
-
 CACHE_RETRY_SECONDS = 30.0
 """How long not to write to a disk that was full."""
-_MAGIC = b"ENC1"
-_HEADER = struct.Struct("<4sIQ")
+FULL_PAUSE = 10
+"""How often the time of a scan that made no room passes before the next one."""
 
-Stored = Literal["stored", "present", "full", "failed"]
+_MAGIC = b"ENC2"
+_HEADER = struct.Struct("<4sIIQ")
+_LOCK = "lock"
+_USERS = "users"
+
+CachedContent = tuple[bytes, SourceInfo]
+"""The stored form of a file, and its source."""
+Stored = Literal["stored", "full", "failed"]
+
+
+class CacheLimits(NamedTuple):
+    """Limits on the contents of a cache."""
+
+    max_bytes: int
+    max_count: int
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    yield from folder.glob("??/*")
+    for path in folder.glob(f"{_USERS}/*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_nlink == 1:
+                yield path  # being written, private, or deleted by others
+
+
+_CONTENTS = CachePolicy(
+    entries=_entries,
+    is_in_use=lambda path, status: status.st_nlink > 1 or path.parent.parent.name == _USERS,
+    warning="cache %s: %s; files are read from their stores instead. Lower max_cache_size_gbytes, "
+    "or name another parent_cache_dir",
+)
 
 
 class SharedContents:
-    """Contents in a folder that is removed with its last user. May be used by many threads.
+    """Files in a folder that is deleted with its last user. May be used by many threads.
 
     Args:
-        parent: The folder to create it in; None for the system's temporary folder.
+        parent: The folder to create it in.
         name: Processes that use the same name share the folder.
         limits: Limits for all processes together.
 
@@ -145,184 +99,293 @@ class SharedContents:
         ConfigError: If the parent is not writable for another reason than a full disk.
     """
 
-    def __init__(
-        self, parent: str | os.PathLike[str] | None, name: str, limits: CacheLimits
-    ) -> None:
+    def __init__(self, parent: Path, name: str, limits: CacheLimits) -> None:
         self.limits = limits
         self.refused = 0
         self._parent = parent
         self._name = name
-        self._folder: SharedFolder | None = None
-        self._open: Catalog | None = None
-        self._mutex = Lock()
-        self._retry_at = 0.0
-        self._undropped: list[str] = []
+        self._joined: _User | None = None
+        self._mutex = threading.Lock()
+        self._retry_at = self._full_until = 0.0
         self._closed = False
-        self._catalog()
+        self._user()
 
     @property
     def path(self) -> Path | None:
         """The folder; None while the disk has no room for it."""
-        return None if self._folder is None else self._folder.path
+        user = self._joined
+        return None if user is None else user.folder
 
-    def find(self, key: str, *, pin: bool) -> str | None:
-        """Return the note stored with a content; None if absent.
+    def pinned_path(self, key: str) -> Path | None:
+        """Return the path of a pinned file; None without a folder."""
+        user = self._joined
+        return None if user is None else user.pin_path(key)
 
-        Args:
-            key: Its key.
-            pin: Whether to keep it until `release`.
-        """
-        catalog = self._catalog()
-        try:
-            return None if catalog is None else catalog.find(key, pin=pin)
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-            return None
-
-    def read(self, key: str) -> bytes | None:
-        """Return a content found or stored before; None if it is gone or damaged."""
-        catalog, inode = self._catalog(), None
-        if catalog is None:
-            return None
-        try:
-            with open(catalog.path(key), "rb") as file:
-                about = os.fstat(file.fileno())
-                inode = about.st_ino
-                magic, checksum, size = _HEADER.unpack(file.read(_HEADER.size))
-                if (magic, size) == (_MAGIC, about.st_size - _HEADER.size):
-                    data = file.read(size)
-                    if zlib.crc32(data) == checksum:
-                        return data
-        except (OSError, struct.error):
-            pass
-        try:
-            catalog.discard_lost(key, inode)
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-        return None
-
-    def store(self, key: str, data: bytes, about: str) -> Stored:
-        """Keep a content until `release`, and longer if there is room.
-
-        Args:
-            key: Its key.
-            data: The content.
-            about: A note to store with it.
-
-        Returns:
-            "full" if there is no room until something is released, "present" if another process
-            has stored it or is about to, "failed" if it cannot be written to disk.
-        """
-        catalog = self._catalog()
-        if catalog is None or self._is_resting():
-            self.refused += 1
-            return "failed"
-        if len(data) > self.limits.max_bytes:
-            return "failed"
-        self._drop_again()
-        try:
-            reserved = catalog.reserve(key, len(data))
-            if reserved != "reserved":
-                return reserved
-            self._write(catalog, key, data)
-            catalog.written(key, about)
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-            self.drop(key)
-            self.refused += 1
-            return "failed"
-        return "stored"
-
-    def release(self, keys: list[str]) -> bool:
-        """Allow contents to be dropped for room. Return False if that has to be retried."""
-        catalog = self._catalog()
-        try:
-            if catalog is not None:
-                catalog.release(keys)
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
+    def pin(self, key: str) -> bool:
+        """Keep a file until `release`; return False if it is missing."""
+        user = self._user()
+        if user is None:
             return False
+        try:
+            os.link(user.path(key), user.pin_path(key))
+        except FileExistsError:
+            pass
+        except OSError:
+            return False
+        touch(user.pin_path(key))
         return True
 
-    def drop(self, key: str) -> None:
-        """Delete a content, later if the disk is too full even to record that."""
-        catalog = self._catalog()
-        try:
-            if catalog is not None:
-                catalog.discard(key)
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-            with self._mutex:
-                self._undropped.append(key)
+    def read(self, key: str) -> CachedContent | None:
+        """Return a file; None if it is missing or damaged."""
+        user = self._user()
+        if user is None:
+            return None
+        for path in (user.pin_path(key), user.path(key)):
+            with contextlib.suppress(OSError):
+                with open(path, "rb", buffering=0) as file:
+                    content = _read(file)
+                if content is not None:
+                    touch(path)
+                    return content
+                path.unlink()
+        return None
 
-    def _drop_again(self) -> None:
-        if self._undropped:
-            with self._mutex:
-                keys, self._undropped = self._undropped, []
+    def store(
+        self, key: str, content: CachedContent, *, pin: bool = True, shared: bool = True
+    ) -> Stored:
+        """Keep a file as long as there is room.
+
+        Args:
+            key: Its key.
+            content: The file.
+            pin: Whether to keep it until `release` in any case.
+            shared: Whether other users may read it, and it stays after `release`.
+
+        Returns:
+            "full" if there is no room until something is released, "failed" if it cannot be
+            written to disk.
+        """
+        user = self._user()
+        if user is None or self._is_resting():
+            self.refused += 1
+            return "failed"
+        if pin and shared and self.pin(key):
+            return "stored"
+        parts = _pack(content)
+        if sum(map(len, parts)) > self.limits.max_bytes:
+            return "failed"
+        paths = [user.path(key)] * shared + [user.pin_path(key)] * pin
+        try:
+            return "stored" if self._write(user, parts, paths) else "full"
+        except OSError as error:
+            self._warn(error)
+            self.refused += 1
+            return "failed"
+
+    def release(self, keys: Iterable[str]) -> None:
+        """Allow files to be deleted for room."""
+        user = self._joined
+        if user is not None:
             for key in keys:
-                self.drop(key)
+                user.pin_path(key).unlink(missing_ok=True)
 
     def usage(self) -> tuple[int, int]:
-        """Return the size in bytes and the number of contents, of all processes."""
-        catalog = self._catalog()
-        self._drop_again()
-        try:
-            return (0, 0) if catalog is None else catalog.usage()
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-            return 0, 0
+        """Return the size in bytes and the number of files, of all processes."""
+        user = self._user()
+        return (0, 0) if user is None else user.cache.usage()
 
     def close(self) -> None:
         """Stop using the folder."""
         with self._mutex:
             self._closed = True
-        try:
-            if self._open is not None:
-                self._open.close()
-        except (OSError, sqlite3.Error) as error:
-            self._warn(error)
-        finally:
-            if self._folder is not None:
-                self._folder.leave()
+            user, self._joined = self._joined, None
+        if user is not None:
+            user.leave()
 
-    def _catalog(self) -> Catalog | None:
-        """Return the catalog, created as soon as the disk has room for it."""
-        if self._open is not None:
-            return self._open
+    def _write(self, user: _User, parts: list[bytes], paths: list[Path]) -> bool:
+        """Write a file; return False if there is no room."""
+        began = time.monotonic()
+        if began < self._full_until:
+            return False
+        if user.write(parts, paths) or (user.remove_killed() and user.write(parts, paths)):
+            return True
+        now = time.monotonic()
+        self._full_until = now + FULL_PAUSE * (now - began)
+        return False
+
+    def _user(self) -> _User | None:
+        """Return this user of the folder, which joins it as soon as the disk has room."""
+        if self._joined is not None:
+            return self._joined
         with self._mutex:
-            if self._open is None and not self._closed and not self._is_resting():
+            if self._joined is None and not self._closed and not self._is_resting():
                 try:
-                    if self._folder is None:
-                        self._folder = SharedFolder(self._parent, self._name)
-                    self._open = Catalog(self._folder.path, self.limits, uuid4().hex)
-                except (OSError, sqlite3.Error) as error:
+                    self._joined = _join(self._parent, self._name, self.limits)
+                except OSError as error:
                     if isinstance(error, EnergonError):
                         raise
                     self._warn(error)
-            return self._open
+            return self._joined
 
     def _is_resting(self) -> bool:
         return time.monotonic() < self._retry_at
 
-    def _write(self, catalog: Catalog, key: str, data: bytes) -> None:
-        path = catalog.path(key)
-        temporary = path.with_name(f"{key}.{catalog.user}")
-        try:
-            try:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:
-                path.parent.mkdir(exist_ok=True)
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                for part in (_HEADER.pack(_MAGIC, zlib.crc32(data), len(data)), data):
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-            publish(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-    def _warn(self, error: OSError | sqlite3.Error) -> None:
+    def _warn(self, error: OSError) -> None:
         self._retry_at = time.monotonic() + CACHE_RETRY_SECONDS
-        CONTENTS.warn(self.path or self._parent or tempfile.gettempdir(), error)
+        _CONTENTS.warn(self.path or self._parent, error)
+
+
+class _User:
+    """A user of a folder that exists, until `leave`.
+
+    Raises:
+        OSError: If the disk is full.
+    """
+
+    def __init__(self, lock: FileLock, limits: CacheLimits) -> None:
+        self.folder = lock.path.parent
+        self.cache = DiskCache(
+            self.folder,
+            max_bytes=limits.max_bytes,
+            max_count=limits.max_count,
+            policy=_CONTENTS,
+        )
+        users = self.folder / _USERS
+        users.mkdir(exist_ok=True)
+        self._lock = lock
+        self._own_lock = FileLock(users / f"{uuid4().hex}.lock", permissions=0o600)
+        self._own_lock.hold()
+        self._pins = self._own_lock.path.with_suffix("")
+        self._pins.mkdir()
+
+    def path(self, key: str) -> Path:
+        return self.folder / key[:2] / key
+
+    def pin_path(self, key: str) -> Path:
+        return self._pins / key
+
+    def write(self, parts: list[bytes], paths: list[Path]) -> bool:
+        """Write a file that appears at these paths once it is complete; False without room."""
+        temporary = self._pins / f"{threading.get_ident()}.tmp"
+        size = sum(map(len, parts))
+        try:
+            with self.cache.reserve(size) as has_room:
+                if not has_room:
+                    return False
+                temporary.touch(0o600)
+                os.truncate(temporary, size)
+            _write(temporary, parts)
+            for path in paths:
+                path.parent.mkdir(exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove_killed(self) -> bool:
+        """Remove the pins of users that were killed; return whether there were any."""
+        locks = [path for path in self._pins.parent.glob("*.lock") if path != self._own_lock.path]
+        removed = [_delete_abandoned(path, path.with_suffix("")) for path in locks]
+        return any(removed)
+
+    def leave(self) -> None:
+        """Release all pins; the last user deletes the folder."""
+        _delete_if_unused(self._own_lock, self._pins)
+        _delete_if_unused(self._lock, self.folder)
+
+
+def _join(parent: Path, name: str, limits: CacheLimits) -> _User:
+    """Join, or create, a folder below `parent`.
+
+    Raises:
+        ConfigError: If the parent is not writable.
+        OSError: If the disk is full.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        delete_abandoned_folders(parent)
+        return _User(_hold_folder(parent / f"{_prefix()}{name}"), limits)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise ConfigError(
+            f"{parent}: cannot be used for a cache: {error}; name a folder on a local disk with "
+            "parent_cache_dir"
+        ) from error
+
+
+def delete_abandoned_folders(parent: Path) -> None:
+    """Delete the folders of this user below `parent` that no process uses any more."""
+    for folder in parent.glob(f"{_prefix()}*"):
+        _delete_abandoned(folder / _LOCK, folder)
+
+
+def _prefix() -> str:
+    return f"{FOLDER_PREFIX}{os.getuid()}-"
+
+
+def _hold_folder(folder: Path) -> FileLock:
+    while True:
+        # Private to this user: cached data may be confidential.
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            lock = FileLock(folder / _LOCK, permissions=0o600)
+        except FileNotFoundError:
+            continue  # the last user has left and deleted the folder
+        lock.hold(shared=True)
+        if lock.is_at_path:
+            return lock
+        lock.close()
+
+
+def _delete_abandoned(path: Path, folder: Path) -> bool:
+    """Delete a folder whose users were killed; return whether that was so."""
+    try:
+        return _delete_if_unused(FileLock(path, create=False), folder)
+    except OSError:
+        return False
+
+
+def _delete_if_unused(lock: FileLock, folder: Path) -> bool:
+    """Close a lock; delete it and the folder if no other user holds it."""
+    with lock:
+        if not lock.hold(wait=False) or not lock.is_at_path:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.delete()
+        return True
+
+
+def _pack(content: CachedContent) -> list[bytes]:
+    data, source = content
+    note = json.dumps(
+        [source.dataset_path, source.index, source.shard_name, source.file_names]
+    ).encode()
+    checksum = zlib.crc32(data, zlib.crc32(note))
+    return [_HEADER.pack(_MAGIC, checksum, len(note), len(data)), note, data]
+
+
+def _read(file: FileIO) -> CachedContent | None:
+    """Return the content of a file; None if it is damaged."""
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    magic, checksum, note_bytes, data_bytes = _HEADER.unpack(header)
+    size = _HEADER.size + note_bytes + data_bytes
+    if magic != _MAGIC or os.fstat(file.fileno()).st_size != size:
+        return None
+    note, data = file.read(note_bytes), file.read(data_bytes)
+    if zlib.crc32(data, zlib.crc32(note)) != checksum:
+        return None
+    path, index, shard, names = parse_json(note, origin="the note")
+    return data, SourceInfo(path, index, shard, tuple(names))
+
+
+def _write(path: Path, parts: list[bytes]) -> None:
+    # Unbuffered, since a buffer would be written again when the file is closed.
+    with open(path, "r+b", buffering=0) as file:
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                rest = rest[file.write(rest) :]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from energon.cache.catalog import CacheLimits
 from energon.cache.codec import DecodedForm, Form, RawForm, decode, encode
-from energon.cache.contents import SharedContents
+from energon.cache.contents import CacheLimits, SharedContents, delete_abandoned_folders
 from energon.cache.pool import CachePool, Lazy, ValueLazy
 from energon.cache.prefetch import Prefetcher, Ticket
 from energon.errors import ConfigError
@@ -36,9 +37,10 @@ class FileStoreCachePool(CachePool):
     """Fetches files to local disk in the background, ahead of their use.
 
     All workers of a loader share one folder and its limits. Files that nobody is waiting for stay
-    until their room is needed; the least recently used ones go first. The folder is removed with
-    its last user, also after crashes. If the disk has no room, files are read from their stores:
-    the cache affects speed, never results.
+    until their room is needed; the least recently used ones go first. The folder is deleted by
+    its last user; if that was killed, by the next program that uses the same `parent_cache_dir`.
+    If the disk has no room, files are read from their stores: the cache affects speed, never
+    results.
 
     Args:
         parent_cache_dir: Folder on a local disk; None for the system's temporary folder.
@@ -94,7 +96,9 @@ class FileStoreCachePool(CachePool):
         self._prefetcher: Prefetcher | None = None
         self._taken: Counter[str] = Counter()
         self._pid = -1
-        self._finalizer: Any = None
+        self._parent = Path(parent_cache_dir or tempfile.gettempdir())
+        # Worker processes that used the folder were killed at their end.
+        weakref.finalize(self, delete_abandoned_folders, self._parent)
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
         data, source = self._open().look(ds, fname)
@@ -133,9 +137,10 @@ class FileStoreCachePool(CachePool):
         return news
 
     def close(self) -> None:
-        if self._finalizer is not None and self._pid == os.getpid():
-            self._finalizer()
+        if self._prefetcher is not None and self._pid == os.getpid():
+            self._prefetcher.close()
         self._prefetcher = None
+        delete_abandoned_folders(self._parent)
 
     def __reduce__(self) -> Any:
         settings = {
@@ -154,9 +159,9 @@ class FileStoreCachePool(CachePool):
         if prefetcher is None or self._pid != os.getpid():
             with self._lock:
                 if self._prefetcher is None or self._pid != os.getpid():
-                    disk = SharedContents(self.parent_cache_dir, self.name, self.limits)
+                    disk = SharedContents(self._parent, self.name, self.limits)
                     self._prefetcher = Prefetcher(disk, self._form, self.num_workers)
-                    self._finalizer = weakref.finalize(self, self._prefetcher.close)
+                    weakref.finalize(self, self._prefetcher.close)
                     self._pid = os.getpid()
                     self._taken = Counter()
                 prefetcher = self._prefetcher

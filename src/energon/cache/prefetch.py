@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -11,8 +10,8 @@ from enum import Enum
 from typing import Any
 from uuid import uuid4
 
-from energon.cache.codec import CachedContent, Form
-from energon.cache.contents import SharedContents
+from energon.cache.codec import Form
+from energon.cache.contents import CachedContent, SharedContents
 from energon.errors import NoSuchFileError
 from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
@@ -31,7 +30,7 @@ class Step(Enum):
 class Task:
     """A requested file and its state."""
 
-    __slots__ = ("content", "fetched", "key", "name", "source", "step", "store", "users")
+    __slots__ = ("content", "fetched", "key", "name", "step", "store", "users")
 
     def __init__(self, store: FileStore[Any] | None, name: str, key: str) -> None:
         self.store = store
@@ -39,7 +38,6 @@ class Task:
         self.key = key
         self.step = Step.QUEUED
         self.content: CachedContent | None = None
-        self.source: SourceInfo | None = None
         self.fetched = threading.Event()
         self.users = 0
 
@@ -128,7 +126,6 @@ class Prefetcher:
         """Return a ticket for `data`, which are written to disk as soon as there is room."""
         task = Task(None, "", _VALUE + uuid4().hex)
         task.content = data, _NOWHERE
-        task.source = _NOWHERE
         task.step = Step.FETCHED
         task.fetched.set()
         task.users = 1
@@ -151,13 +148,8 @@ class Prefetcher:
                 task.fetched.set()
         if task.step is Step.FETCHING:
             task.fetched.wait()
-        with self._changed:
-            kept, content = task.step is Step.KEPT, task.content
-        if content is None and kept and task.source is not None:
-            # It is pinned, so there is no need to consult the catalog.
-            data = self.disk.read(task.key)
-            content = None if data is None else (data, task.source)
-        elif content is None:
+        content = task.content
+        if content is None:
             content = self._look(task.key)
         self.counts["misses" if content is None else "hits"] += 1
         return self._fetch_again(task) if content is None else content
@@ -169,8 +161,7 @@ class Prefetcher:
         self.counts["misses" if content is None else "hits"] += 1
         if content is None:
             content = self.form.fetch(store, name)
-            if self._keep(key, content) == "stored":
-                self.disk.release([key])
+            self.disk.store(key, content, pin=False)
         return content
 
     def settle(self) -> None:
@@ -195,7 +186,7 @@ class Prefetcher:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            # Otherwise a store does not answer, and the folder is left to the janitor.
+            # Otherwise a store does not answer, and the next user deletes the folder.
             self.disk.close()
 
     def _run(self) -> None:
@@ -218,9 +209,7 @@ class Prefetcher:
         if task.step is not Step.FETCHING or task.store is None:
             return
         try:
-            about = self.disk.find(task.key, pin=True)
-            if about is not None:
-                task.source = _source(about)
+            if self.disk.pin(task.key):
                 self._move(task, Step.KEPT)
                 return
             content = self.form.fetch(task.store, task.name)
@@ -235,7 +224,8 @@ class Prefetcher:
         content = task.content
         if task.step is not Step.FETCHED or content is None or not task.users:
             return
-        while (stored := self._keep(task.key, content)) == "full":
+        shared = task.store is not None
+        while (stored := self.disk.store(task.key, content, shared=shared)) == "full":
             with self._changed:
                 self._see_off()
                 if self._closed or not task.users:
@@ -243,33 +233,22 @@ class Prefetcher:
                 if not self._released:
                     self._changed.wait(ROOM_SECONDS)
             self._let_go()
-        if stored in ("stored", "present"):
+        if stored == "stored":
             self._move(task, Step.KEPT)
-        elif task.store is not None:
+        elif shared:
             self._move(task, Step.ABSENT)
 
     def _fetch_again(self, task: Task) -> CachedContent:
         if task.store is None:
+            path = self.disk.pinned_path(task.key) or task.key
             raise NoSuchFileError(
-                f"{self.disk.path}: a value stored in this cache is gone; "
-                "the pool was closed, or someone has deleted its files"
+                f"{path}: a value stored in this cache is gone; the pool was closed, or its files "
+                "were deleted"
             )
         return self.form.fetch(task.store, task.name)
 
-    def _keep(self, key: str, content: CachedContent) -> str:
-        data, source = content
-        about = [source.dataset_path, source.index, source.shard_name, source.file_names]
-        return self.disk.store(key, data, json.dumps(about))
-
     def _look(self, key: str) -> CachedContent | None:
-        """Return a content if present, without pinning it."""
-        if self._closed:
-            return None
-        about = self.disk.find(key, pin=False)
-        data = None if about is None else self.disk.read(key)
-        if about is None or data is None:
-            return None
-        return data, _source(about)
+        return None if self._closed else self.disk.read(key)
 
     def _move(self, task: Task, step: Step, content: CachedContent | None = None) -> None:
         with self._changed:
@@ -277,8 +256,6 @@ class Prefetcher:
                 return
             task.step = step
             task.content = content
-            if content is not None:
-                task.source = content[1]
             task.fetched.set()
             if not task.users and step is Step.KEPT:
                 self._released.append(task.key)
@@ -304,16 +281,4 @@ class Prefetcher:
             self._see_off()
             keys = [key for key in self._released if key not in self._tasks]
             self._released.clear()
-        if keys and not self.disk.release(keys):
-            with self._changed:
-                self._released += keys
-                self._changed.wait(ROOM_SECONDS)
-            return
-        for key in keys:
-            if key.startswith(_VALUE):
-                self.disk.drop(key)
-
-
-def _source(about: str) -> SourceInfo:
-    path, index, shard, names = json.loads(about)
-    return SourceInfo(path, index, shard, tuple(names))
+        self.disk.release(keys)

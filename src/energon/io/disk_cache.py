@@ -1,10 +1,13 @@
 """Files on local disk that can be had again, shared by all processes of a machine.
 
-`DiskCache` is the one class of caches on disk: it keeps the limit, deletes the least recently used
-entries with all files that belong to them, notices damage, and says once if the disk takes nothing.
-A `CachePolicy` says how the files of a cache are arranged: `COPIES` is that of this module, the
-cache of remote objects; others are those of shards that are streamed (`webdataset/reading`), and of
-the contents of a cache pool (`cache`), whose order of use is in a database.
+`DiskCache` is the one class of caches on disk: it enforces the limits, deletes the least recently
+used entries with all files that belong to them, detects damage, and warns once about a disk that
+cannot be written. A `CachePolicy` describes the arrangement of the files: `COPIES` of remote
+objects in this module, streamed shards in `webdataset/reading`, files of cache pools in `cache`.
+
+All processes add the size of an entry to one small file in the folder before they write it. Once
+the sum reaches the limit, the folder is scanned, the least recently used entries are deleted, and
+the sum is corrected. The time of use is the access time, set explicitly.
 
 An entry of `COPIES` belongs to one version of one object: its name is a digest of address and
 version, so a replaced object never meets an old copy. The folder of a cache may be deleted at any
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import struct
 import threading
 import time
 import zlib
@@ -33,7 +37,7 @@ from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import is_full, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.block_file import BlockFile, UncachedFile
-from energon.io.file_lock import locked
+from energon.io.file_lock import FileLock, is_unsupported, locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.local_file import map_file
@@ -43,8 +47,9 @@ logger = logging.getLogger("energon")
 
 T = TypeVar("T")
 
-CHECK_SHARE = 64
-"""Sizes are checked again after this share of the limit has been written."""
+SPARE_SHARE = 64
+"""When room is made, this share of the limit is left free, so that scans of the folder are rare."""
+_USAGE = struct.Struct("<QQ")
 _CHECKSUM_BYTES = 1 << 20
 
 
@@ -55,22 +60,23 @@ class CachePolicy:
     Args:
         entries: Yields the files of a folder that may be deleted to make room.
         beside: Returns the files that belong to one of these.
-        has_holes: Whether files may have holes: their size is then what they take on disk.
-        keeps_last: Whether the most recently used entry stays, even if it is beyond the limit.
-        lock: Name of the file in the folder that is locked while room is made.
-        warning: What to say once about a disk that takes nothing, and what to do about it. Its two
-            arguments are the folder and the reason.
+        is_in_use: Whether an entry must not be deleted now.
+        has_holes: Whether files may have holes: their size is then the space they take on disk.
+        usage: Name of the file in the folder that has the sum of all sizes, and is locked while
+            room is made.
+        warning: The message about a disk that cannot be written, and the remedy. Its two arguments
+            are the folder and the reason.
     """
 
     entries: Callable[[Path], Iterable[Path]]
-    beside: Callable[[Path], Iterable[Path]]
     warning: str
+    beside: Callable[[Path], Iterable[Path]] = lambda path: ()
+    is_in_use: Callable[[Path, os.stat_result], bool] = lambda path, status: False
     has_holes: bool = False
-    keeps_last: bool = False
-    lock: str = "trim.lock"
+    usage: str = "usage"
 
     def warn(self, folder: object, error: Exception) -> None:
-        """Say once that nothing can be written to a folder."""
+        """Warn once that a folder cannot be written."""
         reason = getattr(error, "strerror", None) or error
         warn_once(logger, f"{self.warning} {folder}", self.warning, folder, reason)
 
@@ -94,7 +100,8 @@ class DiskCache:
     Args:
         folder: Where to store them; created if missing.
         max_bytes: Maximum disk space of all entries together; None for no limit.
-        policy: How its files are arranged.
+        max_count: Maximum number of entries; None for no limit.
+        policy: The arrangement of its files.
 
     Raises:
         ConfigError: If the folder cannot be created.
@@ -105,15 +112,15 @@ class DiskCache:
         folder: str | os.PathLike[str],
         *,
         max_bytes: int | None,
+        max_count: int | None = None,
         policy: CachePolicy = COPIES,
     ) -> None:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
+        self.max_count = max_count
         self.policy = policy
         self._open: WeakValueDictionary[Path, BlockFile] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._written = 0
-        self._checked_at = -1
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -141,10 +148,10 @@ class DiskCache:
         whole = partial(store.stream, key, version=version, size=size)
         stream, count = None if store.gives_ranges else whole, store.statistics.add
         with self._lock:
-            found = self._open.get(path)
+            file = self._open.get(path)
             try:
-                if found is None:
-                    found = self._open[path] = BlockFile(
+                if file is None:
+                    file = self._open[path] = BlockFile(
                         path,
                         size=size,
                         read=read,
@@ -157,7 +164,7 @@ class DiskCache:
                 self.warn(error)
                 return UncachedFile(size=size, read=read, stream=stream, count=count)
         touch(path)
-        return found
+        return file
 
     def keep(self, name: str, version: str, make: Callable[[], bytes]) -> Path | bytes:
         """Return the path of a local file that holds what `make` returns.
@@ -229,72 +236,90 @@ class DiskCache:
         for each in (path, *self.policy.beside(path)):
             each.unlink(missing_ok=True)
 
-    def trim(self) -> None:
-        """Delete the least recently used entries until the rest is within the limit."""
-        if self.max_bytes is None:
-            return
-        with locked(self.folder / self.policy.lock, deletes=True):
-            entries = sorted(self._entries(), key=lambda entry: entry.used_at)
-            oldest = entries[:-1] if self.policy.keeps_last else entries
-            excess = sum(entry.size for entry in entries) - self.max_bytes
-            make_room(((each.path, each.size) for each in oldest), self.discard, excess)
+    @contextlib.contextmanager
+    def reserve(self, size: int) -> Iterator[bool]:
+        """Count a new entry of `size` bytes, after making room for it if necessary.
+
+        Yields whether there is room: it may be too large, or the rest may be in use. The entry
+        should have its size at the end of the block, so that a scan by another process counts it.
+        """
+        with FileLock(self.folder / self.policy.usage, permissions=0o600) as lock:
+            try:
+                lock.hold()
+            except OSError as error:
+                if not is_unsupported(error):
+                    raise
+            content = os.pread(lock.descriptor, _USAGE.size, 0)
+            used = _Usage(*_USAGE.unpack(content)) if len(content) == _USAGE.size else None
+            if used is None or self._is_beyond_limit(used.plus(size)):
+                used = self._make_room(size)
+            has_room = not self._is_beyond_limit(used.plus(size))
+            os.pwrite(lock.descriptor, _USAGE.pack(*used.plus(size)), 0)
+            yield has_room
+
+    def usage(self) -> tuple[int, int]:
+        """Return the bytes and the number of all entries."""
+        sizes = [entry.size for entry in self._entries()]
+        return sum(sizes), len(sizes)
 
     def warn(self, error: Exception) -> None:
-        """Say once that the disk takes nothing."""
+        """Warn once that the disk cannot be written."""
         self.policy.warn(self.folder, error)
 
     def _path(self, name: str, version: str) -> Path:
         digest = blake2b(os.fsencode(f"{name}\0{version}"), digest_size=16).hexdigest()
         return self.folder / digest[:2] / digest[2:]
 
-    def _note(self, count: int) -> None:
-        """Count what was written, and make room from time to time."""
-        with self._lock:
-            self._written += count
-            share = (self.max_bytes or 0) // CHECK_SHARE
-            if 0 <= self._checked_at > self._written - share:
-                return
-            self._checked_at = self._written
-        with contextlib.suppress(OSError):
-            self.trim()
+    def _note(self, size: int) -> None:
+        """Count bytes that were written, and make room if necessary."""
+        if self.max_bytes is not None:
+            with contextlib.suppress(OSError), self.reserve(size):
+                pass
+
+    def _is_beyond_limit(self, used: _Usage) -> bool:
+        return (self.max_bytes is not None and used.size > self.max_bytes) or (
+            self.max_count is not None and used.number > self.max_count
+        )
+
+    def _make_room(self, size: int) -> _Usage:
+        """Delete the least recently used entries if a new one would not fit; return the rest."""
+        entries = sorted(self._entries(), key=lambda entry: entry.used_at)
+        used = _Usage(sum(entry.size for entry in entries), len(entries))
+        if not self._is_beyond_limit(used.plus(size)):
+            return used
+        size += (self.max_bytes or 0) // SPARE_SHARE
+        for entry in entries:
+            if not entry.is_in_use:
+                self.discard(entry.path)
+                used = used.plus(-entry.size, -1)
+                if not self._is_beyond_limit(used.plus(size)):
+                    break
+        return used
 
     def _entries(self) -> Iterator[_Entry]:
         for path in self.policy.entries(self.folder):
             with contextlib.suppress(FileNotFoundError):
-                about = path.stat()
-                size = about.st_blocks * 512 if self.policy.has_holes else about.st_size
-                yield _Entry(path, size, about.st_atime_ns)
+                status = path.stat()
+                size = status.st_blocks * 512 if self.policy.has_holes else status.st_size
+                in_use = self.policy.is_in_use(path, status)
+                yield _Entry(path, size, status.st_atime_ns, in_use)
 
 
 class _Entry(NamedTuple):
     path: Path
     size: int
     used_at: int
+    is_in_use: bool
 
 
-def make_room(
-    oldest: Iterable[tuple[T, int]],
-    drop: Callable[[T], None],
-    excess_bytes: int,
-    excess_count: int = 0,
-) -> bool:
-    """Drop entries until enough is dropped; return False if there were too few.
+class _Usage(NamedTuple):
+    """The size and number of entries."""
 
-    Args:
-        oldest: Entries and their sizes, the least recently used first.
-        drop: Deletes one.
-        excess_bytes: How many bytes to drop at least.
-        excess_count: How many entries to drop at least.
-    """
-    entries = iter(oldest)
-    while excess_bytes > 0 or excess_count > 0:
-        found = next(entries, None)
-        if found is None:
-            return False
-        drop(found[0])
-        excess_bytes -= found[1]
-        excess_count -= 1
-    return True
+    size: int
+    number: int
+
+    def plus(self, size: int, number: int = 1) -> _Usage:
+        return _Usage(self.size + size, self.number + number)
 
 
 def touch(path: Path) -> None:

@@ -53,10 +53,10 @@ class CacheFileLazy(core.KeptLazy[T]):
     @property
     def cache_path(self) -> Path | None:
         """Its file, which has a header before the value; None as long as there is none."""
-        task, folder = self._ticket.task, self.pool._open().disk.path
-        if task is None or task.step is not Step.KEPT or folder is None:
+        task = self._ticket.task
+        if task is None or task.step is not Step.KEPT:
             return None
-        return folder / task.key[:2] / task.key
+        return self.pool._open().disk.pinned_path(task.key)
 
 
 class CacheEntry:

@@ -98,8 +98,7 @@ def _kept_shards(folder: Path) -> Iterator[Path]:
 _SHARDS = CachePolicy(
     entries=_kept_shards,
     beside=lambda path: (record_path(path),),
-    keeps_last=True,
-    lock=".trim.lock",
+    usage=".usage",
     warning="shard cache %s takes no shards (%s), which are read from their addresses without a "
     "cache. Free some space there, set cache_size or WDS_CACHE_SIZE to less than the disk has, or "
     "name another cache_dir",
@@ -185,7 +184,6 @@ class ShardCache:
         def completed() -> None:
             try:
                 self._keep(url, caching)
-                self.shrink()
             except OSError as error:
                 _SHARDS.warn(self.folder, error)
 
@@ -219,10 +217,6 @@ class ShardCache:
                     "the folder that holds the intended shard"
                 )
 
-    def shrink(self) -> None:
-        """Delete the least recently used files until the rest is within the limit."""
-        DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS).trim()
-
     def _override(self, url: str) -> Path | None:
         """Return the file that overrides a shard, the most specific of several."""
         if scheme_of(url) in ("", "pipe"):
@@ -252,8 +246,10 @@ class ShardCache:
         path = self._path(url)
         # The record comes first: a file without one counts as placed by a user.
         record = {"url": url, "version": _version(url), **content}
-        write_atomic(record_path(path), json.dumps(record))
-        stream.keep()
+        cache = DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS)
+        with cache.reserve(content["size"]):  # a shard larger than the limit replaces all others
+            write_atomic(record_path(path), json.dumps(record))
+            stream.keep()
 
     def _is_current(self, url: str, path: Path) -> bool:
         record = _read_record(path)
