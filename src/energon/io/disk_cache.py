@@ -243,6 +243,9 @@ class DiskCache:
         Yields whether there is room: it may be too large, or the rest may be in use. The entry
         should have its size at the end of the block, so that a scan by another process counts it.
         """
+        if self.max_bytes is None and self.max_count is None:
+            yield True
+            return
         with FileLock(self.folder / self.policy.usage, permissions=0o600) as lock:
             try:
                 lock.hold()
@@ -272,9 +275,8 @@ class DiskCache:
 
     def _note(self, size: int) -> None:
         """Count bytes that were written, and make room if necessary."""
-        if self.max_bytes is not None:
-            with contextlib.suppress(OSError), self.reserve(size):
-                pass
+        with contextlib.suppress(OSError), self.reserve(size):
+            pass
 
     def _is_beyond_limit(self, used: _Usage) -> bool:
         return (self.max_bytes is not None and used.size > self.max_bytes) or (
