@@ -117,10 +117,6 @@ REASONS = {
     "energon/inspect/lint_batch.py": {
         "pickle.loads(leaf)": PROCESSES,
     },
-    "energon/io/block_file.py": {
-        "getattr(self, name)": FIELDS,
-        "hasattr(self, name)": FIELDS,
-    },
     "energon/io/files.py": {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,

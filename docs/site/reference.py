@@ -49,8 +49,9 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Samples and batches": (
         "energon",
-        "Sample Batch edataclass CrudeSample basic_sample_keys SourceInfo CaptioningSample "
-        "ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample "
+        "Sample Batch edataclass short_text CrudeSample basic_sample_keys SourceInfo "
+        "CaptioningSample ImageClassificationSample ImageSample InterleavedSample "
+        "MultiChoiceVQASample OCRSample "
         "SimilarityInterleavedSample TextSample TokensSample VQAOCRSample VQASample VidQASample "
         "generic_batch batch_list batch_pad_stack batch_stack concat_pad generic_concat "
         "homogeneous_concat_mix",

@@ -90,7 +90,7 @@ _ROOMS = {
     ],
     "samples.crude": ["CrudeSample", "basic_sample_keys"],
     "samples.provenance": ["SourceInfo"],
-    "samples.sample": ["Batch", "Sample", "edataclass"],
+    "samples.sample": ["Batch", "Sample", "edataclass", "short_text"],
     "samples.sample_types": [
         "CaptioningSample",
         "ImageClassificationSample",

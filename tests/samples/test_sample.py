@@ -11,7 +11,7 @@ import torch
 
 from energon.samples.crude import CrudeSample, basic_sample_keys
 from energon.samples.provenance import SourceInfo, add_source_info, get_source_info, sources_of
-from energon.samples.sample import Batch, Sample, edataclass
+from energon.samples.sample import Batch, Sample, edataclass, short_text
 from energon.samples.sample_types import CaptioningSample, TextSample
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))
@@ -222,3 +222,19 @@ def test_classes_with_their_own_text_keep_it():
         other: int = 0
 
     assert repr(Own(__key__="a", value=1)) == repr(Derived(__key__="a", value=1)) == "own"
+
+
+def test_the_text_of_a_plain_batch_is_short_and_names_all_fields():
+    fields = {f"part{n}": [bytes(1_000_000)] * 64 for n in range(9)}
+    batch = {
+        **META,
+        "image": torch.zeros(64, 3, 200, 200),
+        "caption": ["long " * 99] * 64,
+        **fields,
+    }
+    text = short_text(batch)
+    assert len(text) < 4_000
+    assert "\n" not in text
+    assert "'image': Tensor (64, 3, 200, 200) torch.float32" in text
+    assert all(name in text for name in fields)
+    assert "__restore_key__" not in text

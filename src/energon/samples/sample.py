@@ -61,6 +61,7 @@ class _ShortText(Repr):
         super().__init__()
         self.maxstring = self.maxother = 200
         self.maxdict = self.maxtuple
+        self.maxlist = 3
 
     def repr1(self, x: Any, level: int) -> str:
         """Return the text of a value inside of others."""
@@ -71,8 +72,30 @@ class _ShortText(Repr):
             return bytes_in_words(x)
         return super().repr1(x, level)
 
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Return all fields of a batch, but only some entries of a dict inside of others."""
+        if level < self.maxlevel:
+            return super().repr_dict(x, level)
+        shown = ((name, value) for name, value in x.items() if name not in _META[1:])
+        fields = (f"{name!r}: {self.repr1(value, level - 1)}" for name, value in shown)
+        return f"{{{', '.join(fields)}}}"
 
-short_text = _ShortText().repr
+
+_short = _ShortText()
+
+
+def short_text(batch: Any) -> str:
+    """Return a batch or sample in one line, as `print` shows those that have a type.
+
+    Samples without a type make batches that are plain dicts, so that PyTorch and JAX map over them.
+    The text of a dict has all of its data.
+
+    Example:
+        >>> import numpy as np
+        >>> short_text({"image": np.zeros((8, 3, 32, 32), np.uint8), "n": [1, 2]})
+        "{'image': ndarray (8, 3, 32, 32) uint8, 'n': [1, 2]}"
+    """
+    return _short.repr(batch)
 
 
 class PinMemoryMixin:
@@ -108,7 +131,8 @@ class PinMemoryMixin:
         if not is_dataclass(self):
             return super().__repr__()
         shown = (name for name in _field_names(self) if name not in _META[1:])
-        values = (f"{name}={short_text(getattr(self, name, None))}" for name in shown)
+        level = _short.maxlevel - 1
+        values = (f"{name}={_short.repr1(getattr(self, name, None), level)}" for name in shown)
         return f"{type(self).__qualname__}({', '.join(values)})"
 
     def _repr_html_(self) -> str:
