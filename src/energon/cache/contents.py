@@ -192,7 +192,11 @@ class SharedContents:
     def usage(self) -> tuple[int, int]:
         """Return the size in bytes and the number of files, of all processes."""
         user = self._user()
-        return (0, 0) if user is None else user.cache.usage()
+        try:
+            return (0, 0) if user is None else user.cache.usage()
+        except OSError as error:
+            self._warn(error)
+            return 0, 0
 
     def close(self) -> None:
         """Stop using the folder."""
@@ -275,10 +279,12 @@ class _User:
                 temporary.touch(0o600)
                 os.truncate(temporary, size)
             _write(temporary, parts)
-            for path in paths:
-                path.parent.mkdir(exist_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    os.link(temporary, path)
+            with self.cache.exclusive():  # a scan counts each file once
+                for path in paths:
+                    path.parent.mkdir(exist_ok=True)
+                    with contextlib.suppress(FileExistsError):
+                        os.link(temporary, path)
+                temporary.unlink()
             return True
         finally:
             temporary.unlink(missing_ok=True)

@@ -246,23 +246,33 @@ class DiskCache:
         if self.max_bytes is None and self.max_count is None:
             yield True
             return
+        with self.exclusive() as descriptor:
+            content = os.pread(descriptor, _USAGE.size, 0)
+            used = _Usage(*_USAGE.unpack(content)) if len(content) == _USAGE.size else None
+            if used is None or self._is_beyond_limit(used.plus(size)):
+                used = self._make_room(size)
+            has_room = not self._is_beyond_limit(used.plus(size))
+            os.pwrite(descriptor, _USAGE.pack(*used.plus(size)), 0)
+            yield has_room
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[int]:
+        """Keep other processes and threads from scanning the folder and making room.
+
+        Yields a descriptor of the file with the sum of all sizes.
+        """
         with FileLock(self.folder / self.policy.usage, permissions=0o600) as lock:
             try:
                 lock.hold()
             except OSError as error:
                 if not is_unsupported(error):
                     raise
-            content = os.pread(lock.descriptor, _USAGE.size, 0)
-            used = _Usage(*_USAGE.unpack(content)) if len(content) == _USAGE.size else None
-            if used is None or self._is_beyond_limit(used.plus(size)):
-                used = self._make_room(size)
-            has_room = not self._is_beyond_limit(used.plus(size))
-            os.pwrite(lock.descriptor, _USAGE.pack(*used.plus(size)), 0)
-            yield has_room
+            yield lock.descriptor
 
     def usage(self) -> tuple[int, int]:
         """Return the bytes and the number of all entries."""
-        sizes = [entry.size for entry in self._entries()]
+        with self.exclusive():
+            sizes = [entry.size for entry in self._entries()]
         return sum(sizes), len(sizes)
 
     def warn(self, error: Exception) -> None:
