@@ -169,6 +169,9 @@ REASONS = {
     "energon/metadataset/resolve.py": {
         "getattr(node, key)": FIELDS,
     },
+    "energon/plan/balance.py": {
+        "getattr(self, name)": FIELDS,
+    },
     "energon/plan/blends/blend.py": {
         "getattr(self, name)": FIELDS,
     },

@@ -37,7 +37,7 @@ FOR_USERS = {
 GROUPS: dict[str, tuple[str, str]] = {
     "Datasets and loaders": (
         "energon",
-        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
+        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop Balance "
         "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
         "SavableDataLoader",
     ),

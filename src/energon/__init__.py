@@ -76,6 +76,7 @@ _ROOMS = {
     "loader.state_files": ["load_rank_files", "save_rank_file"],
     "metadataset.resolve": ["traverse_metadataset"],
     "packing.packer": ["Packer", "Selection"],
+    "plan.balance": ["Balance"],
     "prepare.dataset": ["prepare_dataset"],
     "prepare.index.jsonl": ["prepare_jsonl"],
     "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],

@@ -40,6 +40,8 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
         StateError: If lanes are missing.
     """
     about = state["fingerprint"]
+    if "balance" in about:
+        raise IndivisibleError("lanes exchange the samples of whole batches")
     recipe, before = PlanRecipe.from_json(about), about["batch_size"]
     whole = before * recipe.parts
     if whole % batch_size or recipe.stripe != whole:

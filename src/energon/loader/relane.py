@@ -26,6 +26,7 @@ from energon.loader.state import (
     reports_damage,
 )
 from energon.messages import counted
+from energon.plan.balance import rows_of_open_windows
 from energon.plan.dealt import Deal
 from energon.plan.era import end_era
 from energon.plan.recipe import PlanRecipe
@@ -87,9 +88,16 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
         stripe=(about["batch_size"] or 1) * recipe.parts,
         changes=changes,
     )
-    skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
+    skip_rows: Mapping[int, list[int]] = {}
+    if "balance" in about:
+        # Which samples lanes have exchanged follows from costs, of which a state has only the name.
+        num_held += rows_of_open_windows(about, rows)
+    else:
+        skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
+    relaned = with_lanes(state, recipe, ended.recipe, _positions(positions, lanes, skip_rows))
+    relaned["fingerprint"].pop("micro_batches", None)
     return Relaned(
-        with_lanes(state, recipe, ended.recipe, _positions(positions, lanes, skip_rows)),
+        relaned,
         sum(ended.again.values()) + num_held,
         sum(ended.left_out.values()) + num_held,
     )
@@ -145,6 +153,11 @@ def divide_lanes(state: State, times: int, state_at: StateAt) -> State:
         StateError: If there would be too many lanes, or the pipeline has no plan.
     """
     about, lanes = state["fingerprint"], state["lanes"]
+    if "balance" in about:
+        raise StateError(
+            f"the {lanes} lanes of the run exchange samples, so that the costs of its batches are "
+            "equal, and cannot be divided; load it with as many lanes"
+        )
     if lanes * times > MAX_LANES:
         raise StateError(f"{lanes:,} lanes would become {lanes * times:,}, more than {MAX_LANES:,}")
     recipe = PlanRecipe.from_json(about)

@@ -61,7 +61,7 @@ def check_fingerprint(
     return waived
 
 
-_OF_SOME_RUNS = ("steps", "mix", "unit", "streams", "parts", "stripe", RUN, *PAST)
+_OF_SOME_RUNS = ("steps", "mix", "unit", "streams", "parts", "stripe", "balance", RUN, *PAST)
 """What `strict` may name although the run at hand has none."""
 
 
@@ -95,7 +95,7 @@ def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str
     """
     shared = "streams" in saved or "parts" in saved
     shared = shared or "stripe" not in saved or "stripe" not in current
-    return {*PAST, RUN, "streams", "parts", *(["stripe"] if shared else [])}
+    return {*PAST, RUN, "streams", "parts", "micro_batches", *(["stripe"] if shared else [])}
 
 
 def without_parts(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

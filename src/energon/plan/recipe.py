@@ -9,6 +9,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from energon.errors import ConfigError, StateError
+from energon.plan.balance import BalancedOrder, BalancedPlan
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix
@@ -81,6 +82,8 @@ class PlanRecipe:
         eras: For each time the run continued with other lanes, where it was and how it was read
             until then: `samples` in all, `draws` by the name of the source, `streams`.
         pass_number: How many passes over data that are not repeated there were before.
+        balance: How lanes exchange samples so that the costs of batches are equal; None if they
+            do not.
     """
 
     kind: Literal["blend", "epochized", "concat"]
@@ -98,6 +101,7 @@ class PlanRecipe:
     parts: int = 1
     eras: tuple[Mapping[str, Any], ...] = ()
     pass_number: int = 0
+    balance: BalancedOrder | None = None
 
     @property
     def is_striped(self) -> bool:
@@ -145,8 +149,10 @@ class PlanRecipe:
         """Return the plan for `lanes` lanes, the same object each time."""
         if lanes not in self._plans:
             deal = self.deal(lanes)
-            plan = self.of_streams(deal.streams)
-            self._plans[lanes] = plan if deal.streams == lanes else DealtPlan(plan, deal)
+            plan: Plan = self.of_streams(deal.streams)
+            if deal.streams != lanes:
+                plan = DealtPlan(plan, deal)
+            self._plans[lanes] = plan if self.balance is None else BalancedPlan(plan, self.balance)
         return self._plans[lanes]
 
     def of_streams(self, streams: int) -> BlendPlan | LinePlan | WindowPlan:
@@ -242,7 +248,10 @@ class PlanRecipe:
         is_shared = known.streams or known.parts > 1
         stripe = (is_shared and saved.get("stripe")) or self.stripe
         batch_size = self.batch_size * known.parts
-        recipe = replace(self, stripe=stripe, batch_size=batch_size, **known._asdict())
+        balance = None if self.balance is None else self.balance.continuing(saved)
+        recipe = replace(
+            self, stripe=stripe, batch_size=batch_size, balance=balance, **known._asdict()
+        )
         mix, past = saved.get("mix"), saved.get("mix_before", ())
         if self.kind != "blend" or mix is None:
             return recipe
@@ -267,6 +276,12 @@ class PlanRecipe:
                 "Keep batch_size, or schedule weights in samples (schedule_unit: samples)"
             )
         for number, name in enumerate(continued._gone):
+            if self.balance is not None:
+                raise StateError(
+                    f"{name} is no longer in the blend, and the costs of its samples, by which the "
+                    "run was balanced, are no longer known. Give it weight 0 instead of taking it "
+                    "out"
+                )
             if any(-1 - number in each.limits for each in mixes):
                 raise StateError(
                     f"{name} is no longer in the blend, but had max_epochs; when its share went "
@@ -289,6 +304,7 @@ class PlanRecipe:
             **({"stripe": self.stripe} if self.is_striped else {}),
             **({"mix": self.mix_json(), "unit": self.unit} if self.kind == "blend" else {}),
             **({"mix_before": list(self.past)} if self.past else {}),
+            **(self.balance.to_json() if self.balance is not None else {}),
         }
 
     @classmethod

@@ -250,6 +250,26 @@ class WebdatasetSource(SplitSource):
             low, high = selected_extents(opened.table, indices[places], self.parts)
             yield Extents(opened.file, places, low, high)
 
+    def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
+        """Return `bytes`, the size of samples in their shards, or `NAME:bytes`, that of a part."""
+        part, joint, kind = name.rpartition(":")
+        if kind != "bytes" or bool(part) != bool(joint):
+            return None
+        values = np.empty(len(ordinals))
+        shards, indices = self._indices(places_of(self, ordinals))
+        for shard in distinct(shards).tolist():
+            table, chosen = self.open_shard(shard).table, np.flatnonzero(shards == shard)
+            if part:
+                values[chosen] = table.part_bytes(part, indices[chosen])
+            else:
+                begin, end = table.sample_extents(indices[chosen])
+                values[chosen] = end - begin
+        return values
+
+    def measure_names(self) -> list[str]:
+        """Return the names of the measures of the first sample."""
+        return ["bytes", *(f"{name}:bytes" for name in self.locate(0).parts)]
+
     def locate(self, ordinal: int) -> Location:
         """Return where a sample is."""
         shard, index = self._index(ordinal)

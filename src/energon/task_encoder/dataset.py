@@ -374,7 +374,15 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     def _breaks_epochs(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the differences that make epochs in progress inexact."""
         present = self.fingerprint(self.default_lanes)
-        names = ("kind", "seed", "repeat", "stripe", "shuffle_window", "packing_buffer_size")
+        names = (
+            "kind",
+            "seed",
+            "repeat",
+            "stripe",
+            "shuffle_window",
+            "packing_buffer_size",
+            "balance",
+        )
         found = [name for name in names if saved.get(name) != present.get(name)]
         before, now = saved.get("leaves"), present["leaves"]
         if isinstance(before, Mapping):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from energon.arguments import check_arguments
 from energon.metadataset.resolve import DatasetPath, resolve
+from energon.plan.balance import Balance
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
 from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
@@ -33,6 +34,7 @@ def get_train_dataset(
     shuffle_over_epochs_multiplier: int | None = 1,
     parallel_shard_iters: int | None = None,
     blend_unit: Literal["sample", "batch"] | None = None,
+    balance: Balance | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     repeat: bool = True,
     dataset_config: str | None = None,
@@ -61,6 +63,8 @@ def get_train_dataset(
         parallel_shard_iters: Slices of a dataset open at a time in a lane; None for 16.
         blend_unit: Whether a blend draws single samples, so that batches are mixed, or whole
             batches of one dataset; None for the setting of the metadataset, or samples.
+        balance: How the samples of each step are dealt to micro-batches so that their costs are
+            equal, see `Balance`; None deals them by chance.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         repeat: Whether to start again at the end of the data. False ends the loop there; each loop
             has all samples, in another order. A weighted blend never ends, unless all of its
@@ -97,6 +101,7 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
         parallel_shard_iters=parallel_shard_iters,
         blend_unit=blend_unit,
+        balance=balance,
         repeat=repeat,
         exclude_from=exclude_from,
     )

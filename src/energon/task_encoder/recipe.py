@@ -140,6 +140,11 @@ class Recipe:
                 "the blend draws whole batches of one dataset, but batch_group_criterion decides "
                 "what goes into a batch; drop one of the two"
             )
+        if self.plan.balance is not None and (self._groups or _yields(self.encoder)):
+            raise ConfigError(
+                "balance deals samples to batches of equal size, but a hook of the encoder decides "
+                "how many a batch has (batch_group_criterion, or a generator); drop one of the two"
+            )
 
     @property
     def training(self) -> bool:
@@ -192,7 +197,8 @@ class Recipe:
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:
             collates = not self.encoder._hook_method("batch").overridden
-            batches = BatchDataset if plan.unit == 1 else _unit_batches()
+            aligned = plan.unit > 1 or plan.balance is not None
+            batches = _unit_batches() if aligned else BatchDataset
             pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit, collates)
         return pipeline
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from energon.errors import ConfigError, is_whole
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
+from energon.plan.balance import Balance, BalancedOrder
 from energon.plan.blends.curve import Clock
 from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_samples
 from energon.plan.recipe import PlanRecipe
@@ -53,6 +54,7 @@ class TrainSettings(BatchSettings):
     blend_unit: Literal["sample", "batch"] | None = None
     repeat: bool = True
     exclude_from: str | os.PathLike[str] | None = None
+    balance: Balance | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +67,7 @@ class TrainSettings(BatchSettings):
             raise ConfigError(
                 f"blend_unit must be 'sample', 'batch' or None, got {self.blend_unit!r}"
             )
+        self._check_balance()
         multiplier = self.shuffle_over_epochs_multiplier
         if multiplier not in (None, WITH_REPLACEMENT) and not (
             is_whole(multiplier) and multiplier >= 1
@@ -73,6 +76,20 @@ class TrainSettings(BatchSettings):
                 "shuffle_over_epochs_multiplier must be a number of epochs, -1 to draw with "
                 f"replacement, or None to keep the order, got {multiplier!r}"
             )
+
+    def _check_balance(self) -> None:
+        if self.balance is None:
+            return
+        if not isinstance(self.balance, Balance):
+            raise ConfigError(
+                f"balance={self.balance!r}: expected Balance(cost=...), which is imported from "
+                "energon"
+            )
+        if self.batch_size is None or self.packing_buffer_size:
+            problem = "there is no batch_size"
+            if self.packing_buffer_size:
+                problem = "packing decides what goes into a batch; drop packing_buffer_size"
+            raise ConfigError(f"balance deals samples to batches of equal size, but {problem}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +163,39 @@ def train_plan(
             "repeat=False, but a weighted blend has no end; use blend_epochized, give its "
             "entries max_epochs, or set a virtual_epoch_length"
         )
-    plan = replace(plan, leaves=_weighted(plan))
+    plan = replace(plan, leaves=_weighted(plan), balance=_balanced(opened, settings, workers))
+    if plan.unit > 1 and plan.balance is not None:
+        raise ConfigError(
+            "the blend draws whole batches of one dataset, but balance deals the samples of each "
+            "step to its batches; drop one of the two"
+        )
     if plan.counts_batches and settings.packing_buffer_size:
         raise ConfigError(
             "weights are scheduled in batches, but with packing, the number of samples in a batch "
             "is not known in advance; schedule them in samples (schedule_unit: samples)"
         )
     return plan
+
+
+def _balanced(
+    opened: Sequence[OpenedLeaf], settings: TrainSettings, workers: WorkerConfig
+) -> BalancedOrder | None:
+    """Return how the samples of steps are dealt to batches; None if they are not.
+
+    Raises:
+        ConfigError: If lanes cannot be divided as the settings say, or a measure is missing.
+    """
+    balance = settings.balance
+    if balance is None:
+        return None
+    from energon.sources.measures import SampleCosts  # most runs are not balanced
+
+    costs = SampleCosts(balance.cost, tuple(leaf.source for leaf in opened))
+    costs.check()
+    count = balance.micro_batches or workers.lanes or workers.world_size
+    order = BalancedOrder(costs, balance, settings.batch_size or 1, count, workers.seed_offset)
+    order.check(workers.lanes or count)
+    return order
 
 
 def streams(workers: WorkerConfig) -> int | None:
@@ -170,8 +213,11 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
     skipped. With few batches that would be noticeable, so then there are no more lanes than
     workers.
     """
-    fewest = lcm(workers.lanes or workers.total_workers, plan.parts)
-    lanes = lcm(workers.default_lanes, plan.parts)
+    of_step = 1
+    if plan.balance is not None and workers.lanes is None:
+        of_step = plan.balance.micro_batches
+    fewest = lcm(workers.lanes or workers.total_workers, plan.parts, of_step)
+    lanes = lcm(workers.default_lanes, plan.parts, of_step)
     rows = plan(fewest).num_rows(0)
     if rows is None or rows * fewest >= MIN_BATCHES_OF_LANE * batch_size * lanes:
         return lanes

@@ -138,6 +138,27 @@ class PartTable:
         end[indices + 1 == self.num_samples] = last
         return begin * BLOCK, end * BLOCK
 
+    def part_bytes(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the size of the part with a name in each of some samples; 0 where it is missing.
+
+        Parts that a sample has several times are counted together.
+        """
+        totals = np.zeros(len(indices), np.int64)
+        if self.schema is not None:
+            for at, number in enumerate(self.schema):
+                if self.part_names[number] == name:
+                    totals += self.extents(indices * len(self.schema) + at)[1]
+            return totals
+        if name not in self.part_names:
+            return totals
+        first, stop = (self.columns["first_part"][indices + n].astype(np.int64) for n in (0, 1))
+        counts = stop - first
+        owners = np.repeat(np.arange(len(indices)), counts)
+        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        is_it = self.columns["part_name"][numbers] == self.part_names.index(name)
+        np.add.at(totals, owners[is_it], self.extents(numbers[is_it])[1])
+        return totals
+
     def sample_parts(self, index: int) -> list[tuple[str, int, int]]:
         """Return the name, the offset and the size of each part of one sample."""
         numbers = self.part_numbers(index)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon.errors import ConfigError, StateError
+from energon.plan.balance import BalancedPlan
 from energon.plan.dealt import DealtPlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
@@ -121,7 +122,7 @@ class _ReadIterator(DatasetIterator[Any]):
         plan, reader = lane.reading.plan, stage.reader
         self._blocks = (
             BlocksOfLanes.of(self.rows, stage, reader, plan)
-            if isinstance(plan, DealtPlan)
+            if isinstance(plan, DealtPlan | BalancedPlan)
             else BlocksOfLane(reader)
         )
         stage.register_finder(lane)
@@ -356,8 +357,11 @@ def begin_changes(
     """
     begun = dict(states)
     count, plan, deal = len(recipe.past), recipe(lanes), recipe.deal(lanes)
-    for stream in sorted({deal.stream_of(lane) for lane in states}) if count else ():
-        known = {lane: states.get(lane) for lane in deal.lanes_of(stream)}
+    together = [deal.lanes_of(stream) for stream in sorted({deal.stream_of(v) for v in states})]
+    if isinstance(plan, BalancedPlan):
+        together = [list(range(lanes))]
+    for members in together if count else ():
+        known = {lane: states.get(lane) for lane in members}
         found = {
             lane: unpack(state, ChangesIterator.saves)
             for lane, state in known.items()
@@ -374,14 +378,24 @@ def begin_changes(
                 f"has nothing of {', '.join(map(str, missing))}; pass a global state or the states "
                 "of all ranks"
             )
-        read = [
-            int(plan.stream_rows(lane, np.array([rows - 1]))[0]) + 1
-            for lane, (_, rows, _) in found.items()
-            if rows
-        ]
-        start = max(read, default=0)
+        start = _first_unread(plan, {lane: rows for lane, (_, rows, _) in found.items() if rows})
         for lane in known:
             inner, rows, changes = found.get(lane, (None, 0, []))
             changes = [*changes, *[start] * (count - len(changes))]
             begun[lane] = {"inner": inner, "read": rows, "changes": changes}
     return begun
+
+
+def _first_unread(plan: Plan, rows: Mapping[int, int]) -> int:
+    """Return the row of streams from which on some lanes have read nothing.
+
+    Args:
+        plan: Their order.
+        rows: How many rows each has read.
+    """
+    if not isinstance(plan, BalancedPlan):
+        ends = [int(plan.stream_rows(v, np.array([read - 1]))[0]) + 1 for v, read in rows.items()]
+        return max(ends, default=0)
+    # Lanes exchange samples within windows, each of which has to be of one mix.
+    windows = -(-max(rows.values(), default=0) // plan.window_rows)
+    return windows * plan.window_rows * plan.plan.lanes_of_stream

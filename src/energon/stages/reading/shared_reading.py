@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from energon.arrays import Ints
+from energon.plan.balance import BalancedPlan
 from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.rows import Rows
 from energon.stages.reading.block_reading import (
@@ -125,7 +126,9 @@ class BlocksOfLanes(BlocksOfLane):
         self._joint, self._joint_lanes = PlannedRows(), list[int]()
 
     @classmethod
-    def of(cls, rows: RowsOfLane, stage: object, reader: Reader, plan: DealtPlan) -> BlocksOfLanes:
+    def of(
+        cls, rows: RowsOfLane, stage: object, reader: Reader, plan: DealtPlan | BalancedPlan
+    ) -> BlocksOfLanes:
         """Return the object that reads for a lane, shared by lanes with the same slices.
 
         Args:

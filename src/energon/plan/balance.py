@@ -1,0 +1,540 @@
+"""Deal the samples of steps to micro-batches whose costs are equal.
+
+A *step* is what one optimizer step trains on: N micro-batches, which are N consecutive global
+batches. It takes as long as the slowest of them. The lanes of a step are those whose batches it
+has; their rows are exchanged among the lanes of a *pool*, in *windows* of K steps:
+
+1. The samples of a window are sorted by cost and cut into K groups of similar samples.
+2. Groups come in an order that is permuted by key, the same for all pools: so all micro-batches of
+   a step have samples of the same quantile of cost.
+3. The samples of each group are dealt to the micro-batches, the largest first, each to the one with
+   the least cost so far, until all have equally many.
+
+With K = 1, a step has the samples that it has without balancing. All of this is a bijection of the
+rows of a window, so the epochs stay exact, and a lane continues at any row by computing the window
+of that row. Where data ends, the last window is not complete: its steps are dealt one by one, and
+what is left of the lanes stays as it is.
+
+If N is less than the number of lanes, steps take turns in using N lanes each, and those of a window
+are K steps of the same lanes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from math import gcd
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
+from energon.errors import ConfigError, StateError, is_whole
+from energon.plan.randomness import combine, derive_seed, divided, permute
+from energon.plan.rows import COUNTED_ROWS, Plan, Rows
+
+Costs = Callable[[Rows], NDArray[np.float64]]
+"""Return the cost of each sample; 0 for gaps."""
+
+PLANNED_ROWS = 64
+"""Rows of each lane that are planned together at least; a call for fewer takes as long."""
+KEPT_ROWS = 1 << 20
+"""Rows of all windows that are kept at a time."""
+KEPT_CHUNKS = 2
+"""Chunks that are kept even if they have more rows: the one in use, and the next."""
+
+
+Measures = Mapping[str, NDArray[np.float64]]
+"""The measures of some samples by name, each an array with a number for every sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """How the costs of micro-batches are made equal, for `get_train_dataset`.
+
+    Args:
+        cost: The cost of a sample: the name of a measure, or a function from arrays of measures
+            to an array of costs. It must be picklable, and return the same on all machines.
+        window: "step" deals the samples of each step to its micro-batches; each step has the same
+            samples as without balancing. A number K sorts the samples of K steps by cost into
+            steps of similar samples, and deals these.
+        micro_batches: N, micro-batches of a step: ranks, times the batches that a rank accumulates.
+            None for the lanes of the worker config or, without them, the number of ranks when
+            the run begins; a restored run keeps it.
+        pool: M, lanes that exchange samples; a divisor of N. None for all. With fewer, ranks read
+            fewer samples of slices that other ranks read too.
+        name: What identifies the cost in states; None for the name of the measure or function.
+        version: Version of the function: change it with the costs that the function returns.
+
+    Raises:
+        ConfigError: If a value is invalid.
+
+    Example:
+        >>> Balance(cost="bytes", window=16)
+        Balance(cost='bytes', window=16, micro_batches=None, pool=None, name='bytes', version=0)
+    """
+
+    cost: str | Callable[[Measures], NDArray[Any]]
+    window: Literal["step"] | int = "step"
+    micro_batches: int | None = None
+    pool: int | None = None
+    name: str | None = None
+    version: int | str = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cost, str) and not callable(self.cost):
+            raise ConfigError(
+                f"Balance(cost={self.cost!r}): expected the name of a measure, such as 'bytes', or "
+                "a function of measures"
+            )
+        numbers = {"micro_batches": self.micro_batches, "pool": self.pool}
+        if self.window != "step":
+            numbers["window"] = self.window
+        for name, value in numbers.items():
+            if value is not None and not (is_whole(value) and value >= 1):
+                raise ConfigError(f"Balance({name}={value!r}): expected a whole number from 1")
+            if value is not None:  # states are plain data, without numbers of numpy
+                object.__setattr__(self, name, index(value))
+        if self.name is None:
+            name = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", "")
+            if not name or name == "<lambda>":
+                raise ConfigError(
+                    f"Balance(cost={self.cost!r}): the function has no name by which states could "
+                    "identify it; pass Balance(name=...)"
+                )
+            object.__setattr__(self, "name", name)
+
+
+@dataclass(frozen=True)
+class BalancedOrder:
+    """How the samples of steps are dealt to micro-batches.
+
+    Args:
+        costs: Returns the costs of samples.
+        balance: The settings of the user.
+        batch_size: Samples of a micro-batch.
+        micro_batches: N, micro-batches of a step.
+        seed: Seed of the run.
+    """
+
+    costs: Costs
+    balance: Balance
+    batch_size: int
+    micro_batches: int
+    seed: int = 0
+
+    @property
+    def window(self) -> int:
+        """K, steps whose samples are sorted together."""
+        return 1 if self.balance.window == "step" else self.balance.window
+
+    @property
+    def pool(self) -> int | None:
+        """M, lanes of a step that exchange samples; None for all."""
+        return self.balance.pool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that determines the deal, as plain data, for the fingerprint of states."""
+        settings = self.balance
+        return {
+            "balance": {
+                "cost": settings.name,
+                "version": settings.version,
+                "window": settings.window,
+                "pool": settings.pool,
+            },
+            "micro_batches": self.micro_batches,
+        }
+
+    def continuing(self, saved: Mapping[str, Any]) -> BalancedOrder:
+        """Return the order of a run that was saved with some fingerprint, whose N it keeps.
+
+        Raises:
+            StateError: If the settings have another N, or that of the state is damaged.
+        """
+        count = saved.get("micro_batches")
+        if count is None or count == self.micro_batches:
+            return self
+        if not is_whole(count) or count < 1:
+            raise StateError(
+                f"the fingerprint of the state has micro_batches={count!r}, expected a number from "
+                "1; the state is damaged or was edited"
+            )
+        if self.balance.micro_batches is not None:
+            raise StateError(
+                f"the run has steps of {count} micro-batches, now it is {self.micro_batches}; pass "
+                f"Balance(micro_batches={count}), or leave it out"
+            )
+        return replace(self, micro_batches=count)
+
+    def check(self, lanes: int) -> None:
+        """Raise ConfigError if a run of `lanes` lanes cannot be divided into these steps."""
+        count = self.micro_batches
+        if lanes % count and count % lanes:
+            lower, upper = lanes // count * count, -(-lanes // count) * count
+            near = " or ".join(str(each) for each in (lower, upper) if each)
+            raise ConfigError(
+                f"a run with {lanes} lanes cannot be divided into steps of {count} micro-batches; "
+                f"use lanes={near}, or Balance(micro_batches=...) with a divisor of {lanes}"
+            )
+        of_step = min(lanes, count)
+        if self.pool is not None and of_step % self.pool:
+            fitting = [number for number in range(1, of_step + 1) if of_step % number == 0]
+            raise ConfigError(
+                f"the {of_step} lanes of a step cannot be divided into pools of {self.pool}; use "
+                f"Balance(pool=...) with one of {', '.join(map(str, fitting))}"
+            )
+
+
+def rows_of_open_windows(saved: Mapping[str, Any], rows: Mapping[int, int]) -> int:
+    """Return how many rows lanes have read of windows that some lane has not read to the end.
+
+    Args:
+        saved: What `BalancedOrder.to_json` returned, with the `batch_size`.
+        rows: For each lane of the run, how many rows it has read.
+    """
+    count, window = saved["micro_batches"], saved["balance"]["window"]
+    steps = 1 if window == "step" else window
+    size = steps * saved["batch_size"] * count // min(len(rows), count)
+    begin = min(rows.values()) // size * size
+    return int(sum(rows.values()) - begin * len(rows))
+
+
+def deal(costs: NDArray[np.float64], hands: int) -> list[list[int]]:
+    """Return the samples of each hand: equally many in each, with costs as equal as can be.
+
+    Args:
+        costs: The cost of each sample; their number is a multiple of that of hands.
+        hands: Number of hands.
+
+    Example:
+        >>> deal(np.array([9.0, 1.0, 2.0, 8.0]), 2)
+        [[0, 1], [2, 3]]
+    """
+    if hands == 1:
+        return [list(range(len(costs)))]
+    size = len(costs) // hands
+    dealt: list[list[int]] = [[] for _ in range(hands)]
+    loads = [(0.0, hand) for hand in range(hands)]
+    heapify(loads)
+    values = costs.tolist()
+    for sample in np.argsort(-costs, kind="stable").tolist():
+        load, hand = heappop(loads)
+        dealt[hand].append(sample)
+        if len(dealt[hand]) < size:
+            heappush(loads, (load + values[sample], hand))
+    return [sorted(samples) for samples in dealt]
+
+
+class _Window:
+    """The samples of a window of a pool, and the deals of its steps.
+
+    Samples are numbered lane by lane, in the order of the unbalanced plan.
+
+    Args:
+        firsts: The number of the first sample of each lane, and how many there are.
+        costs: The cost of each sample.
+        step_rows: Rows of each lane in a step.
+        order: The balanced order.
+        groups: For each step, which group of samples of similar cost it has.
+        key: What permutes the hands of each step.
+    """
+
+    def __init__(
+        self,
+        firsts: Ints,
+        costs: NDArray[np.float64],
+        step_rows: int,
+        order: BalancedOrder,
+        groups: Ints,
+        key: int,
+    ) -> None:
+        self._firsts, self._costs, self._step_rows = firsts, costs, step_rows
+        self._batch_size, self._groups, self._key = order.batch_size, groups, key
+        counts = np.diff(firsts)
+        self._is_complete = bool((counts == order.window * step_rows).all())
+        self._steps = int(counts.min()) // step_rows
+        self._places: dict[int, Ints] = {}
+
+    def source(self, lane: int, offsets: Ints) -> Ints:
+        """Return the numbers of the samples at some rows of a lane."""
+        samples = self._firsts[lane] + offsets
+        step, within = divided(offsets, self._step_rows)
+        for number in range(int(step.min()), min(int(step.max()) + 1, self._steps)):
+            chosen = np.flatnonzero(step == number)
+            samples[chosen] = self._dealt(number)[lane, within[chosen]]
+        return np.asarray(samples)
+
+    def find(self, sample: int) -> tuple[int, int]:
+        """Return the lane, and the row in the window, to which a sample is dealt."""
+        for number in range(self._steps):
+            lanes, rows = np.nonzero(self._dealt(number) == sample)
+            if len(lanes):
+                return int(lanes[0]), number * self._step_rows + int(rows[0])
+        lane = int(np.searchsorted(self._firsts, sample, side="right")) - 1
+        return lane, sample - int(self._firsts[lane])
+
+    def _dealt(self, step: int) -> Ints:
+        """Return the samples of each lane in a step, shape (lanes, rows)."""
+        if step not in self._places:
+            lanes, size = len(self._firsts) - 1, self._batch_size
+            samples = self._samples(step)
+            hands = len(samples) // size
+            dealt = samples[np.array(deal(self._costs[samples], hands))]
+            # The first hand has the largest sample, which should not go to the same lane each time.
+            key = combine(np.array([self._key], np.uint64), step)
+            dealt = dealt[permute(np.arange(hands), np.array([hands]), key)]
+            turns = dealt.reshape(hands // lanes, lanes, size)
+            self._places[step] = turns.swapaxes(0, 1).reshape(lanes, -1)
+        return self._places[step]
+
+    def _samples(self, step: int) -> Ints:
+        """Return the samples of a step, ascending."""
+        if not self._is_complete or len(self._groups) == 1:
+            rows = np.arange(step * self._step_rows, (step + 1) * self._step_rows)
+            return np.asarray((self._firsts[:-1, None] + rows).ravel())
+        size = len(self._costs) // len(self._groups)
+        group = int(self._groups[step])
+        return np.sort(self._sorted[group * size : (group + 1) * size])
+
+    @cached_property
+    def _sorted(self) -> Ints:
+        return np.argsort(self._costs, kind="stable")
+
+
+class _Chunk:
+    """Some consecutive windows of a pool, whose rows are planned together."""
+
+    def __init__(self, plan: BalancedPlan, pool: int, number: int) -> None:
+        rows, windows = plan.window_rows, plan.chunk_windows
+        start = number * windows * rows
+        lanes = plan.lanes_of_pool(pool)
+        found = [plan.plan.rows(lane, start, windows * rows) for lane in lanes]
+        counts = [len(each.leaf) for each in found]
+        self._rows = Rows(*map(np.concatenate, zip(*found, strict=True)))
+        self._edges = np.cumsum([0, *counts])
+        self._costs = plan.order.costs(self._rows)
+        self._plan, self._pool, self._first = plan, pool, number * windows
+        self._windows: dict[int, tuple[_Window, Ints]] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all lanes."""
+        return len(self._rows.leaf)
+
+    def at(self, number: int, lane: int, offsets: Ints) -> Rows:
+        """Return the samples at rows of a window, of the lane with a number within the pool."""
+        window, numbers = self.window(number)
+        return self._rows.pick(numbers[window.source(lane, offsets)])
+
+    def find(self, number: int, lane: int, offset: int) -> tuple[int, int]:
+        """Return the lane within the pool, and the row of a window, to which a sample is dealt.
+
+        Args:
+            number: The window.
+            lane: The lane that has the sample without balancing, within the pool.
+            offset: Its row in the window.
+        """
+        window, numbers = self.window(number)
+        sample = np.searchsorted(numbers, self._edges[lane] + offset + self._begin(number))
+        return window.find(int(sample))
+
+    def _begin(self, number: int) -> int:
+        """Return the row of a lane at which a window begins, counted from that of the chunk."""
+        return (number - self._first) * self._plan.window_rows
+
+    def window(self, number: int) -> tuple[_Window, Ints]:
+        """Return a window, and the numbers of its samples in this chunk."""
+        if number not in self._windows:
+            plan, size = self._plan, self._plan.window_rows
+            begins = self._edges[:-1] + self._begin(number)
+            stops = np.minimum(begins + size, self._edges[1:])
+            counts = np.maximum(0, stops - begins)
+            firsts = np.cumsum([0, *counts])
+            numbers = np.arange(firsts[-1]) + np.repeat(begins - firsts[:-1], counts)
+            seed = plan.seed_of(self._pool, number)
+            window = _Window(
+                firsts,
+                self._costs[numbers],
+                plan.step_rows,
+                plan.order,
+                plan.groups(self._pool, number),
+                seed,
+            )
+            self._windows[number] = window, numbers
+        return self._windows[number]
+
+
+@dataclass(frozen=True)
+class BalancedPlan:
+    """The plan of lanes that exchange the samples of their steps.
+
+    Args:
+        plan: The order without balancing.
+        order: How samples are exchanged.
+    """
+
+    plan: Plan
+    order: BalancedOrder
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self.plan.lanes
+
+    @property
+    def lanes_of_stream(self) -> int:
+        """How many lanes read the same slices: those of a pool, and of its streams."""
+        return max(self.pool, self.plan.lanes_of_stream)
+
+    @cached_property
+    def lanes_of_step(self) -> int:
+        """How many lanes have batches in a step."""
+        return min(self.lanes, self.order.micro_batches)
+
+    @cached_property
+    def pool(self) -> int:
+        """M, how many lanes exchange samples."""
+        return gcd(self.lanes_of_step, self.order.pool or self.lanes_of_step)
+
+    @cached_property
+    def step_rows(self) -> int:
+        """Rows of a lane in each step."""
+        return self.order.micro_batches // self.lanes_of_step * self.order.batch_size
+
+    @cached_property
+    def window_rows(self) -> int:
+        """Rows of a lane in each window."""
+        return self.order.window * self.step_rows
+
+    @cached_property
+    def chunk_windows(self) -> int:
+        """How many windows are planned together."""
+        return -(-PLANNED_ROWS // self.window_rows)
+
+    def lanes_of_pool(self, pool: int) -> range:
+        """Return the lanes of a pool; pools are numbered through all lanes."""
+        return range(pool * self.pool, (pool + 1) * self.pool)
+
+    def stream_of(self, lane: int) -> int:
+        """Return the number of the pool of a lane in its step: such lanes are read together."""
+        return lane % self.lanes_of_step // self.pool
+
+    def groups(self, pool: int, window: int) -> Ints:
+        """Return which group of samples of similar cost each step of a window has."""
+        count = self.order.window
+        key = derive_seed(self.order.seed, "balance", pool * self.pool // self.lanes_of_step)
+        keys = combine(np.array([key], np.uint64), window)
+        return permute(np.arange(count), np.array([count]), keys)
+
+    def seed_of(self, pool: int, window: int) -> int:
+        """Return what permutes the hands in a window of a pool."""
+        key = np.array([derive_seed(self.order.seed, "hands", pool)], np.uint64)
+        return int(combine(key, window)[0])
+
+    def stream_rows(self, lane: int, rows: Ints) -> Ints:
+        """Return the rows of its stream that some rows of a lane are, without balancing."""
+        return self.plan.stream_rows(lane, rows)
+
+    def rows_before(self, lane: int, stream_row: int) -> int:
+        """Return how many rows of a lane come before a row of its stream, without balancing."""
+        return self.plan.rows_before(lane, stream_row)
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many rows a lane has; None means no end."""
+        return self.plan.num_rows(lane)
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> BalancedPlan:
+        """Return the plan of a run in which all streams changed their mix at `rows`.
+
+        Lanes that exchange samples have to change it together, where a window begins.
+        """
+        if not rows:
+            return self
+        if rows not in self._changed:
+            plan = self.plan
+            for each in range(self.lanes):
+                plan = plan.with_changes(each, rows)
+            self._changed[rows] = replace(self, plan=plan)
+        return self._changed[rows]
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return rows `start` to `start + count` of a lane; fewer only at the end."""
+        end = self.num_rows(lane)
+        stop = start + count if end is None else min(start + count, end)
+        return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
+
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        """Return the samples at `rows` of a lane, in any order; all rows must exist."""
+        pool, own = divmod(lane, self.pool)
+        windows, offsets = divided(rows, self.window_rows)
+        numbers = np.unique(windows).tolist()
+        if len(numbers) == 1:
+            return self._chunk(pool, numbers[0]).at(numbers[0], own, offsets)
+        columns: Sequence[Any] = [np.empty(len(rows), kind) for kind in (np.int32, *[np.int64] * 2)]
+        for number in numbers:
+            chosen = np.flatnonzero(windows == number)
+            found = self._chunk(pool, number).at(number, own, offsets[chosen])
+            for column, values in zip(columns, found, strict=True):
+                column[chosen] = values
+        return Rows(*columns)
+
+    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
+        """Return the leaf of each of `rows` of a lane; below 0 for a gap."""
+        return self.at(lane, rows, gaps=True).leaf
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`.
+
+        Of what is long ago, each lane has what it would have without balancing: the sum over the
+        lanes of a pool is the same.
+        """
+        begin = row // self.window_rows * self.window_rows
+        if row - begin > COUNTED_ROWS:
+            return self.plan.leaf_counts(lane, row)
+        leaf = self.leaf_of(lane, np.arange(begin, row, dtype=np.int64))
+        counts = self.plan.leaf_counts(lane, begin)
+        return counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return the lane and row of a sample in an epoch of its leaf."""
+        place = self.plan.find(leaf, epoch, ordinal)
+        if place is None:
+            return None
+        pool, own = divmod(place[0], self.pool)
+        number, offset = divmod(place[1], self.window_rows)
+        lane, row = self._chunk(pool, number).find(number, own, offset)
+        return pool * self.pool + lane, number * self.window_rows + row
+
+    def _chunk(self, pool: int, window: int) -> _Chunk:
+        """Return the chunk that has a window of a pool."""
+        address = pool, window // self.chunk_windows
+        # Several threads may plan: none of these steps fails where another one is ahead.
+        chunk = self._chunks.pop(address, None) or _Chunk(self, *address)
+        self._chunks[address] = chunk
+        kept = list(self._chunks.items())
+        excess = sum(each.num_rows for _, each in kept) - KEPT_ROWS
+        for oldest, each in kept[:-KEPT_CHUNKS]:
+            if excess > 0:
+                self._chunks.pop(oldest, None)
+                excess -= each.num_rows
+        return chunk
+
+    @cached_property
+    def _chunks(self) -> OrderedDict[tuple[int, int], _Chunk]:
+        return OrderedDict()
+
+    @cached_property
+    def _changed(self) -> dict[tuple[int, ...], BalancedPlan]:
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)

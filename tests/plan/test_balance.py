@@ -1,0 +1,213 @@
+"""Samples of steps are dealt to micro-batches of equal costs, and none is lost or repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon.errors import ConfigError, StateError
+from energon.plan.balance import Balance, BalancedOrder, BalancedPlan, deal
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import PlanRecipe
+
+LEAVES = (
+    PlanLeaf("a", 700, weight=3, slice_samples=8),
+    PlanLeaf("b", 90, weight=1, slice_samples=4),
+)
+
+
+def costs(rows):
+    """Long-tailed, and a function of the sample alone."""
+    numbers = rows.leaf.astype(np.int64) * 1000 + rows.ordinal
+    uniform = ((numbers * 2654435761) % 10007 + 0.5) / 10007
+    return np.where(rows.leaf < 0, 0.0, (-np.log(uniform)) ** 1.5)
+
+
+def plans(lanes, micro_batches, *, batch_size=3, window="step", pool=None, **settings):
+    """The plan without balancing, and the balanced one."""
+    balance = Balance(cost="bytes", window=window, pool=pool)
+    order = BalancedOrder(costs, balance, batch_size, micro_batches, seed=5)
+    order.check(lanes)
+    settings = {"kind": "blend", "leaves": LEAVES, "seed": 5, **settings}
+    recipe = PlanRecipe(**settings, stripe=batch_size, batch_size=batch_size)
+    balanced = PlanRecipe(**settings, stripe=batch_size, batch_size=batch_size, balance=order)
+    return recipe(lanes), balanced(lanes)
+
+
+def triples(rows):
+    return list(zip(*(column.tolist() for column in rows), strict=True))
+
+
+def step(plan, number, micro_batches, batch_size=3):
+    """The micro-batches of a step: consecutive global batches."""
+    batches = []
+    for batch in range(number * micro_batches, (number + 1) * micro_batches):
+        turn, lane = divmod(batch, plan.lanes)
+        batches.append(plan.rows(lane, turn * batch_size, batch_size))
+    return batches
+
+
+def flat(batches):
+    return sorted(sample for rows in batches for sample in triples(rows))
+
+
+def slowest(steps):
+    """The time of some steps, over that if no micro-batch waited for another."""
+    loads = np.array([[costs(rows).sum() for rows in batches] for batches in steps])
+    return loads.max(axis=1).sum() / loads.mean(axis=1).sum()
+
+
+@st.composite
+def shapes(draw):
+    """Numbers of lanes and micro-batches that fit, with a pool, a window and streams."""
+    of_step, times = draw(st.sampled_from([1, 2, 4, 6])), draw(st.integers(1, 3))
+    lanes, micro_batches = draw(
+        st.sampled_from([(of_step * times, of_step), (of_step, of_step * times)])
+    )
+    pool = draw(st.sampled_from([None, *(m for m in (1, 2, 3, 6) if of_step % m == 0)]))
+    streams = draw(st.sampled_from([None, 1, 2]))
+    return lanes, micro_batches, pool, streams
+
+
+@given(shapes(), st.integers(1, 5), st.integers(0, 10**9))
+def test_a_window_has_the_samples_of_the_lanes_of_its_pool(shape, window, number):
+    lanes, micro_batches, pool, streams = shape
+    before, plan = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
+    assert isinstance(plan, BalancedPlan)
+    size = plan.window_rows
+    for members in map(plan.lanes_of_pool, range(lanes // plan.pool)):
+        exchanged = [plan.rows(lane, number * size, size) for lane in members]
+        assert flat(exchanged) == flat([before.rows(lane, number * size, size) for lane in members])
+
+
+@given(shapes(), st.integers(0, 10**9))
+def test_a_step_keeps_its_samples_and_all_of_them(shape, number):
+    lanes, micro_batches, pool, streams = shape
+    before, plan = plans(lanes, micro_batches, pool=pool, streams=streams)
+    assert flat(step(plan, number, micro_batches)) == flat(step(before, number, micro_batches))
+
+
+@given(
+    shapes(),
+    st.sampled_from(["step", 1, 2, 5]),
+    st.integers(0, 10**12),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+)
+def test_any_cut_of_rows_gives_the_same_rows(shape, window, start, lengths):
+    lanes, micro_batches, pool, streams = shape
+    _, plan = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
+    _, again = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
+    lane, whole, at = lanes - 1, [], start
+    for length in lengths:
+        whole += triples(again.rows(lane, at, length))
+        at += length
+    assert whole == triples(plan.rows(lane, start, sum(lengths)))
+    shuffled = np.random.default_rng(0).permutation(np.arange(start, at))
+    picked = triples(plan.at(lane, shuffled))
+    assert picked == [whole[row - start] for row in shuffled.tolist()]
+
+
+@given(shapes(), st.sampled_from(["step", 3]), st.integers(0, 60))
+def test_every_sample_of_a_pass_comes_once_up_to_the_end_of_all_lanes(shape, window, total):
+    lanes, micro_batches, pool, streams = shape
+    leaves = (PlanLeaf("a", 40 + total, slice_samples=4),)
+    _, plan = plans(
+        lanes,
+        micro_batches,
+        window=window,
+        pool=pool,
+        streams=streams,
+        kind="epochized",
+        leaves=leaves,
+        repeat=False,
+    )
+    drawn = [sample for lane in range(lanes) for sample in triples(plan.rows(lane, 0, 10**4))]
+    assert sorted(drawn) == [(0, 0, ordinal) for ordinal in range(40 + total)]
+    for lane in range(lanes):
+        for row, sample in enumerate(triples(plan.rows(lane, 0, 10**4))):
+            assert plan.find(*sample) == (lane, row)
+
+
+def test_leaves_are_counted_as_they_are_drawn():
+    _, plan = plans(6, 6, window=3, pool=3)
+    rows = 1000
+    counts = [np.bincount(plan.leaf_of(lane, np.arange(rows)), minlength=2) for lane in range(6)]
+    reported = [plan.leaf_counts(lane, rows) for lane in range(6)]
+    assert np.abs(np.sum(counts, 0) - np.sum(reported, 0)).max() <= plan.window_rows
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_deal_gives_each_sample_once_and_all_hands_the_same_number(values, hands):
+    values = np.array(values[: len(values) // hands * hands])
+    dealt = deal(values, hands)
+    assert {len(samples) for samples in dealt} == {len(values) // hands}
+    assert sorted(sample for samples in dealt for sample in samples) == list(range(len(values)))
+
+
+def test_a_deal_is_as_even_as_the_largest_sample_admits():
+    rng = np.random.default_rng(1)
+    values = rng.lognormal(0, 0.5, 64 * 16)
+    loads = [values[samples].sum() for samples in deal(values, 64)]
+    assert max(loads) / np.mean(loads) < 1.03
+
+
+@pytest.mark.parametrize(
+    ("window", "pool", "most"), [("step", None, 3.0), (16, None, 1.2), (16, 8, 1.3), (64, 1, 1.5)]
+)
+def test_larger_windows_and_pools_make_steps_more_even(window, pool, most):
+    before, plan = plans(32, 32, batch_size=4, window=window, pool=pool)
+    drawn, dealt = (
+        slowest([step(each, number, 32, 4) for number in range(64)]) for each in (before, plan)
+    )
+    assert dealt < most < drawn
+
+
+def test_the_largest_samples_do_not_always_go_to_the_same_lane():
+    _, plan = plans(8, 8)
+    heaviest = [
+        int(np.argmax([costs(rows).max() for rows in step(plan, number, 8)]))
+        for number in range(64)
+    ]
+    assert len(set(heaviest)) == 8
+
+
+@pytest.mark.parametrize(
+    ("lanes", "micro_batches", "pool", "message"),
+    [
+        (8, 6, None, "lanes=6 or 12"),
+        (4, 6, None, "lanes=6"),
+        (12, 6, 4, "one of 1, 2, 3, 6"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_with_those_that_do(
+    lanes, micro_batches, pool, message
+):
+    with pytest.raises(ConfigError, match=message):
+        plans(lanes, micro_batches, pool=pool)
+
+
+def test_a_run_keeps_its_micro_batches():
+    order = BalancedOrder(costs, Balance(cost="bytes"), 3, 4)
+    assert order.continuing({"micro_batches": 8}).micro_batches == 8
+    given = BalancedOrder(costs, Balance(cost="bytes", micro_batches=4), 3, 4)
+    with pytest.raises(StateError, match="steps of 8 micro-batches, now it is 4"):
+        given.continuing({"micro_batches": 8})
+    with pytest.raises(StateError, match="damaged"):
+        order.continuing({"micro_batches": "many"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cost": 3}, "expected the name of a measure"),
+        ({"cost": lambda measures: measures["bytes"]}, "has no name"),
+        ({"cost": "bytes", "window": 0}, "from 1"),
+        ({"cost": "bytes", "pool": 1.5}, "from 1"),
+        ({"cost": "bytes", "micro_batches": -1}, "from 1"),
+    ],
+)
+def test_invalid_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Balance(**settings)

@@ -1,0 +1,299 @@
+"""One global order of a balanced run, whoever loads, and after any restore."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from energon import (
+    Balance,
+    ConfigError,
+    DefaultTaskEncoder,
+    SkipSample,
+    StateError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    prepare_dataset,
+)
+from tests.datasets import write_shard
+from tests.effort import IN_CI, some
+
+LANES = 8
+BATCH_SIZE = 3
+NUM_BATCHES = 96
+TOPOLOGIES = [(1, 0), (1, 2), (1, 3), (2, 1), (4, 2), (8, 0)]
+BALANCES = {
+    "step": Balance(cost="txt:bytes"),
+    "window": Balance(cost="txt:bytes", window=3),
+    "pools": Balance(cost="txt:bytes", window=2, pool=2, micro_batches=4),
+}
+
+
+def make_texts(root, shard_counts, prefix, *, parts=("txt",)):
+    """A crude dataset of texts, most of which are short."""
+    sizes, number = np.random.default_rng(sum(shard_counts)), 0
+    for shard, count in enumerate(shard_counts):
+        samples = []
+        for _ in range(count):
+            text = b"x" * int(sizes.lognormal(5, 1))
+            samples.append((f"{prefix}{number}", dict.fromkeys(parts, text)))
+            number += 1
+        write_shard(root / f"{shard:03}.tar", samples)
+    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    root = tmp_path_factory.mktemp("blend")
+    make_texts(root / "large", [40, 25, 60], "l")
+    make_texts(root / "small", [20, 17], "m")
+    path = root / "blend.yaml"
+    write_blend(path, large=3, small=1)
+    return path
+
+
+def write_blend(path, **weights):
+    entries = "".join(f"      - {{path: {name}, weight: {w}}}\n" for name, w in weights.items())
+    path.write_text(
+        "__module__: megatron.energon\n"
+        "__class__: MetadatasetV2\n"
+        f"splits:\n  train:\n    blend:\n{entries}"
+    )
+
+
+class Encoder(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        return {
+            "__key__": sample["__key__"],
+            "__restore_key__": sample["__restore_key__"],
+            "size": len(sample["txt"]),
+        }
+
+
+class Skipping(Encoder):
+    def encode_sample(self, sample):
+        if sample["__key__"].endswith("7"):
+            raise SkipSample
+        return super().encode_sample(sample)
+
+
+class Run:
+    """All ranks of a job, from the global batch `start` on."""
+
+    def __init__(self, path, topology, balance, *, start=0, state=None, restore=None, **settings):
+        world_size, num_workers = topology
+        encoder, lanes = settings.pop("encoder", Encoder), settings.pop("lanes", LANES)
+        self.loaders = []
+        for rank in range(world_size):
+            config = WorkerConfig(
+                rank=rank,
+                world_size=world_size,
+                num_workers=num_workers,
+                lanes=lanes,
+                seed_offset=7,
+            )
+            dataset = get_train_dataset(
+                path,
+                worker_config=config,
+                batch_size=BATCH_SIZE,
+                max_samples_per_sequence=4,
+                task_encoder=encoder(),
+                balance=balance,
+                **settings,
+            )
+            self.loaders.append(get_savable_loader(dataset))
+            if state is not None:
+                saved = json.loads(json.dumps(state))
+                self.loaders[-1].load_state_dict(saved, **(restore or {}))
+        self.ranks = [iter(loader) for loader in self.loaders]
+        self.at = start
+
+    def take(self, count):
+        """The keys and sizes of the next global batches."""
+        batches = []
+        for _ in range(count):
+            batch = next(self.ranks[self.at % len(self.ranks)])
+            batches.append((batch["__key__"], list(batch["size"])))
+            self.at += 1
+        return batches
+
+    def save(self):
+        return [loader.save_state_rank() for loader in self.loaders]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for loader in self.loaders:
+            loader.close()
+
+
+@pytest.fixture(scope="module")
+def expected(blend):
+    """The global batches of each balanced run."""
+    batches = {}
+    for name, balance in {**BALANCES, "unbalanced": None}.items():
+        with Run(blend, (1, 0), balance) as run:
+            batches[name] = run.take(NUM_BATCHES)
+    return batches
+
+
+def keys_of(batches):
+    return sorted(key for keys, _ in batches for key in keys)
+
+
+def test_each_step_has_the_samples_that_it_has_without_balancing(expected):
+    for start in range(0, NUM_BATCHES, LANES):
+        step = slice(start, start + LANES)
+        assert keys_of(expected["step"][step]) == keys_of(expected["unbalanced"][step])
+    window = slice(0, 3 * LANES)
+    assert keys_of(expected["window"][window]) == keys_of(expected["unbalanced"][window])
+
+
+@pytest.mark.parametrize("name", BALANCES)
+def test_batches_of_a_step_cost_nearly_the_same(expected, name):
+    def time(batches, of_step):
+        loads = np.array([sum(sizes) for _, sizes in batches]).reshape(-1, of_step)
+        return loads.max(axis=1).sum() / loads.mean(axis=1).sum()
+
+    of_step = 4 if name == "pools" else LANES
+    assert time(expected[name], of_step) < time(expected["unbalanced"], of_step) - 0.05
+
+
+@pytest.mark.parametrize("name", BALANCES)
+@pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
+def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
+    with Run(blend, topology, BALANCES[name]) as run:
+        assert run.take(NUM_BATCHES) == expected[name]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BALANCES)
+def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
+    choose = random.Random(4)
+    state, at, topology = None, 0, (1, 0)
+    for number in range(20 if IN_CI else 6):
+        lanes = LANES if state is None else None
+        with Run(blend, topology, BALANCES[name], start=at, state=state, lanes=lanes) as run:
+            step = 1 if number % 5 == 4 else choose.randint(1, 6)
+            assert run.take(step) == expected[name][at : at + step], (number, topology, at)
+            at += step
+            state = run.save()
+        topology = choose.choice([other for other in TOPOLOGIES if other != topology])
+
+
+def test_a_run_without_given_lanes_keeps_its_micro_batches_on_more_ranks(blend):
+    with Run(blend, (2, 1), BALANCES["step"], lanes=None) as run:
+        run.take(10)
+        state, rest = run.save(), run.take(40)
+    assert state[0]["fingerprint"]["micro_batches"] == 2
+    with Run(blend, (4, 2), BALANCES["step"], start=10, state=state, lanes=None) as run:
+        assert run.take(40) == rest
+        assert run.save()[0]["fingerprint"]["micro_batches"] == 2
+
+
+def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
+    make_texts(tmp_path, [50, 40], "s")
+    balance = BALANCES["window"]
+    with Run(tmp_path, (2, 0), balance) as run:
+        drawn = keys_of(run.take(30))
+        state = run.save()
+    with pytest.raises(ConfigError, match="up to 22 samples may be repeated and up to 22 may be"):
+        Run(tmp_path, (3, 0), balance, state=state, lanes=None)
+    restore = {"relane": True}
+    with Run(tmp_path, (3, 0), balance, state=state, restore=restore, lanes=None) as run:
+        drawn += keys_of(run.take(27 * 24))  # nine windows of each lane
+        assert run.save()[0]["fingerprint"]["micro_batches"] == 3
+    counts = np.array([drawn.count(f"s{number}") for number in range(90)])
+    epochs = counts.sum() // 90
+    assert (np.clip(epochs - counts, 0, None) + np.clip(counts - epochs - 1, 0, None)).sum() <= 44
+
+
+def test_samples_that_hooks_skip_make_their_batch_smaller_and_change_no_other(blend, expected):
+    with Run(blend, (2, 0), BALANCES["window"], encoder=Skipping) as run:
+        batches = run.take(NUM_BATCHES)
+    kept = [[key for key in keys if not key.endswith("7")] for keys, _ in expected["window"]]
+    assert [keys for keys, _ in batches] == kept
+
+
+def test_every_sample_of_a_pass_comes_once(tmp_path):
+    make_texts(tmp_path, [50, 41], "s")
+    for balance in BALANCES.values():
+        with Run(tmp_path, (2, 0), balance, repeat=False) as run:
+            keys = [key for rank in run.ranks for batch in rank for key in batch["__key__"]]
+        assert sorted(keys) == sorted(f"s{number}" for number in range(91))
+
+
+def test_batches_can_be_restored_by_their_keys(blend):
+    with Run(blend, (1, 0), BALANCES["pools"]) as run:
+        batches = [next(run.ranks[0]) for _ in range(10)]
+        for batch in batches:
+            again = run.loaders[0].restore_sample(batch["__restore_key__"])
+            assert again["__key__"] == batch["__key__"]
+
+
+def test_another_mix_begins_with_a_window_and_is_the_same_on_any_topology(blend, tmp_path):
+    path = blend.parent / "changed.yaml"
+    write_blend(path, large=1, small=3)
+    balance = BALANCES["window"]
+    with Run(blend, (2, 0), balance) as run:
+        before = run.take(10)
+        state, goes_on = run.save(), run.take(14)
+    runs, restore = [], {"strict": ["mix"]}
+    for topology in [(1, 0), (4, 1)]:
+        with Run(path, topology, balance, start=10, state=state, restore=restore) as run:
+            runs.append(run.take(62))
+            again = run.save()
+        with Run(path, (2, 2), balance, start=72, state=again) as run:
+            runs[-1] += run.take(24)
+    assert runs[0] == runs[1]
+    assert runs[0][:14] == goes_on
+    shares = [
+        np.mean([key.startswith("m") for key in keys_of(batches)])
+        for batches in (before + goes_on, runs[0][14:])
+    ]
+    assert shares[0] < 0.4 < 0.6 < shares[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"balance": Balance(cost="tokens")}, "no measure 'tokens'.*bytes, txt:bytes"),
+        ({"balance": Balance(cost="jpg:bytes")}, "are 0, by 'jpg:bytes'"),
+        ({"balance": Balance(cost="bytes"), "packing_buffer_size": 4}, "drop packing"),
+        ({"balance": Balance(cost="bytes"), "blend_unit": "batch"}, "drop one of the two"),
+        ({"balance": "bytes"}, "imported from energon"),
+        ({"balance": Balance(cost=lambda m: m["bytes"][:1], name="one")}, "finite number for each"),
+        ({"balance": Balance(cost="bytes", micro_batches=5)}, "lanes=5 or 10"),
+    ],
+)
+def test_settings_that_cannot_be_balanced_are_refused(blend, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Run(blend, (1, 0), **settings)
+
+
+def test_states_of_other_costs_are_refused(blend):
+    with Run(blend, (2, 0), BALANCES["step"]) as run:
+        run.take(5)
+        state = run.save()
+    same = {"cost": "txt:bytes"}
+    for balance in (None, Balance(**same, version=1), Balance(**same, window=2)):
+        with pytest.raises(StateError, match="balance"):
+            Run(blend, (2, 0), balance, state=state)
+    with pytest.raises(StateError, match="steps of 8 micro-batches, now it is 4"):
+        Run(blend, (2, 0), Balance(**same, micro_batches=4), state=state)
+
+
+def double(measures):
+    return measures["bytes"] + 2 * measures["txt:bytes"]
+
+
+def test_costs_are_a_function_of_measures(blend):
+    with Run(blend, (1, 2), Balance(cost=double, version="v2")) as run:
+        run.take(8)
+        about = run.save()[0]["fingerprint"]["balance"]
+    assert about == {"cost": "double", "version": "v2", "window": "step", "pool": None}
