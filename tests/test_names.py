@@ -256,9 +256,6 @@ MEAN_SOMETHING = {
     "sources/decode_ahead.py": "a thread beside the hooks",
     "task_encoder/join_hooks.py": "hooks that only joins have",
     "task_encoder/mix_report.py": "a report on the mix",
-    "webdataset/stages/field_stages.py": "stages that work on fields",
-    "webdataset/stages/functional.py": "helpers that programs import",
-    "webdataset/stages/inspect_stages.py": "stages that show samples",
 }
 """Small modules that only one other module of their room imports, and what each is."""
 

@@ -40,8 +40,8 @@ from energon.prepare.importers.archive import ArchiveSource
 from energon.prepare.importers.selection import select
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
+from energon.webdataset.cache import FileCached
 from energon.webdataset.reading.opening import ShardOpening
-from energon.webdataset.stages.item_cache import FileCached
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val

@@ -16,11 +16,9 @@ import torch
 from energon.errors import ConfigError, StateError, WorkerError
 from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
-from energon.webdataset import filters, utils
+from energon.webdataset import filters, utils, web_loader
 from energon.webdataset.compat import WebDataset
-from energon.webdataset.running import lanes
-from energon.webdataset.running.lanes import returns_argument
-from energon.webdataset.web_loader import WebLoader
+from energon.webdataset.web_loader import WebLoader, returns_argument
 from tests.webdataset.shards import make_shards
 
 
@@ -127,7 +125,7 @@ def test_goes_on_with_any_number_of_workers(urls, restored_workers):
 
 @pytest.mark.parametrize("seconds", [0, 100])
 def test_states_that_only_count_batches_are_not_sent(urls, monkeypatch, seconds):
-    monkeypatch.setattr(lanes, "NOTE_SECONDS", seconds)
+    monkeypatch.setattr(web_loader, "NOTE_SECONDS", seconds)
     loader = WebLoader(WebDataset(urls).map(number).shuffle(5), batch_size=None)
     host = LaneHost(loader.stages[0].loader.dataset, {0: LanePosition()}, lanes=1)
     states = [event.state for event in host if not event.ended]
@@ -171,7 +169,7 @@ def test_a_loop_that_another_one_has_replaced_says_so(urls, workers):
 
 
 def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
-    monkeypatch.setattr(lanes, "NOTE_SECONDS", 100)
+    monkeypatch.setattr(web_loader, "NOTE_SECONDS", 100)
     dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
     loader, other = (WebLoader(dataset, batch_size=None, num_workers=n) for n in (2, 0))
     with loader:

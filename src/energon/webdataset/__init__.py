@@ -106,8 +106,7 @@ _NAMES = {
         "jsonl_to_samples",
         "msgpacks_to_samples",
     ],
-    "reading.shard_folder": ["DirectoryShardList"],
-    "reading.shard_sources": ["MultiShardSample", "shardspec"],
+    "reading.shard_sources": ["DirectoryShardList", "MultiShardSample", "shardspec"],
     "shardlists": [
         "ResampledShardList",
         "ResampledShards",

@@ -115,7 +115,7 @@ from energon.webdataset.pytorch import (
     IterableDataset as IterableDataset,
     TorchTensor as TorchTensor,
 )
-from energon.webdataset.reading.shard_folder import (
+from energon.webdataset.reading.shard_sources import (
     DirectoryShardList as DirectoryShardList,
 )
 from energon.webdataset.reading.shard_sources import (

@@ -6,51 +6,54 @@ Each function returns a stage. Stages are used in pipelines, or called with an i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import contextlib
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import reduce, wraps
+from typing import Any, TextIO
 
+from energon.errors import ConfigError
+from energon.webdataset import security
+from energon.webdataset.autodecode import Decoder
+from energon.webdataset.cache import Cached, LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.stages.base import Stage
+from energon.webdataset.stages.base import (
+    Context,
+    Stage,
+    StageIterator,
+    State,
+    load_state,
+    state_of,
+    unpack,
+)
 from energon.webdataset.stages.batching import (
     Batched,
     Collation,
     FlatMap,
+    collate_column,
     default_collation_fn,
     unbatch,
     unlist,
 )
-from energon.webdataset.stages.field_stages import (
-    associate,
-    decode,
-    extract_keys,
-    map_dict,
-    map_tuple,
-    rename,
-    rename_keys,
-    to_tuple,
-    xdecode,
+from energon.webdataset.stages.fields import (
+    Associate,
+    ExtractKeys,
+    MapDict,
+    MapTuple,
+    Rename,
+    RenameKeys,
+    ToTuple,
+    XDecode,
+    alternatives,
+    getfirst,
 )
-from energon.webdataset.stages.fields import getfirst
-from energon.webdataset.stages.functional import (
-    combine_values,
-    compose,
-    compose2,
-    decode_bin,
-    decode_pickle,
-    decode_text,
-    default_decoders,
-    dict2tuple,
-    find_decoder,
-    generator,
-    parse_field_spec,
-    pick,
-    pipeline,
-    tuple2dict,
-)
-from energon.webdataset.stages.inspect_stages import Info, LogKeys
-from energon.webdataset.stages.item_cache import Cached, LMDBCached
 from energon.webdataset.stages.make import pipelinefilter
-from energon.webdataset.stages.mapping import Map, RandomSample, Select, Slice
+from energon.webdataset.stages.mapping import Apply, Map, RandomSample, Select, Slice
 from energon.webdataset.stages.shuffling import Shuffle, detshuffle
 from energon.webdataset.utils import reexport, transform_with
 
@@ -98,6 +101,373 @@ __all__ = [
     "unlisted",
     "xdecode",
 ]
+
+
+def decode(
+    *args: Any,
+    handler: Handler = reraise_exception,
+    pre: Any = None,
+    post: Any = None,
+    only: Any = None,
+    partial: bool = False,
+    allow: Collection[str] = (),
+) -> Stage:
+    """Decode the fields of samples, see `Decoder`.
+
+    Example:
+        >>> next(iter(decode()([{"__key__": "a", "json": b"[1]", "cls": b"7"}])))
+        {'__key__': 'a', 'json': [1], 'cls': 7}
+    """
+    decoder = Decoder(list(args), pre=pre, post=post, only=only, partial=partial, allow=allow)
+    return Apply(decoder, handler)
+
+
+def xdecode(*args: Any, must_decode: bool = True, defaults: Any = None, **kw: Any) -> Stage:
+    """Decode fields by patterns for their names, with functions that read from a file.
+
+    Args:
+        args: Pairs of a pattern and a function, or False to leave such fields as they are.
+        must_decode: Whether a field that matches no pattern is an error.
+        defaults: Pairs that come before these; None for `default_decoders`.
+        kw: `png=f` is short for `("*.png", f)`.
+
+    Example:
+        >>> read_upper = lambda stream: stream.read().decode().upper()
+        >>> list(xdecode(("*.name", read_upper))([{"__key__": "a", "b.name": b"c"}]))
+        [{'__key__': 'a', 'b.name': 'C'}]
+    """
+    first = default_decoders if defaults is None else defaults
+    named = [(f"*.{name}", function) for name, function in kw.items()]
+    return Apply(XDecode([*first, *args, *named], must_decode))
+
+
+def map_dict(handler: Handler = reraise_exception, **kw: Callable[[Any], Any]) -> Stage:
+    """Change fields, each by its own function.
+
+    Example:
+        >>> list(map_dict(cls=lambda cls: cls + 1)([{"__key__": "a", "cls": 1}]))
+        [{'__key__': 'a', 'cls': 2}]
+    """
+    if not kw:
+        raise ConfigError("map_dict needs a function for at least one field: map_dict(cls=f)")
+    return Apply(MapDict(kw), handler)
+
+
+def to_tuple(
+    *args: Any,
+    handler: Handler = reraise_exception,
+    missing_is_error: bool = True,
+    none_is_error: bool | None = None,
+) -> Stage:
+    """Make tuples of fields: `to_tuple("jpg;png", "json")` or `to_tuple("jpg;png json")`.
+
+    Args:
+        args: For each item of the tuple a name, or several separated by semicolons, the first of
+            which that the sample has is used.
+        handler: Called for errors.
+        missing_is_error: Whether a missing field is an error; otherwise it becomes None.
+        none_is_error: Whether a field that is None is an error; defaults to `missing_is_error`.
+
+    Example:
+        >>> list(to_tuple("jpg;png", "cls")([{"__key__": "a", "png": b"...", "cls": 1}]))
+        [(b'...', 1)]
+    """
+    return Apply(ToTuple.of(args, missing_is_error, none_is_error), handler)
+
+
+def map_tuple(*args: Any, handler: Handler = reraise_exception) -> Stage:
+    """Change the items of tuples, each by its own function; None leaves one as it is.
+
+    Example:
+        >>> list(map_tuple(str, None)([(1, 2)]))
+        [('1', 2)]
+    """
+    return Apply(MapTuple(args), handler)
+
+
+def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: str) -> Stage:
+    """Rename fields: `rename(image="jpg;png")`.
+
+    Args:
+        handler: Called for errors.
+        keep: Whether to keep fields that are not named, including `__key__`.
+        kw: New names, each with the old ones, the first of which that exists is renamed.
+
+    Example:
+        >>> list(rename(image="jpg;png")([{"__key__": "a", "png": b"..."}]))
+        [{'__key__': 'a', 'image': b'...'}]
+    """
+    return Apply(Rename({new: alternatives(old) for new, old in kw.items()}, keep), handler)
+
+
+def rename_keys(
+    *args: tuple[str, str],
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    **kw: str,
+) -> Stage:
+    """Rename fields by patterns: `rename_keys(("image", "*.png"))`.
+
+    Args:
+        args: Pairs of a new name and a pattern for old ones; the last match wins.
+        keep_unselected: Whether to keep fields that match no pattern.
+        must_match: Whether a pattern that matches no field is an error.
+        duplicate_is_error: Whether two fields with the same new name are an error; otherwise the
+            last one wins.
+        kw: `image="*.png"` is another way to write a pair.
+
+    Example:
+        >>> list(rename_keys(image="*.png")([{"__key__": "a", "left.png": b"..."}]))
+        [{'image': b'...'}]
+    """
+    rules = (*args, *kw.items())
+    return Apply(RenameKeys(tuple(rules), keep_unselected, must_match, duplicate_is_error))
+
+
+def extract_keys(
+    *args: str, duplicate_is_error: bool = True, ignore_missing: bool = False
+) -> Stage:
+    """Make tuples of the fields that match patterns: `extract_keys("*.png;*.jpg", "*.json")`.
+
+    Args:
+        args: For each item of the tuple a pattern, or several separated by semicolons.
+        duplicate_is_error: Whether several matching fields are an error; otherwise the first is
+            used.
+        ignore_missing: Whether an item without a matching field is omitted from the tuple.
+
+    Example:
+        >>> list(extract_keys("*.png;*.jpg", "*.cls")([{"a.jpg": b"...", "a.cls": 1}]))
+        [(b'...', 1)]
+    """
+    patterns = tuple(alternatives(each) for each in args)
+    return Apply(ExtractKeys(patterns, duplicate_is_error, ignore_missing))
+
+
+def associate(associator: Any, **kw: Any) -> Stage:
+    """Add to each sample the fields that a dict has for its key, or a function returns for it.
+
+    Example:
+        >>> list(associate({"a": {"split": "train"}})([{"__key__": "a"}]))
+        [{'__key__': 'a', 'split': 'train'}]
+    """
+    return Apply(Associate(associator))
+
+
+@dataclass(frozen=True)
+class Info(Stage):
+    """Passes on all items, and writes some of them to a text stream.
+
+    Args:
+        fmt: Accepted for compatibility: fields are shown one per line.
+        n: Number of items to show at the beginning.
+        every: After these, every how many items to show one; -1 for none.
+        width: Maximum length of a field's text.
+        stream: The text stream; None for standard error.
+        name: Prefix of every line.
+    """
+
+    fmt: str | None = None
+    n: int = 3
+    every: int = -1
+    width: int = 50
+    stream: TextIO | None = None
+    name: str = ""
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _Counted(source, lambda number, item: self._show(number, item))
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "Info"}
+
+    def _show(self, number: int, item: Any) -> None:
+        if number >= self.n and (self.every < 1 or number % self.every):
+            return
+        fields = item.items() if isinstance(item, dict) else enumerate(_listed(item))
+        lines = [f"{self.name} {number} {key}: {_brief(v, self.width)}" for key, v in fields]
+        (self.stream or sys.stderr).write("".join(f"{line.strip()}\n" for line in lines))
+
+
+@dataclass(frozen=True)
+class LogKeys(Stage):
+    """Passes on all samples, and appends number, worker, rank and key of each to a file.
+
+    Args:
+        logfile: Path of the file; None for LOGKEYS in the environment, or else no log.
+    """
+
+    logfile: str | None = None
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        path = self.logfile or os.environ.get("LOGKEYS")
+        if not path:
+            return source
+        place = context.place
+
+        def log(number: int, item: Any) -> None:
+            line = f"{number}\t{place.worker}\t{place.rank}\t{item.get('__key__')}\n"
+            # One write to a file opened for appending, so that lines of several workers do not mix.
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:
+                file.write(line.encode())
+
+        return _Counted(source, log)
+
+    def describe(self) -> dict[str, Any]:
+        return {"stage": "LogKeys"}
+
+
+class _Counted(StageIterator):
+    def __init__(self, source: Iterator[Any], look: Any) -> None:
+        self._look = look
+        self._number = 0
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        for item in self._source:
+            self._look(self._number, item)
+            self._number += 1
+            yield item
+
+    def state_dict(self) -> State:
+        return {"source": state_of(self._source), "number": self._number}
+
+    def load_state_dict(self, state: State) -> None:
+        source, self._number = unpack(state, "source", "number")
+        load_state(self._source, source)
+
+
+def _listed(item: Any) -> Any:
+    return item if isinstance(item, tuple | list) else [item]
+
+
+def _brief(value: Any, width: int) -> str:
+    shape = getattr(value, "shape", None)
+    text = repr(value) if shape is None else f"{type(value).__name__} {tuple(shape)} {value.dtype}"
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def generator(make_stage: Callable[..., Any], source: str = "data") -> Callable[..., Iterator[Any]]:
+    """Return a generator function that runs a stage on any iterable.
+
+    Args:
+        make_stage: Creates the stage.
+        source: Name of the parameter for the iterable.
+
+    Example:
+        >>> from energon.webdataset.filters import _batched
+        >>> list(_batched([1, 2, 3], 2, collation_fn=None))
+        [[1, 2], [3]]
+    """
+    import inspect
+
+    @wraps(make_stage)
+    def run(*args: Any, **kw: Any) -> Iterator[Any]:
+        data, *rest = args if args else (kw.pop(source),)
+        yield from make_stage(*rest, **kw)(data)
+
+    name = f"_{make_stage.__name__}"
+    given = inspect.signature(make_stage).parameters.values()
+    data = inspect.Parameter(source, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"Yield what `{make_stage.__name__}` makes of any iterable."
+    run.__signature__ = inspect.Signature([data, *given])  # type: ignore[attr-defined]
+    del run.__wrapped__
+    return run
+
+
+def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function that applies `f`, and then `g`."""
+    return lambda x: g(f(x))
+
+
+def compose(*args: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function that applies all functions, the first one first."""
+    return reduce(compose2, args)
+
+
+def pipeline(source: Any, *args: Callable[[Any], Any]) -> Any:
+    """Return a source with filters applied, the first one first."""
+    return compose(*args)(source) if args else source
+
+
+def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
+    """Return the alternatives of each field: "jpg;png cls" are two fields."""
+    names = fields.split() if isinstance(fields, str) else fields
+    return [list(alternatives(name)) for name in names]
+
+
+def pick(buf: list[Any], rng: random.Random) -> Any:
+    """Remove a random item from a list; the last one fills the gap."""
+    place = rng.randint(0, len(buf) - 1)
+    buf[place], buf[-1] = buf[-1], buf[place]
+    return buf.pop()
+
+
+def tuple2dict(l: Any) -> Any:  # noqa: E741
+    """Return a sequence as a dict by number; a dict as it is."""
+    return l if isinstance(l, dict) else dict(enumerate(l))
+
+
+def dict2tuple(d: Mapping[int, Any]) -> tuple[Any, ...]:
+    """Return a dict by number as a tuple."""
+    return tuple(d[number] for number in range(max(d) + 1))
+
+
+def combine_values(
+    b: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """Return a column of a batch: numbers as an array, arrays and tensors stacked, or a list.
+
+    Raises:
+        SampleError: If arrays or tensors differ in their shapes.
+    """
+    return collate_column(list(b), combine_tensors, combine_scalars)
+
+
+def decode_bin(stream: Any) -> bytes:
+    """Return the bytes of a stream."""
+    data: bytes = stream.read()
+    return data
+
+
+def decode_text(stream: Any) -> str:
+    """Return the text of a stream."""
+    return str(stream.read(), "utf-8")
+
+
+def decode_pickle(stream: Any) -> Any:
+    """Return the object that is pickled in a stream, if that is allowed.
+
+    Raises:
+        SecurityError: If it is not.
+    """
+    security.require(
+        "pickle",
+        security.resolve(),
+        "the field is pickled, and unpickling runs any code that it contains",
+    )
+    return pickle.load(stream)
+
+
+default_decoders: list[tuple[str, Callable[[Any], Any]]] = [
+    ("*.bin", decode_bin),
+    ("*.txt", decode_text),
+    ("*.pyd", decode_pickle),
+]
+"""The default decoders of `xdecode`: pairs of a pattern and a function."""
+
+
+def find_decoder(decoders: Sequence[tuple[str, Any]], path: str) -> Any:
+    """Return the function that decodes a field, that of the last matching pattern, or None."""
+    name = path.rpartition("/")[2]
+    if name.startswith("__"):
+        return lambda value: value
+    lowered = name.lower()
+    for pattern, function in reversed(decoders):
+        if fnmatchcase(lowered, pattern) or fnmatchcase("." + lowered, pattern):
+            return function
+    return None
 
 
 def shuffle(

@@ -332,13 +332,13 @@ def expand(s: str) -> str:
 __getattr__ = reexport(
     __name__,
     {
-        "DirectoryShardList": "reading.shard_folder",
+        "DirectoryShardList": "reading.shard_sources",
         "MSSource": "reading.shard_sources",
         "MultiShardSample": "reading.shard_sources",
-        "check_pid_is_running": "reading.shard_folder",
-        "get_pid_from_filename": "reading.shard_folder",
+        "check_pid_is_running": "reading.shard_sources",
+        "get_pid_from_filename": "reading.shard_sources",
         "utils": "utils:",
-        "without_last_extension": "reading.shard_folder",
+        "without_last_extension": "reading.shard_sources",
         "is_iterable": "utils",
         "obsolete": "utils",
         "pipelinefilter": "filters",

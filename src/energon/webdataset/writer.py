@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import logging
+import lzma
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from energon.errors import ConfigError
-from energon.formats.tar.headers import RECORD_BYTES
-from energon.io.atomic import ClosesAtExit
-from energon.messages import type_in_words
-from energon.webdataset.utils import reexport
-from energon.webdataset.writing.encoders import (
-    content_bytes,
-    default_handlers,
-    encode_field,
-    sample_encoder,
-    table_encoder,
-    to_image,
+import numpy as np
+
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    needs_extra,
 )
-from energon.webdataset.writing.tar_writer import TarWriter, make_folder
+from energon.formats.tar.headers import RECORD_BYTES
+from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
+from energon.io.address import redact
+from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full
+from energon.messages import type_in_words
+from energon.prepare.writers.encode import Content, encode_part
+from energon.prepare.writers.shard_writer import (
+    EncodedPart,
+    EncodedSample,
+    encode_sample,
+    unfinished_shard,
+)
+from energon.webdataset import security
+from energon.webdataset.gopen import open_url, rewrite_url
+from energon.webdataset.reading.urls import local_path
+from energon.webdataset.utils import reexport
 
 __all__ = [
     "ShardWriter",
@@ -40,6 +58,526 @@ __all__ = [
     "tenbin_dumps",
     "torch_dumps",
 ]
+
+
+Encoder = Callable[[str, Any], Content]
+"""`encode(field, value)` returns the content of a field."""
+
+_IMAGES = frozenset(
+    ["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "tif", "tiff", "webp", "bmp", "gif", "img", "image"]
+)
+_OTHER_NAMES = {
+    **dict.fromkeys(("img", "image"), "jpg"),
+    "class": "cls",
+    "tenbin": "ten",
+    "msgpack": "mp",
+}
+_TEXTS = frozenset(["txt", "text", "transcript", "html", "htm"])
+_EXTENSIONS = (
+    *("cls", "cls2", "class", "count", "index", "inx", "id", "txt", "text", "transcript", "html"),
+    *("htm", "pyd", "pickle", "pkl", "pth", "npy", "npz", "ten", "tenbin", "tb", "json", "jsn"),
+    *("mp", "msgpack", "msg", "cbor", *sorted(_IMAGES)),
+)
+TOLERANCE = 1e-3
+"""How far float pixel values may exceed the range 0 to 1."""
+
+
+def encode_field(field: str, value: Any) -> Content:
+    """Return the content of a field, by its last extension.
+
+    Supports everything that `encode_part` of `energon.prepare` does, and images from float arrays
+    in 0 to 1 and from tensors (C, H, W), and the extensions class, html, htm, tenbin, msgpack,
+    img and image.
+
+    Raises:
+        ConfigError: If a value of this type cannot be written under this name.
+    """
+    if isinstance(value, bytes | bytearray | memoryview | str):
+        return encode_part(field, value)
+    extension = _extension(field)
+    if extension in _IMAGES:
+        value = to_image(value, field)
+    if extension in _TEXTS:
+        raise ConfigError(f"field {field!r} is {type_in_words(value)}, expected text (str)")
+    known = _OTHER_NAMES.get(extension)
+    if known is None:
+        return encode_part(field, value)
+    place = field.lower().rindex(extension)
+    return encode_part(f"{field[:place]}{known}{field[place + len(extension) :]}", value)
+
+
+def bytes_only(field: str, value: Any) -> Content:
+    """Return a field that must be bytes, or the path of a file that contains them.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if not isinstance(value, bytes | bytearray | memoryview | PathLike):
+        raise ConfigError(
+            f"field {field!r} is {type_in_words(value)}; with encoder=False, fields are bytes"
+        )
+    return encode_part(field, value)
+
+
+def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:
+    """Return an encoder with a function for each extension, and no others."""
+
+    def encode(field: str, value: Any) -> Content:
+        if isinstance(value, bytes | bytearray | memoryview | str):
+            return encode_part(field, value)
+        extension = _extension(field)
+        if extension not in handlers:
+            raise ConfigError(
+                f"field {field!r} is {type_in_words(value)}, and the encoder knows "
+                f"{', '.join(sorted(handlers))} only"
+            )
+        content = encode_part("bin", handlers[extension](value))
+        is_packed = field.lower().endswith(".gz")
+        return _packed(content) if is_packed else content
+
+    return encode
+
+
+def _field_encoder(spec: Any) -> Encoder | None:
+    """Return the encoder for an `encoder` argument; None if it is a function of whole samples.
+
+    Raises:
+        ConfigError: If it is invalid.
+    """
+    if spec is True:
+        return _encode_registered
+    if spec is False or spec is None:
+        return bytes_only
+    if isinstance(spec, Mapping):
+        return table_encoder(spec)
+    if callable(spec):
+        return None
+    raise ConfigError(
+        f"encoder={spec!r}: expected True, False, a dict of functions by extension, or a function "
+        "of a sample"
+    )
+
+
+def make_encoder(spec: Any) -> Callable[[Any], Any]:
+    """Return the function of whole samples for an `encoder` argument."""
+    encode = _field_encoder(spec)
+    if encode is None:
+        found: Callable[[Any], Any] = spec
+        return found
+
+    def encode_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value if name.startswith("_") else content_bytes(encode(name, value))
+            for name, value in sample.items()
+        }
+
+    return encode_sample
+
+
+def content_bytes(content: Content) -> bytes:
+    """Return the content of a field, read from its file if it is in one."""
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
+def _encode_registered(field: str, value: Any) -> Content:
+    """Encode like `encode_field`, unless a program has registered a function for the extension."""
+    extension = _extension(field)
+    if default_handlers.get(extension) is _BUILT_IN.get(extension):
+        return encode_field(field, value)
+    return table_encoder(default_handlers)(field, value)
+
+
+def to_image(value: Any, field: str = "image") -> Any:
+    """Return an image as a Pillow image, or as an array of uint8 (H, W) or (H, W, C).
+
+    Args:
+        value: A Pillow image, or an array or tensor of uint8 or of floats in 0 to 1; tensors may
+            have their channels first.
+        field: Its name in messages.
+
+    Raises:
+        ConfigError: If floats are outside 0 to 1.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+        if value.ndim == 3 and value.shape[0] in (1, 3, 4):
+            value = value.transpose(1, 2, 0)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        low, high = float(value.min(initial=0)), float(value.max(initial=0))
+        if not -TOLERANCE < low <= high < 1 + TOLERANCE:
+            raise ConfigError(
+                f"field {field!r}: floats of an image are between 0 and 1, found {low} to {high}"
+            )
+        return np.rint(np.clip(value, 0, 1) * 255).astype(np.uint8)
+    return value
+
+
+def _extension(field: str) -> str:
+    return field.lower().removesuffix(".gz").rpartition(".")[2]
+
+
+def _packed(content: Content) -> Content:
+    return encode_part("bin.gz", content) if not isinstance(content, bytes) else _gzip(content)
+
+
+def _gzip(content: bytes) -> bytes:
+    import gzip
+
+    return gzip.compress(content, mtime=0)
+
+
+def _encode_as(extension: str, value: Any) -> Content:
+    return encode_field(f"value.{extension}", value)
+
+
+_BUILT_IN: dict[str, Callable[[Any], Any]] = {
+    extension: partial(_encode_as, extension) for extension in _EXTENSIONS
+}
+default_handlers = dict(_BUILT_IN)
+"""Functions that encode a value, by extension, used by `encoder=True`. A program may change them,
+or a copy that it passes to a writer as `encoder`."""
+
+
+_SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
+
+
+class Sink:
+    """Receives the bytes of one archive.
+
+    Args:
+        stream: The stream that they are written to.
+        packer: Compresses them; None does not.
+        temporary: Renames a complete file; None for anything else.
+        path: Path of a local file; None for anything else.
+        owns_stream: Whether to close the stream.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        packer: Any = None,
+        *,
+        temporary: AbstractContextManager[Path] | None = None,
+        path: str | None = None,
+        owns_stream: bool = True,
+    ) -> None:
+        self.path = path
+        self.is_compressed = packer is not None
+        self.write = (stream if packer is None else packer).write
+        self._stream = stream
+        self._packer = packer
+        self._temporary = temporary
+        self._owns_stream = owns_stream
+
+    def close(self) -> None:
+        """Finish the archive, which appears now."""
+        if self._packer is not None:
+            self._packer.close()
+        if self._owns_stream:
+            self._stream.close()
+        elif hasattr(self._stream, "flush"):
+            self._stream.flush()
+        if self._temporary is not None:
+            self._temporary.__exit__(None, None, None)
+
+    def abort_after(self, error: BaseException) -> None:
+        """Discard the archive because of an error, which names the file if the disk is full."""
+        if self.path is not None:
+            name_if_full(error, self.path)
+        self.abort()
+
+    def abort(self) -> None:
+        """Discard the archive, where that is possible."""
+        if hasattr(self._stream, "abort"):
+            self._stream.abort()
+        elif self._owns_stream:
+            # Closing fails if the disk is full, because of what was left in the buffer.
+            with suppress(OSError):
+                self._stream.close()
+        if self._temporary is not None:
+            with suppress(_Abandoned):
+                self._temporary.__exit__(_Abandoned, _Abandoned(), None)
+
+
+def make_folder(target: str) -> None:
+    """Create the folder of a local file."""
+    path = local_path(rewrite_url(target))
+    if path is not None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
+def open_sink(
+    target: Any,
+    *,
+    compress: bool | str | None,
+    level: int | None,
+    allowed: Collection[str],
+) -> Sink:
+    """Open the destination of an archive.
+
+    Args:
+        target: A path, an address, or an open binary stream.
+        compress: See `TarWriter`.
+        level: Level of the compression.
+        allowed: What is allowed, see `security.resolve`.
+    """
+    if not isinstance(target, str | os.PathLike):
+        if not hasattr(target, "write"):
+            raise ConfigError(f"{target!r}: expected a path, an address, or a stream to write to")
+        kind = _compression(compress, str(getattr(target, "name", "")))
+        return Sink(target, _packer(target, kind, level), owns_stream=False)
+    url = rewrite_url(os.fspath(target))
+    # A command may do anything with the bytes.
+    kind = _compression(compress, "" if url.startswith("pipe:") else url)
+    path = local_path(url)
+    if path is None:
+        stream = open_url(url, "wb", allowed=allowed)
+        return Sink(stream, _packer(stream, kind, level))
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise DatasetNotFoundError(f"{path}: there is no such folder to write to")
+    if os.path.exists(path) and not os.path.isfile(path):
+        # A device or a named pipe must be written to directly.
+        device = open(path, "wb")  # noqa: SIM115 - the sink closes it
+        return Sink(device, _packer(device, kind, level))
+    temporary = atomic_path(path)
+    stream = temporary.__enter__().open("wb", buffering=1 << 20)
+    return Sink(stream, _packer(stream, kind, level), temporary=temporary, path=path)
+
+
+def _compression(compress: bool | str | None, name: str) -> str | None:
+    """Return the kind of compression, as requested or by the name of the file."""
+    if compress is None:
+        return _SUFFIXES.get(name.rpartition(".")[2])
+    kind = "gz" if compress is True else compress or None
+    if kind not in (None, *_SUFFIXES.values()):
+        raise ConfigError(f"compress={compress!r}: expected gz, bz2, xz, zst, True or False")
+    return kind
+
+
+def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
+    """Return a stream that compresses to `stream`; None for no compression."""
+    if kind == "gz":
+        # Without name and time, so that the same content produces the same bytes.
+        return gzip.GzipFile("", "wb", 9 if level is None else level, stream, mtime=0)
+    if kind == "bz2":
+        return bz2.BZ2File(stream, "wb", compresslevel=9 if level is None else level)
+    if kind == "xz":
+        return lzma.LZMAFile(stream, "wb", preset=level)
+    return _zstd(stream, level) if kind == "zst" else None
+
+
+def _zstd(stream: Any, level: int | None) -> Any:
+    with needs_extra("formats", "zstd needs zstandard"):
+        import zstandard
+    compressor = zstandard.ZstdCompressor(level=3 if level is None else level)
+    return compressor.stream_writer(stream, closefd=False)
+
+
+class _Abandoned(Exception):
+    """Tells `atomic_path` to discard the file."""
+
+
+_SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
+
+
+class TarWriter(ClosesAtExit):
+    """Writes samples to one tar file.
+
+    Args:
+        fileobj: A path, an address to write to, or an open binary stream.
+        user: Owner of the members.
+        group: Group of the members.
+        mode: Permissions of the members.
+        compress: True or "gz", "bz2", "xz", "zst"; None derives it from the end of the name.
+        encoder: True encodes fields by their extensions; False accepts bytes only. A dict has a
+            function for each extension; a function receives whole samples and returns them encoded.
+        keep_meta: Whether to write fields that begin with `_`.
+        mtime: Modification time of the members in seconds; None for 0, so that the same samples
+            always produce the same bytes.
+        format: Accepted for compatibility: headers are ustar, extended where necessary.
+        index: Whether to write the index of a local, uncompressed file next to it.
+        level: Compression level; None for the default of the library.
+        sort_fields: Whether to write fields in the order of their names; otherwise in that of the
+            sample.
+        allow: "shell" permits an address that is a command.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with TarWriter(f"{folder}/dest.tar") as sink:
+        ...     sink.write({"__key__": "sample000", "txt": "text", "cls": 7})
+        5
+    """
+
+    def __init__(
+        self,
+        fileobj: Any,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: Any = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: Any = None,
+        *,
+        index: bool = False,
+        level: int | None = None,
+        sort_fields: bool = True,
+        allow: Collection[str] = (),
+    ) -> None:
+        self.num_samples = 0
+        self.user, self.group, self.mode, self.mtime = user, group, mode, mtime
+        self.compress = compress
+        self.keep_meta = keep_meta
+        self.encoder = make_encoder(encoder)
+        attributes = MemberAttributes(user, group, mode, int(mtime or 0))
+        self._encode = _field_encoder(encoder)
+        self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
+        self._sort_fields = sort_fields
+        self._sink: Sink | None = open_sink(
+            fileobj, compress=compress, level=level, allowed=security.resolve(allow)
+        )
+        self._archive = ArchiveWriter(self._sink, attributes=attributes)
+        self._index = index
+        self._name = str(getattr(fileobj, "name", "an archive"))
+        if isinstance(fileobj, str | os.PathLike):
+            self._name = redact(fileobj)
+        self._keys: set[str] = set()
+        self.close_at_exit(self._sink)
+
+    @property
+    def unfinished(self) -> str | None:
+        """The archive and how many samples it has; None if it is closed."""
+        return None if self._sink is None else unfinished_shard(self._name, self.num_samples)
+
+    @staticmethod
+    def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
+        """Return the mode in which Python's tar library would open an archive with this name."""
+        name = fileobj if isinstance(fileobj, str) else ""
+        kinds = {"gz": "gz", "bz2": "bz2", "xz": "xz", True: "gz"}
+        if compress is None or isinstance(compress, str):
+            ends = (kind for kind in ("gz", "bz2", "xz") if name.endswith(kind))
+            return f"w|{kinds.get(compress or '', '') or next(ends, '')}"
+        return f"w|{kinds.get(compress, '')}"
+
+    @property
+    def stream(self) -> Any:
+        """The destination of the bytes; None once the archive is closed."""
+        return self._sink
+
+    @property
+    def tarstream(self) -> TarWriter:
+        """The archive, to which `addfile` appends single files."""
+        return self
+
+    def addfile(self, tarinfo: Any, fileobj: Any = None) -> None:
+        """Append a file like `tarfile.TarFile.addfile`, with the owner and time of the writer.
+
+        Args:
+            tarinfo: The `name` and `size` of the file.
+            fileobj: Its content; None if it is empty.
+        """
+        content = b"" if fileobj is None else fileobj.read(tarinfo.size)
+        self._archive.add(encode_header(tarinfo.name, len(content)), content, len(content))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the archive so far, before compression and without its end marker."""
+        return self._archive.num_bytes
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Append a sample: its `__key__`, and a value for each field.
+
+        Returns:
+            Total size of its fields in bytes.
+
+        Raises:
+            ConfigError: If the sample cannot be written, or would be read back as another.
+            DuplicateSampleKeyError: If a sample with this key was written before.
+        """
+        return self.write_encoded(self.encode(obj))
+
+    def encode(self, obj: Mapping[str, Any]) -> EncodedSample:
+        """Return a sample as it would be written."""
+        if self._transform is not None:
+            obj = self._transform(obj)
+        if not isinstance(obj, Mapping):
+            raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
+        fields = _writable(obj, self.keep_meta, self._sort_fields)
+        encode = self._encode or bytes_only
+        reserved = {name: fields.pop(name) for name in list(fields) if _is_reserved(name)}
+        encoded = encode_sample(fields, encode)
+        kept = [_kept(encoded.key, name, encode(name, v)) for name, v in reserved.items()]
+        return EncodedSample(encoded.key, kept + encoded.parts)
+
+    def write_encoded(self, sample: EncodedSample) -> int:
+        """Append an encoded sample."""
+        if self._sink is None:
+            raise ConfigError("the tar file is closed")
+        if sample.key in self._keys:
+            raise DuplicateSampleKeyError(
+                f"{self._name}: already has a sample with the key {sample.key!r}; keys must be "
+                "unique in a shard"
+            )
+        self._keys.add(sample.key)
+        payload = 0
+        try:
+            for part in sample.parts:
+                self._archive.add(part.header, part.content, part.size)
+                payload += part.size
+        except BaseException as error:
+            # It contains half a sample.
+            sink, self._sink = self._sink, None
+            sink.abort_after(error)
+            raise
+        self.num_samples += 1
+        return payload
+
+    def close(self) -> None:
+        """Finish the archive."""
+        if self._sink is None:
+            return
+        sink, self._sink = self._sink, None
+        try:
+            self._archive.end(record_bytes=RECORD_BYTES)
+            sink.close()
+        except BaseException as error:
+            sink.abort_after(error)
+            raise
+        if self._index and sink.path and not sink.is_compressed and self.num_samples:
+            from energon.prepare.index.index import index_shard
+
+            index_shard(sink.path)
+
+    def abort(self) -> None:
+        """Delete a local file; what was written to a stream remains."""
+        if self._sink is not None:
+            sink, self._sink = self._sink, None
+            sink.abort()
+
+
+def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> dict[str, Any]:
+    """Return the fields to write, `__key__` first."""
+    if "__key__" not in sample:
+        raise ConfigError(f'a sample needs a "__key__"; this one has {", ".join(map(str, sample))}')
+    fields = {"__key__": sample["__key__"]}
+    names = [name for name in sample if name not in _SET_BY_READERS]
+    for name in sorted(names) if is_sorted else names:
+        if not name.startswith("_") or keep_meta:
+            fields[name] = sample[name]
+    return fields
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("__") and name != "__key__"
+
+
+def _kept(key: str, name: str, content: Content) -> EncodedPart:
+    """Return a field that writers omit by default, ready to be written."""
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    return EncodedPart(name, encode_header(f"{key}.{name}", size), content, size)
 
 
 logger = logging.getLogger("energon")
@@ -284,7 +822,5 @@ def encode_based_on_extension(
     encoded: dict[str, Any] = make_encoder(True if handlers is None else handlers)(sample)
     return encoded
 
-
-make_encoder = sample_encoder
 
 __getattr__ = reexport(__name__, {"gopen": "gopen:"})

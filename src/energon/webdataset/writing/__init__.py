@@ -1,1 +1,0 @@
-"""Write samples to tar files."""
