@@ -9,6 +9,7 @@ from multiprocessing.util import get_temp_dir
 
 import pytest
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, EmptyDatasetError, StateError
@@ -367,6 +368,26 @@ def test_a_loop_loads_a_state_by_itself(urls):
     assert sorted(first + rest) == list(range(36))
     assert rest == list(loop)
     assert list(other) == list(dataset)
+
+
+@pytest.mark.parametrize("is_savable", [True, False])
+def test_torchdata_saves_what_can_be_saved_and_reads_everything(urls, is_savable):
+    def load():
+        dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
+        dataset = dataset if is_savable else dataset.compose(lambda source: iter(source))
+        return StatefulDataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
+
+    loader, restored = load(), load()
+    loop = iter(loader)
+    first = [int(next(loop)) for _ in range(9)]
+    restored.load_state_dict(loader.state_dict())
+    rest = [int(n) for n in loop]
+    assert sorted(first + rest) == list(range(36))
+    if is_savable:
+        assert [int(n) for n in restored] == rest
+    else:
+        with pytest.raises(StateError, match="the pipeline cannot be saved, because .*lambda"):
+            list(restored)
 
 
 def test_an_old_fashioned_node_splitter_sees_all_shards(urls, monkeypatch):

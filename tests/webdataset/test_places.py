@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
@@ -219,11 +220,18 @@ def in_torch(dataset):
     return DataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
 
 
+def in_torchdata(dataset):
+    return StatefulDataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
+
+
 def in_web_loader(dataset):
     return wds.WebLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
 
 
-@pytest.mark.parametrize("load", [in_torch, in_web_loader])
+LOADERS = [in_torch, in_web_loader, in_torchdata]
+
+
+@pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("merge", [merged, merged_in_pipelines])
 def test_pipelines_within_a_stage_are_not_split_again(tmp_path, load, merge):
     urls = make_shards(tmp_path, [9] * 4)
@@ -367,7 +375,7 @@ def check_job(load, make, samples, length, ranks):
             assert [len(items) for items in loop] == [2 * length] * ranks
 
 
-@pytest.mark.parametrize("load", [in_torch, in_web_loader])
+@pytest.mark.parametrize("load", LOADERS)
 @settings(max_examples=16)
 @given(data=st.data())
 def test_loaders_read_each_sample_once_or_the_length_that_is_set(load, data):

@@ -423,6 +423,8 @@ class Loop(StageIterator):
     @staticmethod
     def check(snapshot: Snapshot, state: State) -> None:
         """Raise StateError unless `state` was saved by a pipeline like this one."""
+        if isinstance(state, dict) and "unsavable" in state:
+            raise StateError(str(state["unsavable"]))
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise StateError(
                 f"this is not a state of a webdataset pipeline: {str(state)[:80]}; states of "
@@ -449,7 +451,20 @@ class Loop(StageIterator):
         return _state(snapshot, epoch, place=None, given=0, items=None)
 
     def state_dict(self) -> State:
-        """Return where the loop is; after its end, where the next one begins."""
+        """Return where the loop is; after its end, where the next one begins.
+
+        Raises:
+            StateError: If a stage cannot be saved; in a worker of a DataLoader, only when the state
+                is loaded. StatefulDataLoader asks workers for it whether or not it is saved.
+        """
+        try:
+            return self._position()
+        except StateError as error:
+            if torch_worker_info() is None:
+                raise
+            return {"unsavable": str(error)}
+
+    def _position(self) -> State:
         place = _numbers(self.place)
         if not self.is_over:
             items: State | None = self._passes.state_dict()
