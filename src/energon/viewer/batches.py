@@ -15,8 +15,8 @@ from energon.viewer.images import inline_thumbnail
 from energon.viewer.parts import (
     ShownArray,
     Tokenizer,
-    short_text,
     show_array,
+    shown_value,
     tokenizer_of,
     value_tree,
 )
@@ -73,8 +73,8 @@ def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
     array = as_array(value)
     if array is None:
         items = value if isinstance(value, list | tuple) else []
-        return ShownField(name, None, [], value_tree(value), [short_text(each) for each in items])
-    items = [short_text(each) for each in array] if array.ndim else []
+        return ShownField(name, None, [], value_tree(value), [shown_value(each) for each in items])
+    items = [shown_value(each) for each in array] if array.ndim else []
     shown = show_array(name, array, tokenizer_of(name, tokenizer))
     return ShownField(name, shown, list(_images(array)), Markup(), items)
 

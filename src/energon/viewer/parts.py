@@ -155,7 +155,7 @@ def snippet(
         tokens = _tokens(value, tokenizer_of(name, tokenizer), SNIPPET_TOKENS)
         if tokens:
             return "".join(text for text, _ in tokens)[:length]
-        return f"{short_text(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
+        return f"{shown_value(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
     if turns := reading_order(value, images or {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
         pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
@@ -312,7 +312,7 @@ def _color(value: Any) -> str:
 def _short(value: Any, length: int = 200) -> str:
     array = as_array(value)
     if array is not None:
-        text = f"{short_text(array)}: {_first(array)}"
+        text = f"{shown_value(array)}: {_first(array)}"
     elif isinstance(value, str):
         text = value
     elif isinstance(value, bytes):
@@ -324,11 +324,11 @@ def _short(value: Any, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
-def short_text(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return a value, or a description of it, in a few words.
 
     Example:
-        >>> short_text(np.zeros((2, 3))), short_text("a cat")
+        >>> shown_value(np.zeros((2, 3))), shown_value("a cat")
         ('2 x 3 float64', 'a cat')
     """
     if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
