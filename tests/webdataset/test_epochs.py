@@ -9,7 +9,6 @@ from multiprocessing.util import get_temp_dir
 
 import pytest
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, EmptyDatasetError, StateError
@@ -372,6 +371,8 @@ def test_a_loop_loads_a_state_by_itself(urls):
 
 @pytest.mark.parametrize("is_savable", [True, False])
 def test_torchdata_saves_what_can_be_saved_and_reads_everything(urls, is_savable):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     def load():
         dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
         dataset = dataset if is_savable else dataset.compose(lambda source: iter(source))

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
@@ -221,6 +220,8 @@ def in_torch(dataset):
 
 
 def in_torchdata(dataset):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     return StatefulDataLoader(dataset, None, num_workers=2, multiprocessing_context="fork")
 
 
