@@ -248,7 +248,6 @@ MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/datasets/media.py": "names of megatron.energon about media",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
-    "formats/tar/window_parts.py": "parsing all headers of a window at once",
     "io/backends/aistore.py": "a kind of storage",
     "loader/processes/deaths.py": "what is known of workers that died",
     "prepare/importers/archive.py": "a kind of source",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar import scan as tar_scan
+from energon.formats.tar import parser as tar_parser
 from energon.formats.tar import scan as tar_window
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import scan_archive, scan_tar
@@ -99,12 +99,12 @@ def samples_of(scan):
 @settings(max_examples=150, deadline=None)
 def test_finds_the_samples_that_the_standard_library_finds(members, tar_format, mtime, shortest):
     data = archive(members, tar_format, mtime)
-    before = tar_scan.MIN_RUN_BLOCKS, tar_scan.MIN_RUN_MEMBERS
-    tar_scan.MIN_RUN_BLOCKS, tar_scan.MIN_RUN_MEMBERS = shortest, max(1, shortest // 8)
+    before = tar_parser.MIN_RUN_BLOCKS, tar_parser.MIN_RUN_MEMBERS
+    tar_parser.MIN_RUN_BLOCKS, tar_parser.MIN_RUN_MEMBERS = shortest, max(1, shortest // 8)
     try:
         assert samples_of(scanned(data)) == samples_in(data)
     finally:
-        tar_scan.MIN_RUN_BLOCKS, tar_scan.MIN_RUN_MEMBERS = before
+        tar_parser.MIN_RUN_BLOCKS, tar_parser.MIN_RUN_MEMBERS = before
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])

@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import tarfile
+from collections import Counter
 from random import Random
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
-from energon.formats.tar import sample_parser, stream, window_parts
+from energon.formats.tar import parser as tar_parser
+from energon.formats.tar import sample_parser, stream
 from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
@@ -88,10 +90,6 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
     assert found == expected(data)
 
 
-def as_sample(sample):
-    return sample if isinstance(sample, dict) else dict(zip(sample[0], sample[1:], strict=True))
-
-
 @given(
     st.lists(st.integers(0, 700), min_size=8, max_size=40),
     st.lists(st.sampled_from(["txt", "JSON", "seg.png", "__url__"]), min_size=1, unique=True),
@@ -100,7 +98,9 @@ def as_sample(sample):
     st.integers(0, 40),
     st.booleans(),
 )
-def test_rows_are_the_samples_that_the_tar_library_finds(sizes, parts, step, folder, odd, adds):
+def test_runs_hold_the_samples_that_the_tar_library_finds(
+    sizes, parts, step, folder, odd, adds
+):
     """Samples are alike except for one, which has another part, or its parts in reverse."""
     members = []
     for number, size in enumerate(sizes):
@@ -109,15 +109,11 @@ def test_rows_are_the_samples_that_the_tar_library_finds(sizes, parts, step, fol
             members.append((f"{folder}{number:03}.{part}", f"{part}{number}".encode() * size))
     data = tar_bytes(members)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_parts, "MIN_HEADERS", 4)
-        patch.setattr(window_parts, "MIN_ALIKE", 4)
-        found = read(data, step=step, gives_rows=True)
-    assert list(map(as_sample, found)) == expected(data)
-    if step == 1 << 30 and odd >= len(sizes):
-        assert sum(isinstance(sample, tuple) for sample in found) == len(sizes) - 2
+        patch.setattr(tar_parser, "MIN_RUN_BLOCKS", 4)
+        assert read(data, step=step) == expected(data)
 
 
-def test_rows_never_hide_that_a_field_is_there_twice():
+def test_a_field_that_is_there_twice_is_refused_in_the_middle_of_a_run():
     messages = {
         "TXT": r"'001'.* second time at byte",
         "__url__": r"'001'.* '__url__' at byte \d+, a name that every sample has",
@@ -127,7 +123,7 @@ def test_rows_never_hide_that_a_field_is_there_twice():
         members = [(f"{number:03}.{part}", b"") for number in range(200) for part in twice]
         data = tar_bytes([("000.a", b""), *members[2:]])
         with pytest.raises(FormatError, match=message):
-            read(data, gives_rows=True, about={"__url__": "x.tar"})
+            read(data, about={"__url__": "x.tar"})
 
 
 @pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"about": {"__url__": "x"}}])
@@ -145,9 +141,10 @@ def test_many_small_members_give_the_same_samples_as_each_alone(monkeypatch, for
                 ("no extension", b""),
             ]
     data = tar_bytes(members, format=format)
+    monkeypatch.setattr(tar_parser, "MIN_RUN_BLOCKS", 1 << 30)
     singles = read(data, **options)
     assert len(singles) > 200
-    monkeypatch.setattr(window_parts, "MIN_HEADERS", 8)
+    monkeypatch.setattr(tar_parser, "MIN_RUN_BLOCKS", 8)
     for step in (1 << 30, 20_000):
         reader = StreamReader(Trickle(data, step), SampleParser("x.tar", **options))
         found = []
@@ -158,25 +155,30 @@ def test_many_small_members_give_the_same_samples_as_each_alone(monkeypatch, for
         assert found == singles
 
 
-def test_headers_are_parsed_one_by_one_only_where_they_are_few(monkeypatch):
-    data = tar_bytes(members_of(numbered(range(600))))
-    whole = read(data)
-    singles = []
-    pattern = sample_parser._PLAIN
+@pytest.mark.parametrize(
+    ("members", "most"),
+    [
+        (members_of(numbered(range(600))), 8),
+        ([("y" * 120 + f"{number}.bin", b"") for number in range(600)], 600),
+    ],
+)
+def test_members_are_taken_alone_and_runs_tried_only_where_that_pays_off(
+    monkeypatch, members, most
+):
+    data = tar_bytes(members, format=tarfile.GNU_FORMAT)
+    calls = Counter()
+    for place, name in ((tar_parser.TarParser, "take"), (tar_parser, "parse_run")):
+        function = getattr(place, name)
 
-    class Counted:
-        def match(self, window, at):
-            found = pattern.match(window, at)
-            singles.extend([] if found is None else [at])
-            return found
+        def counted(*args, _name=name, _function=function):
+            calls[_name] += 1
+            return _function(*args)
 
-    monkeypatch.setattr(sample_parser, "_PLAIN", Counted())
-    assert read(data) == whole
-    assert singles == []
-    singles.clear()
-    large = tar_bytes([(f"{n}.bin", bytes(40_000)) for n in range(30)])
-    assert len(read(large)) == 30
-    assert len(singles) >= 30
+        monkeypatch.setattr(place, name, counted)
+    assert read(data, step=100_000) == expected(data)
+    # Each window ends within a member; a long name takes two more blocks.
+    assert calls["take"] <= 3 * most + 2 * len(data) // 100_000 + 20
+    assert calls["parse_run"] <= len(data) // 100_000 + 8
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -217,7 +219,7 @@ def test_an_archive_that_is_cut_anywhere_is_an_error_and_gives_no_half_sample(st
 @pytest.mark.parametrize(
     ("size", "error", "words"),
     [
-        (1 << 33, TruncatedError, "within a member"),
+        (1 << 33, TruncatedError, "8589932544 bytes too early"),
         (1 << 60, FormatError, "'a' has a field 'txt' of 1152921504606846976 bytes at byte 0"),
     ],
 )
@@ -308,7 +310,7 @@ def test_archives_joined_with_cat_are_read_through():
 @pytest.mark.parametrize("options", [{}, {"select": bool}])
 @pytest.mark.parametrize("at_once", [1, 128])
 def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options, at_once, monkeypatch):
-    monkeypatch.setattr(window_parts, "MIN_HEADERS", at_once)
+    monkeypatch.setattr(tar_parser, "MIN_RUN_BLOCKS", at_once)
     data = tar_bytes([("0.txt", b"0"), ("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(
         DuplicateSampleKeyError,
@@ -324,7 +326,7 @@ def test_a_field_twice_in_a_sample_is_an_error_that_names_it(options, at_once, m
 def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(
     options, at_once, monkeypatch
 ):
-    monkeypatch.setattr(window_parts, "MIN_HEADERS", at_once)
+    monkeypatch.setattr(tar_parser, "MIN_RUN_BLOCKS", at_once)
     members = [("a.jpg", b"1"), ("a.txt", b"2"), ("a.jpg", b"3"), ("a.txt", b"4")]
     with pytest.raises(DuplicateSampleKeyError, match="'a'.* has the field 'jpg' twice"):
         read(tar_bytes(members), **options)

@@ -30,8 +30,6 @@ _COMPRESSIONS = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-MIN_TOGETHER = 64
-"""Fewer checksums are compared one by one."""
 
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _ADLER = 65521
@@ -89,26 +87,6 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
             f"{origin}: no tar header at byte {pos} (its checksum does not match); the file is "
             "damaged or not a plain tar archive"
         )
-
-
-def first_damaged(window: bytes, headers: list[int]) -> int | None:
-    """Return the first of some headers whose checksum does not match; None if all match.
-
-    Args:
-        window: Bytes of an archive.
-        headers: Where the headers begin in the window, at multiples of 512.
-    """
-    if len(headers) < MIN_TOGETHER:
-        for at in headers:
-            header = window[at : at + BLOCK]
-            if _stated_sum(header[148:156]) != _sum(header) and not _has_checksum(header):
-                return at
-        return None
-    blocks = np.frombuffer(window, np.uint8, len(window) // BLOCK * BLOCK).reshape(-1, BLOCK)
-    places = np.array(headers)
-    found = blocks[places // BLOCK]
-    others = places[~have_checksums(found, nonzero_bytes(found))].tolist()
-    return next((at for at in others if not _has_checksum(window[at : at + BLOCK])), None)
 
 
 def nonzero_bytes(headers: Bytes) -> NDArray[np.bool_]:

@@ -42,6 +42,11 @@ from energon.formats.tar.headers import (
 )
 from energon.messages import counted
 
+MIN_RUN_BLOCKS = 64
+"""Fewer blocks are parsed one by one."""
+MIN_RUN_MEMBERS = 16
+"""Runs of fewer members do not pay off."""
+MAX_SINGLE_MEMBERS = 4096
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"
 _NO_CONTENT = b"123456"
@@ -88,7 +93,14 @@ class TarParser:
         self._first = -1
         self._extension = b""
         self._map_before = -1
+        self._num_singles = 0
+        self._singles_after_short_run = MIN_RUN_MEMBERS
         self._begin()
+
+    @property
+    def wants_run(self) -> bool:
+        """Whether `take_run` pays off at this position."""
+        return not (self._num_singles or self.is_within)
 
     @property
     def is_within(self) -> bool:
@@ -115,6 +127,31 @@ class TarParser:
                 "with its source, or restore it"
             )
         return warnings
+
+    def take_run(self, data: Any, limit: int) -> Run | None:
+        """Take the plain members at the beginning of some whole blocks; None if these are few.
+
+        What stops a run is taken alone. Where runs are short again and again, as with a long name
+        before each member, they are wanted less and less often.
+
+        Args:
+            data: The blocks.
+            limit: Where the archive ends, counted from the first block. Members that go beyond are
+                not taken.
+        """
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK)
+        if len(blocks) < MIN_RUN_BLOCKS:
+            return None
+        run = parse_run(blocks, limit)
+        if run.stop:
+            self.position += run.stop
+            self.ended = False
+        if len(run.size) >= MIN_RUN_MEMBERS:
+            self._num_singles, self._singles_after_short_run = 1, MIN_RUN_MEMBERS
+        else:
+            self._num_singles = self._singles_after_short_run
+            self._singles_after_short_run = min(2 * self._num_singles, MAX_SINGLE_MEMBERS)
+        return run
 
     def take(self, data: bytes) -> Member | None:
         """Take the next `needed_bytes` bytes; return the file if they complete its headers.
@@ -200,6 +237,7 @@ class TarParser:
             name = member_name(header) if self._name is None else self._name
             first = at if self._first < 0 else self._first
             self._begin()
+            self._num_singles = max(0, self._num_singles - 1)
             member = Member(name, first, self.position, size)
             self.position = member.end
             return member

@@ -1,10 +1,8 @@
 """Group the members of a tar archive into samples, window by window. No I/O in here.
 
 The parser takes whole members off the front of a window of bytes, groups those with equal keys,
-and says where the next window has to begin. Where a window has many headers, plain ones are
-parsed all at once; elsewhere one regular expression matches each, and their checksums are compared
-together. Everything else (PAX, GNU, links, folders, the end marker) is given to `TarParser` block
-by block.
+and says where the next window has to begin. Like a scan of a shard, it takes runs of plain members
+at once, and gives everything else (long names, links, the end marker) to `TarParser` one by one.
 
 The key of a member is its path up to the first dot of the base name; the rest, in lower case, is
 the field. Consecutive members with equal keys are a sample. Members that are not regular files,
@@ -13,35 +11,24 @@ that have no dot, or that are below a folder like `__this__`, belong to no sampl
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from copy import copy
-from itertools import repeat
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from energon.errors import DuplicateSampleKeyError, FormatError
-from energon.formats.tar.headers import BLOCK, first_damaged, padded_size, verify_checksum
-from energon.formats.tar.names import split_name
-from energon.formats.tar.parser import Member, TarParser
-from energon.formats.tar.window_parts import WindowParts, find_parts
+from energon.formats.tar.headers import BLOCK, padded_size
+from energon.formats.tar.names import split_name, split_name_fields
+from energon.formats.tar.parser import Run, TarParser
 from energon.limits import TAR_PART_BYTES, Limit
 
 LARGE_MEMBER_BYTES = 1 << 20
 """Content from here on is read straight into its own bytes instead of through a window."""
 
 StreamSample = dict[str, Any]
-SampleRow = tuple[Any, ...]
-"""A sample as a tuple of the names of all fields, which are a tuple, and the values. It is made and
-taken apart in a third of the time of a dict."""
-
-_ALL = slice(None)
-
-# Name with a key and a field, octal size, a regular file, the magic, no prefix of the name.
-_PLAIN = re.compile(
-    rb"(?!__)(?=((?:[^\0]*/)?+[^\0./]++)\.([^\0/]*+)\0)"
-    rb".{99}\0.{24}([0-7]{11}).{21}[0\0].{100}ustar.{83}\0",
-    re.DOTALL,
-)
+_Selected = tuple[str, str, int, int, int]
+"""Key, field, where the first header begins, where the content begins, and its size. The content
+may end beyond the window."""
 
 
 class SampleParser:
@@ -58,7 +45,6 @@ class SampleParser:
         tolerates: Says of the error about a field that a sample already has whether to continue
             with the first one; None raises it.
         sizes: Whether fields are the sizes of contents, which are jumped over.
-        gives_rows: Whether some samples may be rows instead of dicts.
         part_limit: How large the content of a field may be.
     """
 
@@ -74,11 +60,10 @@ class SampleParser:
         position: int = 0,
         tolerates: Callable[[Exception], Any] | None = None,
         sizes: bool = False,
-        gives_rows: bool = False,
         part_limit: Limit = TAR_PART_BYTES,
     ) -> None:
         self.origin = origin
-        self.samples: list[Any] = []
+        self.samples: list[StreamSample] = []
         """Complete samples; the caller takes them away."""
         self.position = position
         """Where the next window has to begin; content that nobody wants is jumped over."""
@@ -96,15 +81,12 @@ class SampleParser:
         self._lowercase = lowercase
         self._tolerates = tolerates
         self._sizes = sizes
-        self._gives_rows = gives_rows
         self._part_limit = part_limit
         self._names_are_plain = select is None and rename is None and split is None
-        self._takes_runs = self._names_are_plain and not sizes
-        self._key: bytes | None = None
+        self._key: str | None = None
         self._sample: StreamSample = {}
-        self._fields: dict[bytes, str] = {}
-        self._pending: tuple[Member, str, str] | None = None
-        self._large_field = ""
+        self._pending: tuple[str, int] | None = None
+        """Field and size of the content that the next window begins with."""
 
     @property
     def is_within_sample(self) -> bool:
@@ -122,181 +104,102 @@ class SampleParser:
         Raises:
             FormatError: If there is something else where a header should be.
         """
-        headers: list[int] = []
-        base, complete, before = self.position, len(self.samples), self._copy()
-        failure: FormatError | None = None
-        try:
-            self._take_members(window, self._take_run(window), headers)
-        except FormatError as error:
-            failure = error
-        damaged = first_damaged(window, headers)
-        if damaged is not None:
-            # That is what is wrong, and samples after it may be anything.
-            before.feed(window[:damaged])
-            del self.samples[complete + len(before.samples) :]
-            verify_checksum(window[damaged : damaged + BLOCK], self.origin, base + damaged)
-        if failure is not None:
-            raise failure
-
-    def _copy(self) -> SampleParser:
-        """Return a parser that continues the same way, but yields nothing of this one."""
-        copied = copy(self)
-        copied.samples, copied._sample = [], self._sample.copy()
-        copied._parser = copy(self._parser)
-        # What this one tolerates is reported by it.
-        copied._tolerates = lambda _: True
-        return copied
-
-    def _take_run(self, window: bytes) -> int:
-        """Consume the plain members at the start of `window` at once; return where they end."""
-        if not self._takes_runs or self._pending is not None or self._parser.is_within:
-            return 0
-        parts = find_parts(window)
-        if parts is None:
-            return 0
-        # Where rare headers are frequent, trying again would cost more than it saves.
-        self._takes_runs = 2 * parts.end > len(window)
-        names = [self._field(suffix) for suffix in parts.suffixes]
-        alike = self._alike(parts, names) if self._gives_rows else None
-        if alike is None:
-            self._take_parts(window, parts, names)
-        else:
-            # The first sample may have begun in the window before, the last one may not end here.
-            second, last = parts.first_parts[[1, -1]].tolist()
-            self._take_parts(window, parts, names, slice(second), slice(1))
-            self._end_sample()
-            self.samples += self._rows(window, parts, alike, slice(second, last))
-            self._take_parts(window, parts, names, slice(last, None), slice(-1, None))
-        self._parser.ended = False
-        self.position += parts.end
-        return parts.end
-
-    def _alike(self, parts: WindowParts, names: list[str]) -> list[str] | None:
-        """Return the fields of all samples but the first and the last, or None if they differ."""
-        alike = parts.alike()
-        if alike is None:
-            return None
-        fields = [names[number] for number in alike.tolist()]
-        taken = {*self._begun, *fields}
-        return fields if len(taken) == len(self._begun) + len(fields) else None
-
-    def _rows(
-        self, window: bytes, parts: WindowParts, fields: list[str], chosen: slice
-    ) -> Iterable[SampleRow]:
-        """Return the samples of the chosen parts, all of which have these fields."""
-        names, (_, *about) = (*self._begun, *fields), self._begun.values()
-        contents = parts.contents(window, chosen, len(fields))
-        same = map(repeat, about)  # for all samples
-        return zip(repeat(names), parts.keys[1:-1], *same, *contents, strict=False)
-
-    def _take_parts(
-        self,
-        window: bytes,
-        parts: WindowParts,
-        names: list[str],
-        chosen: slice = _ALL,
-        samples: slice = _ALL,
-    ) -> None:
-        """Consume the chosen parts, with which the chosen samples begin."""
-        base, sample, begun = self.position, self._sample, self._begun
-        found = [] if self._key is None else [sample]
-        keys, headers = parts.keys[samples], parts.headers[samples].tolist()
-        beginning = zip(keys, headers, strict=True)
-        continues = bool(found) and keys[:1] == [sample["__key__"]]
-        columns = parts.begins[chosen].tolist(), parts.suffix[chosen].tolist()
-        places = parts.start[chosen], parts.stop[chosen]
-        for begins, number, start, stop in zip(*columns, *places, strict=True):
-            if begins:
-                key, header = next(beginning)
-                if not continues:
-                    self.sample_position = base + header
-                    sample = begun.copy()
-                    sample["__key__"] = key
-                    found.append(sample)
-                continues = False
-            field = names[number]
-            if field in sample:
-                self.samples += found[:-1]
-                del found[:-1]
-                self._refuse_duplicate(sample["__key__"], field, base + start - BLOCK)
-            else:
-                sample[field] = window[start:stop]
-        self.samples += found[:-1]
-        if sample is not self._sample:
-            self._sample, self._key = sample, sample["__key__"].encode("utf-8", "surrogateescape")
-
-    def _take_members(self, window: bytes, at: int, headers: list[int]) -> None:
-        """Consume members from `at` onward, and record where plain headers begin."""
-        last = len(window) - BLOCK
+        base, end, sizes = self.position, len(window), self._sizes
         self.needed_bytes = BLOCK
-        while True:
-            if not (self._sizes or self._pending is not None or self._parser.is_within):
-                at = self._take_plain(window, at, headers)
-                if at > last or self.needed_bytes > BLOCK or self.content_bytes:
-                    return
-            taken = self._take(window, at)
-            at += taken
-            self.position += taken
-            if not taken or self._pending is not None or self.content_bytes:
+        for key, field, header, start, size in self._members(window):
+            if key != self._key:
+                if self._key is not None:
+                    self.samples.append(self._sample)
+                self._key, self.sample_position = key, base + header
+                self._sample = {**self._begun, "__key__": key}
+            sample, stop = self._sample, start + size
+            if field in sample:
+                self._refuse_duplicate(field, base + start - BLOCK)
+            elif sizes:
+                sample[field] = size
+            elif stop <= end:
+                sample[field] = window[start:stop]
+            else:
+                if size < LARGE_MEMBER_BYTES:
+                    self.needed_bytes = size
+                else:
+                    self._ask_for_content(field, size, base + start - BLOCK)
+                self.position, self._pending = base + start, (field, size)
                 return
 
-    def _take_plain(self, window: bytes, at: int, headers: list[int]) -> int:
-        """Consume members with plain headers from `at` onward, and return where they end."""
-        match, fields, seen = _PLAIN.match, self._fields, headers.append
-        names_are_plain, begun = self._names_are_plain, self._begun
-        key, sample, sample_position = self._key, self._sample, self.sample_position
-        base, end = self.position - at, len(window)
-        last = end - BLOCK
-        while at <= last and (plain := match(window, at)):
-            seen(at)
-            found, suffix, octal = plain.groups()
-            size = int(octal, 8)
-            start = at + 512
-            stop = start + size
-            if names_are_plain:
-                try:
-                    field = fields[suffix]
-                except KeyError:
-                    field = self._field(suffix)
-            else:
-                parts = self._parts((found + b"." + suffix).decode("utf-8", "surrogateescape"))
-                if parts is None:
-                    self._parser.ended = False
-                    at = (stop + 511) & -512
-                    continue
-                found, field = parts[0].encode("utf-8", "surrogateescape"), parts[1]
-            if stop > end and size < LARGE_MEMBER_BYTES:
-                self.needed_bytes = BLOCK + size
-                break
-            if found != key:
-                if key is None:
-                    self._parser.ended = False
-                else:
-                    self.samples.append(sample)
-                key, sample, sample_position = found, begun.copy(), base + at
-                try:
-                    sample["__key__"] = found.decode()
-                except UnicodeDecodeError:
-                    sample["__key__"] = found.decode("utf-8", "surrogateescape")
-            if field in sample:
-                self.sample_position = sample_position
-                self._refuse_duplicate(sample["__key__"], field, base + at)
-            elif stop > end:
-                self._ask_for_content(sample["__key__"], field, size, base + at)
-                at = start
-                break
-            else:
-                sample[field] = window[start:stop]
-            at = (stop + 511) & -512
-        self.position, self.sample_position = base + at, sample_position
-        self._key, self._sample = key, sample
-        return at
+    def _members(self, window: bytes) -> Iterator[_Selected]:
+        """Yield the selected members of a window, and move the position behind each."""
+        parser, base, at = self._parser, self.position, 0
+        if self._pending is not None:
+            at = padded_size(self._pending[1])
+            self._put(window[: self._pending[1]])
+        while True:
+            parser.position = base + at
+            if parser.wants_run:
+                blocks = max(0, len(window) - at) // BLOCK
+                run = parser.take_run(
+                    np.frombuffer(window, np.uint8, blocks * BLOCK, min(at, len(window))),
+                    len(window) - at,
+                )
+                self.position = parser.position
+                if run is not None and len(run.size):
+                    yield from self._in_run(run, at)
+                at = parser.position - base
+            stop = at + parser.needed_bytes
+            if stop > len(window):
+                self.needed_bytes = parser.needed_bytes
+                return
+            member = parser.take(window[at:stop])
+            self.position = parser.position
+            at = parser.position - base
+            if member is not None:
+                parts = self._parts(member.name)
+                if parts is not None:
+                    header, start = member.header_offset - base, member.offset - base
+                    yield *parts, header, start, member.size
+            elif parser.ended:
+                self._end_sample()
+
+    def _in_run(self, run: Run, begin: int) -> Iterator[_Selected]:
+        """Return the selected members of a run that begins somewhere in a window."""
+        if not self._names_are_plain:
+            return self._selected_in_run(run, begin)
+        split = split_name_fields(run.names)
+        places = np.stack([run.header_offset + begin, run.offset + begin, run.size])
+        if not split.valid.all():
+            places, split = places[:, split.valid], split.take(split.valid)
+        if not len(split.length):
+            return iter(())
+        begins = np.append(True, ~split.same_key_as_before())
+        keys = split.key_texts(np.flatnonzero(begins))
+        suffixes, numbers = split.parts()
+        fields = [self._field(suffix.decode("utf-8", "surrogateescape")) for suffix in suffixes]
+        return zip(
+            map(keys.__getitem__, (np.cumsum(begins) - 1).tolist()),
+            map(fields.__getitem__, numbers.tolist()),
+            *places.tolist(),
+            strict=True,
+        )
+
+    def _selected_in_run(self, run: Run, begin: int) -> Iterator[_Selected]:
+        names = np.ascontiguousarray(run.names).view(f"S{run.names.shape[1]}")[:, 0].tolist()
+        columns = (run.header_offset + begin, run.offset + begin, run.size)
+        for name, *place in zip(names, *(column.tolist() for column in columns), strict=True):
+            parts = self._parts(name.partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+            if parts is not None:
+                yield *parts, *place
 
     def put_content(self, content: bytes) -> None:
         """Accept the content that `content_bytes` requested."""
-        self._sample[self._large_field] = content
-        self.position += padded_size(len(content))
         self.content_bytes = 0
+        self._put(content)
+
+    def _put(self, content: bytes) -> None:
+        """Accept the content of the member whose header was the last."""
+        if self._pending is not None:
+            self._sample[self._pending[0]] = content
+            self.position += padded_size(len(content))
+            self._pending = None
 
     def finish(self, end: int) -> None:
         """Check that the archive is complete if it ends at byte `end`.
@@ -305,102 +208,44 @@ class SampleParser:
             TruncatedError: If that is not where an archive can end. The last sample is not
                 complete then, and not yielded.
         """
-        self._parser.position = self.position
+        missing = padded_size(self._pending[1]) if self._pending is not None else 0
+        self._parser.position = self.position + missing
         self._parser.finish(end)
         self._parser.check_end(end)
 
-    def _take(self, window: bytes, at: int) -> int:
-        """Feed the parser; return how many bytes it consumed, 0 if it needs more.
-
-        They may be beyond the window: content that nobody wants is jumped over.
-        """
-        parser = self._parser
-        if self._pending is not None:
-            member, key, field = self._pending
-            self._pending = None
-            return self._take_content(member, key, field, window, at)
-        parser.position = self.position
-        stop = at + parser.needed_bytes
-        if stop > len(window):
-            self.needed_bytes = parser.needed_bytes
-            return 0
-        member_found = parser.take(window[at:stop])
-        if member_found is None:
-            if parser.ended:
-                self._end_sample()
-            return parser.position - self.position
-        headers = member_found.offset - self.position
-        parts = self._selected_parts(member_found.name)
-        if parts is None:
-            return headers + padded_size(member_found.size)
-        return headers + self._take_content(member_found, *parts, window, at + headers)
-
-    def _take_content(self, member: Member, key: str, field: str, window: bytes, at: int) -> int:
-        """Consume the content of a file, which begins at `at`; return how many bytes that were."""
-        size, header_position = member.size, member.offset - BLOCK
-        is_whole = at + size <= len(window) or self._sizes
-        if not is_whole and size < LARGE_MEMBER_BYTES:
-            self._pending, self.needed_bytes = (member, key, field), size
-            return 0
-        self._begin_sample(key, member.header_offset)
-        if field in self._sample:
-            self._refuse_duplicate(key, field, header_position)
-        elif not is_whole:
-            self._ask_for_content(key, field, size, header_position)
-            return 0
-        else:
-            self._sample[field] = size if self._sizes else window[at : at + size]
-        return padded_size(size)
-
-    def _selected_parts(self, name: str) -> tuple[str, str] | None:
-        """Return key and field of a member with any name, or None if it is not selected."""
-        is_hidden = self._split is None and name[:2] == "__" and split_name(name) is None
-        return None if is_hidden or not name else self._parts(name)
-
-    def _ask_for_content(self, key: str, field: str, size: int, position: int) -> None:
+    def _ask_for_content(self, field: str, size: int, position: int) -> None:
         """Request content on its own; raise FormatError if it is too large for memory."""
         limit = self._part_limit
         if size > limit.value:
             raise FormatError(
-                f"{self.origin}: {key!r} has a field {field!r} of {size} bytes at byte {position}, "
-                f"expected at most {limit.value}; {limit.hint}"
+                f"{self.origin}: {self._sample['__key__']!r} has a field {field!r} of {size} bytes "
+                f"at byte {position}, expected at most {limit.value}; {limit.hint}"
             )
-        self.content_bytes, self._large_field = size, field
+        self.content_bytes = size
 
     def _parts(self, name: str) -> tuple[str, str] | None:
-        """Return key and field of a member that is not hidden, or None if it is not selected."""
+        """Return key and field of a member, or None if it is not selected."""
+        if not name or (self._split is None and name[:2] == "__" and split_name(name) is None):
+            return None
         if self._rename is not None:
             name = self._rename(name)
         if self._select is not None and not self._select(name):
             return None
-        if self._split is not None:
-            return self._split(name)
-        parts = split_name(name)
-        if parts is None:
-            return None
-        return parts[0], parts[1].lower() if self._lowercase else parts[1]
-
-    def _begin_sample(self, key: str, position: int) -> None:
-        """Begin a sample with the headers at `position`, unless the current one has this key."""
-        encoded = key.encode("utf-8", "surrogateescape")
-        if encoded != self._key:
-            self._end_sample()
-            self._key = encoded
-            self._sample = {**self._begun, "__key__": key}
-            self.sample_position = position
+        parts = split_name(name) if self._split is None else self._split(name)
+        if parts is None or self._split is not None:
+            return parts
+        return parts[0], self._field(parts[1])
 
     def _end_sample(self) -> None:
         if self._key is not None:
             self.samples.append(self._sample)
             self._key = None
 
-    def _field(self, suffix: bytes) -> str:
-        field = suffix.decode("utf-8", "surrogateescape")
-        field = field.lower() if self._lowercase else field
-        self._fields[suffix] = field
-        return field
+    def _field(self, suffix: str) -> str:
+        return suffix.lower() if self._lowercase else suffix
 
-    def _refuse_duplicate(self, key: str, field: str, position: int) -> None:
+    def _refuse_duplicate(self, field: str, position: int) -> None:
+        key = self._sample["__key__"]
         sample = f"{self.origin}: sample {key!r}, which begins at byte {self.sample_position}"
         error: FormatError
         if field in self._begun:

@@ -17,14 +17,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.parser import Member, Run, TarParser, parse_run
+from energon.formats.tar.parser import Member, Run, TarParser
 from energon.formats.tar.scan_builder import ScanBuilder, TarScan
 from energon.local_file import open_descriptor, read_file
 
@@ -98,17 +97,14 @@ class TarWindow:
             at = 0
         return bytes(self._buffer[at : min(at + BLOCK, self.stop - self.start)])
 
-    def blocks(self, position: int) -> NDArray[np.uint8]:
-        """Return all whole blocks in memory from a position on, as (blocks, 512).
+    def blocks(self, position: int) -> memoryview:
+        """Return all whole blocks in memory from a position on.
 
         They are overwritten by the next call of another method.
         """
-        if self.start <= position < self.stop:
-            count = (self.stop - position) // BLOCK
-            at = position - self.start
-            rows: NDArray[Any] = np.frombuffer(self._buffer, np.uint8, count * BLOCK, at)
-            return rows.reshape(count, BLOCK)
-        return np.empty((0, BLOCK), np.uint8)
+        at = max(0, position - self.start)
+        size = max(0, self.stop - position) // BLOCK * BLOCK
+        return self._buffer[at : at + size]
 
     def read(self, position: int, size: int) -> bytes:
         """Return bytes from a position on, fewer at the end of the archive."""
@@ -133,11 +129,6 @@ class TarWindow:
         self.start = position
         self.stop = position + (self._read_into(position, self._buffer[:size]) if size else 0)
 
-
-MIN_RUN_BLOCKS = 64
-"""Fewer blocks are parsed one by one."""
-MIN_RUN_MEMBERS = 16
-MAX_SINGLE_MEMBERS = 4096
 
 ReadRange = Callable[[int, int], bytes]
 """`read(offset, size)` returns `size` bytes, or fewer at the end of the file."""
@@ -178,23 +169,16 @@ def scan_archive(read_into: ReadInto, size: int, *, origin: str, strict: bool = 
     """
     walk = TarScanner(read_into, size, origin=origin)
     builder = ScanBuilder()
-    singles = MIN_RUN_MEMBERS
     while True:
-        found = walk.next_run()
-        if found is not None:
-            run, start = found
+        start = walk.position
+        run = walk.next_run()
+        if run is not None:
             builder.add_run(run, start)
-            if len(run.size) >= MIN_RUN_MEMBERS:
-                singles = MIN_RUN_MEMBERS
-        # What stopped the run is taken alone. Where runs are short again and again, as with
-        # a long name before each member, they are tried less and less often.
-        for _ in range(singles):
-            member = walk.next()
-            if member is None:
-                walk.finish(strict=strict)
-                return builder.finish(size)
-            builder.add_member(member)
-        singles = min(2 * singles, MAX_SINGLE_MEMBERS)
+        member = walk.next()
+        if member is None:
+            walk.finish(strict=strict)
+            return builder.finish(size)
+        builder.add_member(member)
 
 
 def iter_members(
@@ -257,21 +241,20 @@ class TarScanner:
                 self._check_content(member)
                 return member
 
-    def next_run(self) -> tuple[Run, int] | None:
-        """Return the plain members in memory and their start, if there are many."""
-        parser = self._parser
-        start = parser.position
-        blocks = self.window.blocks(start)
-        if len(blocks) < MIN_RUN_BLOCKS:
+    @property
+    def position(self) -> int:
+        """Where the next header begins."""
+        return self._parser.position
+
+    def next_run(self) -> Run | None:
+        """Return the plain members in memory, if there are many; see `TarParser.take_run`."""
+        if not self._parser.wants_run:
             return None
-        run = parse_run(blocks, self.size - start)
-        if run.stop:
-            parser.position = start + run.stop
-            parser.ended = False
-        large = run.size[run.size >= JUMP_BYTES].sum()
-        if 2 * large >= len(blocks) * BLOCK:
+        data = self.window.blocks(self.position)
+        run = self._parser.take_run(data, self.size - self.position)
+        if run is not None and 2 * run.size[run.size >= JUMP_BYTES].sum() >= len(data):
             self.window.expect_jumps()
-        return run, start
+        return run
 
     def finish(self, *, strict: bool) -> None:
         """Check the end of the archive, after `next` returned None, and log its warnings.
