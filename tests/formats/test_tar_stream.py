@@ -98,9 +98,7 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
     st.integers(0, 40),
     st.booleans(),
 )
-def test_runs_hold_the_samples_that_the_tar_library_finds(
-    sizes, parts, step, folder, odd, adds
-):
+def test_runs_hold_the_samples_that_the_tar_library_finds(sizes, parts, step, folder, odd, adds):
     """Samples are alike except for one, which has another part, or its parts in reverse."""
     members = []
     for number, size in enumerate(sizes):

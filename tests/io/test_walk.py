@@ -16,7 +16,7 @@ from energon.errors import StorageError
 from energon.io.backends.local import PathPattern, walk_files
 from energon.io.epath import EPath
 from energon.io.files import list_files, match_files
-from energon.sources.media.media_files import MediaFiles
+from energon.sources.media_folder import MediaFiles
 from energon.sources.tables.parquet import ParquetSource
 from tests.commands import run
 from tests.datasets import write_shard

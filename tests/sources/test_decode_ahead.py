@@ -13,7 +13,7 @@ from energon import DefaultTaskEncoder, get_savable_loader, get_train_dataset
 from energon.errors import FormatError
 from energon.sources import read_ahead
 from energon.sources.tables.columns import RowTable
-from energon.sources.tables.parquet_groups import ParquetGroups
+from energon.sources.tables.parquet import ParquetGroups
 from tests.kind_checks import plain
 from tests.task_encoder.runs import config
 from tests.waiting import wait_until

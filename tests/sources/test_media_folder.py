@@ -20,11 +20,9 @@ from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.sources import read_ahead
+from energon.sources import media_folder, read_ahead
 from energon.sources.browse.open import TreeOpener
-from energon.sources.media import media_files
-from energon.sources.media.media_files import MediaFiles
-from energon.sources.media.media_folder import FolderOptions, MediaFolderSource
+from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.task_encoder.runs import config
@@ -243,9 +241,9 @@ def test_a_prepared_folder_lists_only_what_was_changed(folder, monkeypatch):
         os.utime(path, ns=(0, time.time_ns() - 10**10))
     assert run("prepare", folder).stdout == "Done. Found 60 samples.\n"
     looked_into = []
-    look = media_files._look_into
+    look = media_folder._look_into
     monkeypatch.setattr(
-        media_files, "_look_into", lambda path, at: looked_into.append(path) or look(path, at)
+        media_folder, "_look_into", lambda path, at: looked_into.append(path) or look(path, at)
     )
     assert len(MediaFiles(str(folder)).keys) == N
     assert [os.path.basename(path.rstrip("/")) for path in looked_into] in ([], ["data"])

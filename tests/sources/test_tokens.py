@@ -28,8 +28,7 @@ from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.sources.tokens.kind import TokenOptions, TokenSource
-from energon.sources.tokens.rows import TokenRows
+from energon.sources.tokens.kind import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind, plain

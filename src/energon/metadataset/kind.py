@@ -115,7 +115,7 @@ KINDS = (
         below=".parquet",
         expected=".parquet files",
     ),
-    KindEntry("folder", "energon.sources.media.media_folder:KIND", media=MEDIA),
+    KindEntry("folder", "energon.sources.media_folder:KIND", media=MEDIA),
 )
 """The built-in kinds. The first that applies is taken."""
 

@@ -39,8 +39,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
 from energon.sources.tables import parquet_files, rows
 from energon.sources.tables.arrow import ArrowSource
-from energon.sources.tables.parquet import KIND, ParquetOptions, ParquetSource
-from energon.sources.tables.parquet_groups import ParquetGroups
+from energon.sources.tables.parquet import KIND, ParquetGroups, ParquetOptions, ParquetSource
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude

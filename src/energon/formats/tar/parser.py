@@ -132,7 +132,7 @@ class TarParser:
         """Take the plain members at the beginning of some whole blocks; None if these are few.
 
         What stops a run is taken alone. Where runs are short again and again, as with a long name
-        before each member, they are wanted less and less often.
+        before each member, they are tried less and less often.
 
         Args:
             data: The blocks.

@@ -1,1 +1,0 @@
-"""Folders of images, audio and video as datasets."""
