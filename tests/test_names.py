@@ -246,7 +246,6 @@ def test_rooms_of_more_than_fifteen_files_have_sub_rooms():
 
 MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
-    "compat/megatron/datasets/media.py": "names of megatron.energon about media",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
     "io/backends/aistore.py": "a kind of storage",
     "loader/processes/deaths.py": "what is known of workers that died",

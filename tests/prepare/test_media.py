@@ -27,8 +27,11 @@ from energon import (
     get_loader,
     get_train_dataset,
 )
-from energon.compat.megatron.datasets.media import MediaFilterConfig, prepare_filesystem_dataset
-from energon.compat.megatron.datasets.preparing import PreparesShards
+from energon.compat.megatron.datasets.preparing import (
+    MediaFilterConfig,
+    PreparesShards,
+    prepare_filesystem_dataset,
+)
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.media_table import copy_media

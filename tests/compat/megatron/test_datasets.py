@@ -11,7 +11,8 @@ from energon.compat.megatron.datasets.webdataset import (
     StandardWebdatasetFactory,
     WebdatasetFactory,
 )
-from energon.compat.megatron.wrappers import BatchDataset, RepeatDataset
+from energon.compat.megatron.wrappers.batches import BatchDataset
+from energon.compat.megatron.wrappers.streams import RepeatDataset
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.prepare.media.probe import MediaFilter

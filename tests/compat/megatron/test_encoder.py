@@ -11,8 +11,12 @@ import pytest
 import yaml
 
 from energon.compat.megatron.encoder import BUILDERS
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.batches import (
     BatchDataset,
+    MixBatchDataset,
+    PackingDataset,
+)
+from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
     EpochizeDataset,
@@ -21,8 +25,6 @@ from energon.compat.megatron.wrappers import (
     LimitDataset,
     LogSampleDataset,
     MapDataset,
-    MixBatchDataset,
-    PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
     WatchdogDataset,

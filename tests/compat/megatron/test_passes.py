@@ -12,8 +12,12 @@ from energon.compat.megatron.encoder import DefaultTaskEncoder
 from energon.compat.megatron.getters import get_train_dataset, get_val_dataset
 from energon.compat.megatron.loaders import get_savable_loader
 from energon.compat.megatron.worker import WorkerConfig
-from energon.compat.megatron.wrappers import LimitDataset, MapDataset, ShuffleBufferDataset
 from energon.compat.megatron.wrappers.own import BaseWrapperDataset
+from energon.compat.megatron.wrappers.streams import (
+    LimitDataset,
+    MapDataset,
+    ShuffleBufferDataset,
+)
 from energon.errors import StateError
 from tests.datasets import make_crude
 

@@ -11,9 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.compat.megatron.datasets.leaf import ReadPass
-from energon.compat.megatron.stages.blend import BlendStage, ConcatStage, Repeat
 from energon.compat.megatron.stages.limit import LimitStage
-from energon.compat.megatron.stages.streams import IterMap, ShuffleBuffer
+from energon.compat.megatron.stages.streams import (
+    BlendStage,
+    ConcatStage,
+    IterMap,
+    Repeat,
+    ShuffleBuffer,
+)
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook

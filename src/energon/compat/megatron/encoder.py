@@ -30,13 +30,13 @@ from energon.compat.megatron.pipeline import (
     planned,
     wrapped_batches,
 )
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.base import WrapperDataset
+from energon.compat.megatron.wrappers.streams import (
     ConcatDataset,
     EpochizeDataset,
     LimitDataset,
     MapDataset,
     ShuffleBufferDataset,
-    WrapperDataset,
 )
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode

@@ -23,10 +23,7 @@ HOMES: dict[str, str] = {
         DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits
     """,
     "compat.megatron.datasets.leaf": """
-        BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset
-    """,
-    "compat.megatron.datasets.media": """
-        MediaFilterConfig MediaFilterStrategy prepare_filesystem_dataset
+        BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset Sharder
     """,
     "compat.megatron.datasets.others": """
         CaptioningWebdataset CrudeJsonlDatasetFactory=JsonlFactory
@@ -36,8 +33,9 @@ HOMES: dict[str, str] = {
         VidQAWebdataset
     """,
     "compat.megatron.datasets.preparing": """
-        EnergonDatasetType ShardInfo WebdatasetMeta WebdatasetPreparator=PreparesShards
-        check_dataset_info_present get_dataset_info get_dataset_type get_info_shard_files
+        EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo WebdatasetMeta
+        WebdatasetPreparator=PreparesShards check_dataset_info_present get_dataset_info
+        get_dataset_type get_info_shard_files prepare_filesystem_dataset
     """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
@@ -51,14 +49,11 @@ HOMES: dict[str, str] = {
     """,
     "compat.megatron.documents.load_config": "load_config",
     "compat.megatron.documents.load_dataset": """
-        DatasetLoader DatasetLoaderInterface=DatasetLoader LoadedDatasetList Metadataset
-        MetadatasetV2 load_dataset traverse_metadataset
-    """,
-    "compat.megatron.documents.nodes": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
         BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference BlendJoinDatasetReference
-        DatasetReference JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized
-        MetadatasetBlender MetadatasetJoin Subset=SubsetRange
+        DatasetLoader DatasetLoaderInterface=DatasetLoader DatasetReference JoinDatasetReference
+        LoadedDatasetList Metadataset MetadatasetBlend MetadatasetBlendEpochized MetadatasetBlender
+        MetadatasetJoin MetadatasetV2 Subset=SubsetRange load_dataset traverse_metadataset
     """,
     "compat.megatron.encoder": "AugmentTaskEncoder Cooker DefaultTaskEncoder TaskEncoder",
     "compat.megatron.getters": """
@@ -80,23 +75,19 @@ HOMES: dict[str, str] = {
         MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample TextSample VQAOCRSample
         VQASample VidQASample VideoData
     """,
-    "compat.megatron.savable": """
-        FlexState SampleIndex Savable SavableDataLoaderState SavableSampleBuffer
-        SavableDatasetCheckpoint=SavableDataLoaderState SavableDatasetState=SavableDataLoaderState
-        SystemRng SystemRngState WorkerRng
-    """,
-    "compat.megatron.sharder": "Sharder",
     "compat.megatron.worker": "WorkerConfig",
     "compat.megatron.wrappers.batches": """
         BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
     """,
-    "compat.megatron.wrappers.monitoring": "GcDataset LogSampleDataset WatchdogDataset",
     "compat.megatron.wrappers.own": """
-        BaseSingleWrapperDataset=BaseWrapperDataset BaseWrapperDataset SavableDataset
+        BaseSingleWrapperDataset=BaseWrapperDataset BaseWrapperDataset FlexState SampleIndex Savable
+        SavableDataLoaderState SavableDataset SavableDatasetCheckpoint=SavableDataLoaderState
+        SavableDatasetState=SavableDataLoaderState SavableSampleBuffer SystemRng SystemRngState
+        WorkerRng
     """,
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset FilterDataset IterMapDataset LimitDataset
-        MapDataset RepeatDataset ShuffleBufferDataset
+        BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset IterMapDataset
+        LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
     """,
     "decode.av": "AVData AVDecoder",
     "decode.av_sampling": "get_clips_uniform get_single_frames_uniform",
@@ -270,7 +261,7 @@ MODULES: dict[str, str] = {
         TraversedDatasetReference
     """,
     "metadataset.metadataset": """
-        DatasetReference=compat.megatron.documents.nodes:DatasetReferenceV1 Metadataset
+        DatasetReference=compat.megatron.documents.load_dataset:DatasetReferenceV1 Metadataset
         MetadatasetBlender
     """,
     "metadataset.metadataset_v2": """

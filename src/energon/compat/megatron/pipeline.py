@@ -12,16 +12,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, SampleDataset
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.batches import (
     BatchDataset,
+    GroupBatchDataset,
+    PackingDataset,
+)
+from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     EpochizeDataset,
     FilterDataset,
-    GroupBatchDataset,
     LimitDataset,
     LogSampleDataset,
     MapDataset,
-    PackingDataset,
     RepeatDataset,
 )
 from energon.errors import ConfigError

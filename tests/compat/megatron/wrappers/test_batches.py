@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from energon import Selection, homogeneous_concat_mix
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.batches import (
     BatchDataset,
     GroupBatchDataset,
-    MapDataset,
     MixBatchDataset,
     PackingDataset,
 )
+from energon.compat.megatron.wrappers.streams import MapDataset
 from energon.stages.lane import Lane
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 

@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 
 from energon import FatalSampleError, SkipSample, stateless
-from energon.compat.megatron.wrappers import FilterDataset, IterMapDataset, MapDataset
+from energon.compat.megatron.wrappers.streams import (
+    FilterDataset,
+    IterMapDataset,
+    MapDataset,
+)
 from energon.stages.lane import Lane
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 

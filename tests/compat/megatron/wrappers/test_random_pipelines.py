@@ -9,17 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon import SkipSample
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.batches import (
     BatchDataset,
+    GroupBatchDataset,
+    MixBatchDataset,
+    PackingDataset,
+)
+from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
     FilterDataset,
-    GroupBatchDataset,
     IterMapDataset,
     LimitDataset,
     MapDataset,
-    MixBatchDataset,
-    PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
 )

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from energon.compat.megatron.wrappers import (
+from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
     LimitDataset,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from energon.compat.megatron.stages.blend import BlendStage
+from energon.compat.megatron.stages.streams import BlendStage
 from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
 from energon.packing.packer import Selection
 from energon.stages.base import Dataset

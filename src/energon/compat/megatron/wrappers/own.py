@@ -3,19 +3,27 @@
 Each lane runs a copy of the object, whose inner datasets yield the items of that lane. The state of
 such an object is unknown, so its position is the number of items that it has yielded: resuming runs
 it again from the beginning of the run, which takes longer the further the run was.
+
+The states, random numbers and buffers that such classes are built of are here, too.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from energon.compat.megatron.savable import FlexState
+import numpy as np
+
+from energon.compat.megatron.worker import WorkerConfig
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.errors import ConfigError
-from energon.samples.crude import RestoreKey
+from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
@@ -29,7 +37,267 @@ from energon.stages.hooks.apply import replay
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import LaneReading
 from energon.task_encoder import dataset as core
-from energon.worker import WorkerConfig
+
+T = TypeVar("T")
+
+
+class FlexState(dict[str, Any]):
+    """The state of a program's object."""
+
+
+class Savable(ABC):
+    """Has a state that can be saved and restored."""
+
+    @abstractmethod
+    def save_state(self) -> FlexState:
+        """Return the state."""
+
+    @abstractmethod
+    def restore_state(self, state: FlexState) -> None:
+        """Restore a state."""
+
+
+class WorkerRng(Savable):
+    """Random numbers from the seed of the lane in which it is first used.
+
+    Hooks do not need it: `random`, numpy and torch are seeded for them.
+
+    Args:
+        worker_config: Provides the seed, `worker_seed`.
+    """
+
+    def __init__(self, worker_config: WorkerConfig) -> None:
+        self.worker_config = worker_config
+        self._rng: Any = None
+
+    @property
+    def rng(self) -> Any:
+        """The `torch.Generator`."""
+        if self._rng is None:
+            import torch
+
+            self._rng = torch.Generator().manual_seed(self.worker_config.worker_seed())
+        return self._rng
+
+    def randbelow(self, n: int) -> int:
+        """Return a number from 0 to n - 1."""
+        import torch
+
+        return int(torch.randint(n, (), generator=self.rng))
+
+    def choice_idx(self, probs: Any) -> int:
+        """Return an index, drawn with these probabilities."""
+        import torch
+
+        if len(probs) == 1:
+            return 0
+        edges = torch.as_tensor(probs).cumsum(0)
+        drawn = torch.rand(1, generator=self.rng) * edges[-1]
+        return int(torch.searchsorted(edges, drawn, right=True))
+
+    def choice(self, l: list[T], probs: Any = None) -> T:  # noqa: E741 - its name in programs
+        """Return an element, drawn with these probabilities; with equal ones by default."""
+        return l[self.randbelow(len(l)) if probs is None else self.choice_idx(probs)]
+
+    def shuffle(self, l: list[T]) -> list[T]:  # noqa: E741 - its name in programs
+        """Return a shuffled copy."""
+        import torch
+
+        return [l[index] for index in torch.randperm(len(l), generator=self.rng).tolist()]
+
+    def rand_pop(self, l: list[T]) -> T:  # noqa: E741 - its name in programs
+        """Remove and return an element."""
+        return l.pop(self.randbelow(len(l)))
+
+    def save_state(self) -> FlexState:
+        return FlexState(rng=bytes(self.rng.get_state().tolist()))
+
+    def restore_state(self, state: FlexState) -> None:
+        import torch
+
+        saved = state["rng"]
+        self._rng = None
+        if saved is not None:
+            content = torch.frombuffer(bytearray(saved), dtype=torch.uint8).clone()
+            self._rng = torch.Generator()
+            self._rng.set_state(content)
+
+
+@dataclass(frozen=True, repr=False)
+class SystemRngState:
+    """The states of the random generators of torch, numpy and Python."""
+
+    torch: Any
+    numpy: Any
+    random: Any
+
+
+class SystemRng:
+    """The random generators of torch, numpy and Python, seeded together."""
+
+    @staticmethod
+    def seed(seed: int) -> None:
+        """Seed all of them."""
+        import torch
+
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+
+    @staticmethod
+    def save_state() -> SystemRngState:
+        """Return the states of all of them."""
+        import torch
+
+        return SystemRngState(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    @staticmethod
+    def restore_state(state: SystemRngState) -> None:
+        """Restore a state."""
+        import torch
+
+        torch.set_rng_state(state.torch)
+        np.random.set_state(state.numpy)
+        random.setstate(state.random)
+
+    @staticmethod
+    def get_seed_from_args(*args: Any) -> int:
+        """Return a 32-bit seed derived from the text of these values."""
+        digest = hashlib.sha1("|".join(map(str, args)).encode()).digest()
+        return int.from_bytes(digest[:4], "big")
+
+    @staticmethod
+    def seed_args(*args: Any) -> None:
+        """Seed all of them with a seed derived from these values."""
+        SystemRng.seed(SystemRng.get_seed_from_args(*args))
+
+
+class SampleIndex(Savable):
+    """Counts the calls of a program's function.
+
+    Args:
+        worker_config: Provides the number to hooks while it is in use.
+        src: The owner of the function.
+    """
+
+    def __init__(self, worker_config: WorkerConfig, *, src: Any) -> None:
+        self.worker_config = worker_config
+        self.src = src
+        self.current_idx = 0
+
+    def get_next(self) -> int:
+        """Return the next number."""
+        self.current_idx += 1
+        return self.current_idx - 1
+
+    @contextmanager
+    def ctx(self, sample_idx: int | None = None) -> Iterator[int]:
+        """Use a number in the block: the next one, or the given one."""
+        index = self.get_next() if sample_idx is None else sample_idx
+        self.worker_config.worker_push_sample_index(index)
+        try:
+            yield index
+        finally:
+            self.worker_config.worker_pop_sample_index()
+
+    def iter_ctx(self, it: Iterable[T], sample_idx: int | None = None) -> Iterator[tuple[int, T]]:
+        """Yield each item with the number that was in use while it was produced."""
+        items = iter(it)
+        while True:
+            with self.ctx(sample_idx) as index:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield index, item
+
+    def save_state(self) -> Any:
+        return self.current_idx
+
+    def restore_state(self, state: Any) -> None:
+        self.current_idx = state or 0
+
+
+class SavableSampleBuffer(Savable):
+    """The items that a program's dataset holds back.
+
+    Args:
+        dataset: The source of the items.
+        worker_config: Rank and workers.
+    """
+
+    def __init__(self, dataset: Any, worker_config: WorkerConfig) -> None:
+        self.dataset = dataset
+        self.worker_config = worker_config
+        self._buffer: list[Any] = []
+
+    @property
+    def buffer(self) -> list[Any]:
+        """The items."""
+        return self._buffer
+
+    def worker_start(self) -> None:
+        """Begin to fill it. Items are recreated with the pipeline, so nothing is read here."""
+
+    def append(self, sample: T) -> T:
+        """Add an item, and return it."""
+        self._buffer.append(sample)
+        return sample
+
+    def append_iter(self) -> Iterator[Any]:
+        """Yield the items of the dataset, each after it was added."""
+        for sample in self.dataset:
+            yield self.append(sample)
+
+    def extend(self, samples: list[Any], restore_keys: Any = None) -> None:
+        """Add items."""
+        self._buffer.extend(samples)
+
+    def pop(self, index: int) -> Any:
+        """Remove and return an item."""
+        return self._buffer.pop(index)
+
+    def flush(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """Remove all items; return them and their restore keys."""
+        flushed, self._buffer = self._buffer, []
+        return flushed, tuple(key_of(each) for each in flushed)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._buffer.clear()
+
+    def save_state(self) -> FlexState:
+        return FlexState(count=len(self._buffer))
+
+    def restore_state(self, state: FlexState) -> None:
+        self.clear()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._buffer)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._buffer[index]
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+
+class _PlainState(type):
+    """Makes states of loaders, which are plain data, count as instances."""
+
+    def __instancecheck__(cls, found: object) -> bool:
+        return isinstance(found, dict) and {"positions", "lanes"} <= found.keys()
+
+
+class SavableDataLoaderState(metaclass=_PlainState):
+    """What `save_state_rank` and `save_state_global` return: a dict of JSON.
+
+    Args:
+        fields: Attributes of an instance that a program creates, which no loader restores.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
 
 
 class _AnyPipeline(type):
