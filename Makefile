@@ -66,7 +66,7 @@ $(STAMP): pyproject.toml plugins/energon-mds/pyproject.toml constraints.txt src/
 	@.ci/install dev 2.3 plugins/energon-mds
 	@touch $@
 
-BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds
+BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds programs
 
 bench: $(STAMP)  ## measure beside the installed peers: pages of benchmarks, README, the chart
 	set -e; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py; done
