@@ -19,6 +19,9 @@ from energon import (
     get_train_dataset,
     prepare_dataset,
 )
+from energon.inspect.saved_run import read_saved_run
+from energon.inspect.state_edits import change_mix, skip_steps
+from energon.loader.state_files import read_states
 from tests.datasets import write_shard
 from tests.effort import IN_CI, some
 
@@ -286,6 +289,27 @@ def test_states_of_other_costs_are_refused(blend):
             Run(blend, (2, 0), balance, state=state)
     with pytest.raises(StateError, match="steps of 8 micro-batches, now it is 4"):
         Run(blend, (2, 0), Balance(**same, micro_batches=4), state=state)
+
+
+def test_commands_that_would_need_the_costs_of_a_state_are_refused(blend, tmp_path):
+    with Run(blend, (1, 0), BALANCES["window"]) as run:
+        run.take(10)
+        state = run.loaders[0].state_dict()
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(state))
+    with pytest.raises(StateError, match=r"costs, which are not in its state.*restore_sample"):
+        read_saved_run([file])
+    with pytest.raises(StateError, match=r"restore it with the new weights and strict=\['mix'\]"):
+        change_mix(read_states([file]), weights={"large/train": 9.0}, positions={})
+
+
+def test_skipped_steps_are_those_that_the_run_would_have_had(blend, expected, tmp_path):
+    with Run(blend, (1, 0), BALANCES["window"]) as run:
+        run.take(10)
+        (tmp_path / "state.json").write_text(json.dumps(run.loaders[0].state_dict()))
+    edited = skip_steps(read_states([tmp_path / "state.json"]), 30, world_size=1)
+    with Run(blend, (1, 0), BALANCES["window"], start=40, state=edited.state) as run:
+        assert run.take(20) == expected["window"][40:60]
 
 
 def double(measures):

@@ -147,6 +147,11 @@ def open_saved_run(
         ConfigError: If the number of ranks is unknown or impossible.
     """
     about, lanes = state["fingerprint"], state["lanes"]
+    if "balance" in about:
+        raise StateError(
+            "the run balances its batches by costs, which are not in its state, so the samples of "
+            "its steps are not known here; loader.restore_sample(key) returns those of a batch"
+        )
     recipe = PlanRecipe.from_json(about)
     packs = bool(about.get("packing_buffer_size"))
     if packs and not may_pack:

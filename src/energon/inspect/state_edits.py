@@ -128,6 +128,11 @@ def change_mix(
         StateError: If the datasets are not blended by weight, or a position cannot be exact.
     """
     about = state["fingerprint"]
+    if "balance" in about:
+        raise StateError(
+            "the run balances its batches by costs, which are not in its state, and so its mix "
+            "cannot be changed here; restore it with the new weights and strict=['mix']"
+        )
     recipe = PlanRecipe.from_json(about)
     before = recipe.mix_json()
     if before is None:

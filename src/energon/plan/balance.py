@@ -41,8 +41,11 @@ from energon.plan.rows import COUNTED_ROWS, Plan, Rows
 Costs = Callable[[Rows], NDArray[np.float64]]
 """Return the cost of each sample; 0 for gaps."""
 
-PLANNED_ROWS = 64
-"""Rows of each lane that are planned together at least; a call for fewer takes as long."""
+PLANNED_ROWS = 64, 512
+"""Rows of each lane that are planned together: a call for the first number takes as long as for a
+single row, and the second is for few lanes."""
+CHUNK_ROWS = 1 << 15
+"""Rows of all lanes that are planned together, if that is within these limits."""
 KEPT_ROWS = 1 << 20
 """Rows of all windows that are kept at a time."""
 KEPT_CHUNKS = 2
@@ -415,7 +418,9 @@ class BalancedPlan:
     @cached_property
     def chunk_windows(self) -> int:
         """How many windows are planned together."""
-        return -(-PLANNED_ROWS // self.window_rows)
+        least, most = PLANNED_ROWS
+        rows = max(least, min(most, CHUNK_ROWS // self.pool))
+        return -(-rows // self.window_rows)
 
     def lanes_of_pool(self, pool: int) -> range:
         """Return the lanes of a pool; pools are numbered through all lanes."""
