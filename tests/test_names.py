@@ -247,7 +247,6 @@ def test_rooms_of_more_than_fifteen_files_have_sub_rooms():
 MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
-    "io/backends/aistore.py": "a kind of storage",
     "loader/processes/deaths.py": "what is known of workers that died",
     "prepare/importers/archive.py": "a kind of source",
     "prepare/index/mapped_parts.py": "looking for samples that lack a part",

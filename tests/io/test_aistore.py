@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from energon.errors import ConfigError, StorageAccessError, StorageError
-from energon.io.backends.aistore import goes_to_aistore
+from energon.io.backends.object_stores import goes_to_aistore
 from energon.io.files import forget_stores, open_store
 from tests.servers.aistore import aistore
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from energon.errors import EnergonError, RangesNotSupportedError, StorageError, StorageTimeoutError
-from energon.io.backends.hugging_face import DEFAULT_ENDPOINT
+from energon.io.backends.object_stores import HUB_ENDPOINT
 from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile
 from energon.io.settings import StorageSettings
@@ -91,13 +91,13 @@ def test_the_deadline_holds_for_all_attempts_together(misbehaviour):
     [
         ("redirects to a file", "read", "redirects to a file: address, which is refused"),
         ("redirects to another scheme", "read", "another scheme than http and https.*refused"),
-        ("redirects to nowhere", "read", "without saying where to"),
+        ("redirects to nowhere", "read", "redirects without an address"),
         ("redirects to itself", "read", "redirects again and again"),
         ("chunks", "range", "no Content-Length.*have the file served as it is"),
         ("ranges are short", "range", r"different range.*Requested 1000\.\.3000, got 1000\.\.2000"),
         ("Content-Range that is shifted", "range", r"different range.*got 1001\.\.3001"),
-        ("Content-Range of garbage", "range", "range that it has sent in an unknown form"),
-        ("no Content-Range", "range", "does not say which range"),
+        ("Content-Range of garbage", "range", "unknown form of range"),
+        ("no Content-Range", "range", "lacks the range it holds"),
         ("Content-Length of garbage", "range", "Content-Length of the answer is not a number"),
         ("Content-Encoding that is not asked for", "read", r"compresses the answer \(gzip\)"),
         ("HEAD says less", "stream", "has 50000 bytes or more, expected 25000"),
@@ -163,7 +163,7 @@ def test_places_behind_web_servers_refuse_the_same_redirects(scheme, monkeypatch
         store, key = open_store(address)
         with pytest.raises(StorageError, match="redirects to a file: address, which is refused"):
             store.list("") if scheme == "hf" else store.read(key)
-    assert DEFAULT_ENDPOINT.startswith("https:")
+    assert HUB_ENDPOINT.startswith("https:")
 
 
 @pytest.mark.parametrize("misbehaviour", some(sorted(set(MISBEHAVIOURS) - SLOW)))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon.errors import StorageAccessError, StorageError
-from energon.io.backends.hugging_face import find_token
+from energon.io.backends.object_stores import find_token
 from energon.io.files import forget_stores, list_files, open_store
 from tests.datasets import make_crude
 from tests.servers.hub import hub

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from energon.installation import SIGN
 from energon.io.address import is_remote, split_address
-from energon.io.backends.hugging_face import DEFAULT_ENDPOINT
-from energon.io.backends.object_stores import azure_options, s3_options
+from energon.io.backends.object_stores import HUB_ENDPOINT, azure_options, s3_options
 from energon.surroundings import CGROUP, cpu_quota, usable_memory
 from energon.task_encoder.dataset import SavableDataset
 from energon.version import __version__
@@ -195,7 +194,7 @@ def host_of(address: str) -> str | None:
         case "gs":
             return found("GOOGLE_BASE_URL") or "https://storage.googleapis.com"
         case "hf":
-            return found("HF_ENDPOINT") or DEFAULT_ENDPOINT
+            return found("HF_ENDPOINT") or HUB_ENDPOINT
         case "az" | "azure":
             options = azure_options(found("AZURE_STORAGE_CONNECTION_STRING", ""))
             name = options.get("account_name") or found("AZURE_STORAGE_ACCOUNT_NAME")

@@ -42,8 +42,8 @@ _MAKERS: Mapping[str, str] = {
     "abfss": "backends.object_stores:azure",
     "http": "backends.object_stores:web",
     "https": "backends.object_stores:web",
-    "hf": "backends.hugging_face:hugging_face",
-    "ais": "backends.aistore:aistore",
+    "hf": "backends.object_stores:hugging_face",
+    "ais": "backends.object_stores:aistore",
     "msc": "backends.libraries:msc_backend",
     "rclone": "backends.libraries:msc_backend",
 }
@@ -144,7 +144,7 @@ def _make(parts: Address, maker: str) -> Backend:
 def _maker_of(root: str) -> str:
     """Return the function that makes the backend of an address, as in `_MAKERS`."""
     # Whoever opens no store need not wait for what stores need.
-    from energon.io.backends.aistore import goes_to_aistore
+    from energon.io.backends.object_stores import goes_to_aistore
 
     parts = split_address(root)
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme

@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from energon.errors import (
     ConfigError,
@@ -100,32 +99,21 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
         "the fly; it can only be streamed: have the file served as it is",
         False,
     ),
-    (
-        "InvalidContentLength",
-        StorageError,
-        "the Content-Length of the answer is not a number",
-        False,
-    ),
+    ("InvalidContentLength", StorageError, _CAUSES["ContentLengthInvalid"], False),
     ("InvalidLastModified", StorageError, "the Last-Modified of the answer is not a date", False),
-    (
-        "NoContentRange",
-        RangesNotSupportedError,
-        "the server does not say which range it has sent",
-        False,
-    ),
+    ("NoContentRange", RangesNotSupportedError, "the answer lacks the range it holds", False),
     (
         "ParseContentRange",
         RangesNotSupportedError,
-        "the server declares the range that it has sent in an unknown form",
+        "the answer has an unknown form of range",
         False,
     ),
     ("UnexpectedRange", StorageError, "the server has sent a different range than requested", True),
-    ("BareRedirect", StorageError, "the server redirects without saying where to", False),
+    ("BareRedirect", StorageError, "the server redirects without an address", False),
     (
         "BadScheme",
         StorageError,
-        "the server redirects to an address of another scheme than http and https, which is "
-        "refused",
+        "the server redirects to another scheme than http and https, which is refused",
         False,
     ),
     ("NotModified {", StorageError, "the server answered 304 Not Modified, unasked", True),
@@ -141,7 +129,7 @@ def changed(place: str) -> ObjectChangedError:
 
 
 class _Fault(NamedTuple):
-    """What is known of an error of the library."""
+    """The properties of an error of the library."""
 
     place: str
     text: str
@@ -150,7 +138,7 @@ class _Fault(NamedTuple):
     status: str
     """Status of the answer with its reason, or nothing."""
     code: str
-    """What the store calls it, or nothing."""
+    """The code of the store, or nothing."""
     error: Exception
 
     @classmethod
@@ -176,105 +164,79 @@ class _Fault(NamedTuple):
         return _CREDENTIALS.get(self.place.partition(":")[0], "set those of your store")
 
 
-def _bad_answer(seen: _Fault) -> EnergonError | None:
+def _bad_answer(fault: _Fault) -> EnergonError | None:
     for sign, kind, words, transient in _BAD_ANSWERS:
-        if sign in seen.text:
-            numbers = _RANGES.search(seen.text)
-            found = f" ({numbers[0]})" if numbers else ""
-            return kind(f"{seen.place}: {words}{found}", transient=transient)
+        if sign in fault.text:
+            numbers = _RANGES.search(fault.text)
+            ranges = f" ({numbers[0]})" if numbers else ""
+            return kind(f"{fault.place}: {words}{ranges}", transient=transient)
     return None
 
 
-def _connection_error(seen: _Fault) -> StorageError:
-    kind = _KIND.search(seen.text)
-    causes = [words for sign, words in _CAUSES.items() if sign in seen.text]
-    cause = causes[0] if causes else (kind[1] if kind else seen.name)
-    if _CONNECTING.search(seen.text) and "TimedOut" in seen.text:
+def _connection_error(fault: _Fault) -> StorageError:
+    kind = _KIND.search(fault.text)
+    causes = [words for sign, words in _CAUSES.items() if sign in fault.text]
+    cause = causes[0] if causes else (kind[1] if kind else fault.name)
+    if _CONNECTING.search(fault.text) and "TimedOut" in fault.text:
         cause = NO_CONNECTION
-    transient = kind is not None and "InvalidCertificate" not in seen.text
-    transient = transient or _BAD_LISTING in seen.text
-    host = _HOST.search(seen.text)
-    at = f" ({host[1]})" if host and host[1] not in seen.place else ""
+    transient = kind is not None and "InvalidCertificate" not in fault.text
+    transient = transient or _BAD_LISTING in fault.text
+    host = _HOST.search(fault.text)
+    at = f" ({host[1]})" if host and host[1] not in fault.place else ""
     return StorageError(
-        f"{seen.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
+        f"{fault.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
     )
-
-
-_MEANINGS: tuple[tuple[Callable[[_Fault], Any], Callable[[_Fault], EnergonError | None]], ...] = (
-    (
-        lambda seen: seen.status.startswith("405"),
-        lambda seen: StorageError(f"{seen.place}: the server answered {seen.status}"),
-    ),
-    (
-        lambda seen: seen.code in _NO_BUCKET,
-        lambda seen: DatasetNotFoundError(f"{seen.place}: there is no such bucket; check its name"),
-    ),
-    (
-        lambda seen: isinstance(seen.error, FileNotFoundError) or seen.name == "NotFoundError",
-        lambda seen: DatasetNotFoundError(f"{seen.place}: there is no such object"),
-    ),
-    (lambda seen: seen.name == "PreconditionError", lambda seen: changed(seen.place)),
-    (lambda seen: True, _bad_answer),
-    (
-        lambda seen: seen.name == "NotSupportedError" and "RangeNotSupported" in seen.text,
-        lambda seen: RangesNotSupportedError(
-            f"{seen.place}: the server returns whole files only, no ranges"
-        ),
-    ),
-    (
-        lambda seen: isinstance(seen.error, ValueError),
-        lambda seen: ConfigError(
-            f"{seen.place}: not a valid name of an object; {seen.text.partition(chr(10))[0]}"
-        ),
-    ),
-    (
-        lambda seen: (
-            _METADATA.search(seen.text) and int(seen.status[:3] or 0) not in TRANSIENT_STATUS
-        ),
-        lambda seen: StorageAccessError(
-            f"{seen.place}: no credentials in the environment or a profile, and this machine has "
-            f"no role that provides any; {seen.credentials}"
-        ),
-    ),
-    (
-        lambda seen: (
-            seen.name in _DENIED or seen.code in _ACCESS_CODES or seen.status[:3] in ("401", "403")
-        ),
-        lambda seen: StorageAccessError(
-            f"{seen.place}: access denied, {seen.answer or seen.name}; check the credentials and "
-            f"their rights: {seen.credentials}"
-        ),
-    ),
-    (
-        lambda seen: seen.status.startswith("3"),
-        lambda seen: StorageError(
-            f"{seen.place}: the server answered {seen.status}; redirects are followed, but not "
-            "for names with [ or ]: rename the file"
-        ),
-    ),
-    (
-        lambda seen: seen.status,
-        lambda seen: StorageError(
-            f"{seen.place}: the server answered {seen.answer}", transient=seen.is_transient
-        ),
-    ),
-    (lambda seen: True, _connection_error),
-)
-"""Conditions and the errors they become. The first that applies and is not None counts."""
 
 
 def translate(error: Exception, place: str) -> EnergonError:
     """Return our error for one of the library's.
 
     Args:
-        error: What was raised.
+        error: The error raised by the library.
         place: The address for the message, without secrets.
     """
     if isinstance(error, EnergonError):
         return error
-    seen = _Fault.of(error, place)
-    meanings = (means(seen) for fits, means in _MEANINGS if fits(seen))
-    return next(found for found in meanings if found is not None)
+    fault = _Fault.of(error, place)
+    if fault.status.startswith("405"):
+        return StorageError(f"{place}: the server answered {fault.status}")
+    if fault.code in _NO_BUCKET:
+        return DatasetNotFoundError(f"{place}: there is no such bucket; check its name")
+    if isinstance(error, FileNotFoundError) or fault.name == "NotFoundError":
+        return DatasetNotFoundError(f"{place}: there is no such object")
+    if fault.name == "PreconditionError":
+        return changed(place)
+    return _bad_answer(fault) or _refusal(fault) or _connection_error(fault)
+
+
+def _refusal(fault: _Fault) -> EnergonError | None:
+    """Return the error for a request that was refused, by the library or the server."""
+    place, status = fault.place, fault.status
+    if fault.name == "NotSupportedError" and "RangeNotSupported" in fault.text:
+        return RangesNotSupportedError(f"{place}: the server returns whole files only, no ranges")
+    if isinstance(fault.error, ValueError):
+        reason = fault.text.partition("\n")[0]
+        return ConfigError(f"{place}: not a valid name of an object; {reason}")
+    if _METADATA.search(fault.text) and int(status[:3] or 0) not in TRANSIENT_STATUS:
+        return StorageAccessError(
+            f"{place}: no credentials in the environment or a profile, and this machine has no "
+            f"role that provides any; {fault.credentials}"
+        )
+    if fault.name in _DENIED or fault.code in _ACCESS_CODES or status[:3] in ("401", "403"):
+        return StorageAccessError(
+            f"{place}: access denied, {fault.answer or fault.name}; check the credentials and "
+            f"their rights: {fault.credentials}"
+        )
+    if status.startswith("3"):
+        return StorageError(
+            f"{place}: the server answered {status}; redirects are followed, but not for names "
+            "with [ or ]: rename the file"
+        )
+    if status:
+        return StorageError(
+            f"{place}: the server answered {fault.answer}", transient=fault.is_transient
+        )
+    return None
 
 
 def cause_of(error: BaseException) -> str:
@@ -282,13 +244,15 @@ def cause_of(error: BaseException) -> str:
 
     Errors of libraries carry the operating system's as their reason or cause.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _NO_ROUTE_CODES:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_ROUTE_CODES:
             return NO_ROUTE
         for kind, words in _OS_CAUSES:
-            if isinstance(seen, kind):
+            if isinstance(cause, kind):
                 return words
-        reason = getattr(seen, "reason", None)
-        seen = reason if isinstance(reason, BaseException) else seen.__cause__ or seen.__context__
+        reason = getattr(cause, "reason", None)
+        cause = (
+            reason if isinstance(reason, BaseException) else cause.__cause__ or cause.__context__
+        )
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""Makers of the backends that obstore serves, by address.
+"""Makers of the backends that obstore serves, by address: S3, Google, Azure, web servers, and such.
 
 Credentials for S3, and for everything that speaks its protocol, come from where other tools find
 them: the environment, then the profile in `~/.aws` (with boto3 for profiles that log in or assume
@@ -8,15 +8,19 @@ roles), then the machine's own role.
 from __future__ import annotations
 
 import configparser
+import json
 import os
+import re
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from energon.errors import (
     ConfigError,
+    DatasetNotFoundError,
     EnergonError,
     RangesNotSupportedError,
     StorageError,
@@ -33,8 +37,10 @@ from energon.io.backends.object_backend import (
     connection_settings,
     info_of,
     object_library,
+    read_all,
     refused_redirect,
 )
+from energon.messages import describe_error
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -350,3 +356,150 @@ def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
         return HTTPStore(root, **connection_settings(seconds, root, headers))
 
     return connect
+
+
+_PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
+
+
+def aistore(parts: Address) -> ObjectBackend:
+    """Return a bucket of AIStore, `ais://BUCKET`, or a cloud bucket behind it.
+
+    The gateway redirects each request to the target that has the object. With USE_AIS_FOR=s3:gs,
+    addresses with these schemes go to AIStore too.
+
+    Raises:
+        ConfigError: If AIS_ENDPOINT is not set.
+    """
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        raise ConfigError(
+            f"{parts.root}: set AIS_ENDPOINT to the address of AIStore, such as http://host:51080"
+        )
+    return _AIStore(parts, endpoint.rstrip("/"))
+
+
+def goes_to_aistore(scheme: str) -> bool:
+    """Return whether the environment sends a scheme to AIStore."""
+    return scheme in _PROVIDERS and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
+
+
+class _AIStore(WebBackend):
+    def __init__(self, parts: Address, endpoint: str) -> None:
+        bucket = parts.root.partition("://")[2]
+        token = os.environ.get("AIS_AUTHN_TOKEN")
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._objects = f"{endpoint}/v1/objects/{bucket}"
+        self._query = f"?provider={_PROVIDERS[parts.scheme]}"
+        super().__init__(parts.root, self._objects + self._query, self._headers)
+        # Its own way to list wants a GET with a body; that of its S3 interface does not.
+        options = {"endpoint": f"{endpoint}/s3", "skip_signature": True, "region": "us-east-1"}
+        self._listing = s3_backend(bucket, options, look_up=False)
+
+    def head(self, key: str) -> ObjectInfo:
+        return _unless_dated(super().head(key))
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        # The gateway takes no content: it says where to send it.
+        url = f"{self._objects}/{quote(key)}{self._query}"
+        with self._ask(url, None, 0, key) as answer:
+            target = urljoin(url, answer.headers.get("Location") or url)
+        with ExitStack() as files:
+            if isinstance(content, bytes):
+                files.enter_context(self._ask(target, content, len(content), key))
+            else:
+                file = files.enter_context(open(content, "rb"))
+                files.enter_context(self._ask(target, file, os.path.getsize(content), key))
+
+    def _ask(self, url: str, body: Any, size: int, key: str) -> AbstractContextManager[Any]:
+        headers = {**self._headers, "content-length": str(size)}
+        request = urllib.request.Request(url, data=body, headers=headers, method="PUT")
+        return ask(request, f"{self.origin}/{key}", access="set AIS_AUTHN_TOKEN")
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for found in self._listing.list(prefix):
+            yield found._replace(version=None)
+
+
+def _unless_dated(info: ObjectInfo) -> ObjectInfo:
+    """Drop a version that is only a date, which may be that of the last access."""
+    is_tag = info.version is not None and info.version.startswith('"')
+    return info if is_tag else info._replace(version=None)
+
+
+HUB_ENDPOINT = "https://huggingface.co"
+_REPOSITORY_KINDS = ("datasets", "spaces")
+_NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
+
+
+def hugging_face(parts: Address) -> ObjectBackend:
+    """Return a repository of the Hugging Face Hub, `hf://datasets/USER/REPO@REVISION`.
+
+    HF_ENDPOINT is used, and HF_TOKEN or the token of a log-in. The hub redirects to the server that
+    has the content; the token is not sent there.
+    """
+    return _Hub(parts)
+
+
+def find_token() -> str | None:
+    """Return the token of the environment, or that of `hf auth login`."""
+    if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+class _Hub(WebBackend):
+    def __init__(self, parts: Address) -> None:
+        repository, _, revision = parts.root.partition("://")[2].partition("@")
+        revision = quote(revision or "main", safe="")
+        kind = repository.partition("/")[0]
+        api = repository if kind in _REPOSITORY_KINDS else f"models/{repository}"
+        endpoint = (os.environ.get("HF_ENDPOINT") or HUB_ENDPOINT).rstrip("/")
+        token = find_token()
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._tree = f"{endpoint}/api/{api}/tree/{revision}"
+        files = f"{endpoint}/{repository}/resolve/{revision}"
+        super().__init__(parts.root, files, self._headers)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        url: str | None = f"{self._tree}/{quote(prefix)}".rstrip("/") + "?recursive=true"
+        while url is not None:
+            try:
+                found, url = self._page(url, prefix)
+            except DatasetNotFoundError:
+                return
+            yield from found
+
+    def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
+        raise self._read_only(key)
+
+    def delete(self, key: str) -> None:
+        raise self._read_only(key)
+
+    def _read_only(self, key: str) -> StorageError:
+        return StorageError(
+            f"{self.origin}/{key}: energon does not write to the hub; use `hf upload`"
+        )
+
+    def _page(self, url: str, prefix: str) -> tuple[Sequence[ObjectInfo], str | None]:
+        """Return one page of a listing, and the address of the next."""
+        place = f"{self.origin}/{prefix}"
+        request = urllib.request.Request(url, headers=self._headers)
+        with ask(request, place, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
+            link = _NEXT_PAGE.search(answer.headers.get("Link") or "")
+            data = read_all(answer, place)
+        following = link[1] if link else None
+        try:
+            if following and urlsplit(following)[:2] != urlsplit(url)[:2]:
+                raise ValueError("the next page is on another server")
+            # A listing lacks the tag that reading a file returns.
+            files = [entry for entry in json.loads(data) if entry["type"] == "file"]
+            return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StorageError(
+                f"{place}: the answer of the hub is not a listing ({describe_error(error)})"
+            ) from error
