@@ -1,4 +1,4 @@
-"""Types of arrays that are passed around."""
+"""Types of arrays that are passed around, and functions of numbers that several rooms need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+U64 = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def distinct(values: Ints) -> Ints:
@@ -20,3 +26,18 @@ def distinct(values: Ints) -> Ints:
     """
     ordered = np.sort(values)
     return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]
+
+
+def mix(values: U64) -> U64:
+    """Return 64 well-mixed bits for each value (the finaliser of SplitMix64)."""
+    # In place: to allocate a new array takes longer than to compute one of a few thousand bits.
+    mixed = values + _GOLDEN
+    shifted = mixed >> _30
+    mixed ^= shifted
+    mixed *= _MIX_1
+    np.right_shift(mixed, _27, out=shifted)
+    mixed ^= shifted
+    mixed *= _MIX_2
+    np.right_shift(mixed, _31, out=shifted)
+    mixed ^= shifted
+    return mixed

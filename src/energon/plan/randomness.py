@@ -19,17 +19,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
-
-U64 = NDArray[np.uint64]
+from energon.arrays import U64, Ints, mix
 
 ORDER_VERSION = 1
 """Changes when the same seed and configuration would no longer give the same order."""
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 ROUNDS = 6
 MAX_RANKED = 32
@@ -47,21 +40,6 @@ def derive_seed(*address: int | str) -> int:
     return int.from_bytes(
         blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little"
     )
-
-
-def mix(values: U64) -> U64:
-    """Return 64 well-mixed bits for each value (the finaliser of SplitMix64)."""
-    # In place: to allocate a new array takes longer than to compute one of a few thousand bits.
-    mixed = values + _GOLDEN
-    shifted = mixed >> _30
-    mixed ^= shifted
-    mixed *= _MIX_1
-    np.right_shift(mixed, _27, out=shifted)
-    mixed ^= shifted
-    mixed *= _MIX_2
-    np.right_shift(mixed, _31, out=shifted)
-    mixed ^= shifted
-    return mixed
 
 
 def combine(keys: U64, *numbers: NDArray[np.int64] | int) -> U64:

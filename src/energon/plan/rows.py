@@ -9,8 +9,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
-from energon.plan.randomness import U64, combine, derive_seed, permute, unpermuted
+from energon.arrays import U64, Ints
+from energon.plan.randomness import (
+    combine,
+    derive_seed,
+    permute,
+    unpermuted,
+)
 
 COUNTED_ROWS = 4096
 """This many rows before the present one are counted one by one; of what they are part of, a lane or

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, mix
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
 from energon.formats.tables.part_table import PartTable
@@ -181,10 +181,6 @@ Hashes = NDArray[np.uint64]
 
 _WORD = 8
 _SEEDS = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def table_hashes(table: PartTable, indices: Ints) -> Hashes:
@@ -220,15 +216,7 @@ def _hash_equal(data: NDArray[Any], starts: NDArray[np.int64], length: int) -> H
     if length:
         padded[:, :length] = data[starts[:, None] + np.arange(length)]
     columns = padded.view("<u8").astype(np.uint64)
-    hashes = np.tile(_mix(_SEEDS ^ np.uint64(length)), (len(starts), 1))
+    hashes = np.tile(mix(_SEEDS ^ np.uint64(length)), (len(starts), 1))
     for word in range(words):
-        hashes = _mix(hashes ^ _mix(columns[:, word : word + 1] + _SEEDS))
+        hashes = mix(hashes ^ mix(columns[:, word : word + 1] + _SEEDS))
     return hashes
-
-
-def _mix(values: Hashes) -> Hashes:
-    """Return 64 well-mixed bits for each value (the finaliser of SplitMix64)."""
-    values = values + _GOLDEN
-    values = (values ^ (values >> _30)) * _MIX_1
-    values = (values ^ (values >> _27)) * _MIX_2
-    return values ^ (values >> _31)

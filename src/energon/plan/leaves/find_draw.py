@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon.arrays import U64
 from energon.errors import ConfigError
 from energon.plan.leaves.leaf_order import (
     IN_ORDER,
@@ -16,7 +17,7 @@ from energon.plan.leaves.leaf_order import (
     LeafOrder,
     LeafTable,
 )
-from energon.plan.randomness import U64, combine, unpermuted
+from energon.plan.randomness import combine, unpermuted
 
 
 def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:

@@ -32,9 +32,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import U64, Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, WITH_REPLACEMENT, BlockLine, PlanLeaf, pieces_of
-from energon.plan.randomness import U64, combine, derive_seed, divided, permute, picked, shared
+from energon.plan.randomness import (
+    combine,
+    derive_seed,
+    divided,
+    permute,
+    picked,
+    shared,
+)
 
 
 class Era(NamedTuple):
