@@ -299,67 +299,18 @@ def test_indexes_shards_and_lists_them(tmp_path):
     ]
 
 
-def test_verify_finds_what_is_wrong(tmp_path):
-    make_shards(tmp_path / "good", [3])
-    good = ok("verify", tmp_path / "good")
-    assert "3 samples in 1 shard, 0 problems" in good.output
-    wrong = [
-        ("../a.txt", b""),
-        ("1.txt", b""),
-        ("2.txt", b""),
-        ("1.cls", b"x"),
-        ("noext", b""),
-        ("1.__key__", b""),
-        ("1.CLS", b"5"),
-    ]
-    (tmp_path / "wrong.tar").write_bytes(tar_bytes(wrong))
-    cut = tmp_path / "cut.tar"
-    cut.write_bytes(tar_bytes(wrong)[:1024])
-    result = run("verify", tmp_path / "wrong.tar", cut, "--decode", "--json")
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    text = "\n".join(found["problems"])
-    for words in (
-        "is outside the folder",
-        "'1' is also in",
-        "'noext' belongs to no sample",
-        "readers reserve",
-        "'1' has 'cls' twice",
-        "field 'cls' of sample '1' cannot be decoded",
-        "truncated",
-    ):
-        assert words in text, (words, text)
-
-
 def test_lists_samples(tmp_path):
     make_shards(tmp_path, [3])
     path = tmp_path / "shard-000000.tar"
     assert ok("ls", path, "-n", 1).stdout == "000000 json:8 txt:6\n"
     listed = [json.loads(line) for line in ok("ls", path, "--json").stdout.splitlines()]
     assert listed[2] == {"key": "000002", "shard": str(path), "fields": {"json": 8, "txt": 6}}
-    assert ok("ls", path, "--members").stdout.splitlines()[0].split() == ["8", "000000.json"]
-
-
-def test_counts_samples_and_fields(tmp_path):
-    (tmp_path / "x.tar").write_bytes(
-        tar_bytes([("1.txt", b"ab"), ("1.cls", b"1"), ("2.txt", b"abcd")])
-    )
-    found = json.loads(ok("stat", tmp_path / "x.tar", "--json").stdout)
-    assert (found["shards"], found["samples"], found["bytes"]) == (1, 2, 7)
-    assert found["fields"]["txt"] == {
-        "count": 2,
-        "bytes": 6,
-        "smallest": 2,
-        "mean": 3.0,
-        "largest": 4,
-    }
-    assert "1 sample with txt cls" in ok("stat", tmp_path / "x.tar").stdout
 
 
 def test_lists_of_inputs(tmp_path):
     make_shards(tmp_path, [3, 2])
     (tmp_path / "list.txt").write_text(f"# mine\n{tmp_path}/shard-000001.tar\n")
-    assert "2 samples in 1 shard" in ok("verify", f"@{tmp_path}/list.txt").output
+    assert len(ok("ls", f"@{tmp_path}/list.txt").stdout.splitlines()) == 2
 
 
 def test_indexes_of_shards_in_a_store_lie_beside_them(tmp_path, monkeypatch):
@@ -379,11 +330,11 @@ def test_indexes_of_shards_in_a_store_lie_beside_them(tmp_path, monkeypatch):
             numbered = wids.ShardListDataset(str(tmp_path / "w.json"))
             assert [numbered[n][".txt"] for n in (0, 4)] == ["text 0", "text 4"]
             ok("proc", "s3://tars/in/*.tar", "-o", "s3://tars/out", "-c", "rm sample.json")
-            assert json.loads(ok("stat", "--json", "s3://tars/out/").stdout)["samples"] == 5
+            assert len(ok("ls", "s3://tars/out/").stdout.splitlines()) == 5
             ok("cat", "s3://tars/out/", "-o", "s3://tars/all.tar.gz")
             listed = ok("ls", "s3://tars/all.tar.gz").output.split()
             assert listed[0::2] == [f"{n:06}" for n in range(5)]
-            ok("verify", "s3://tars/in/")
+            ok("ls", "s3://tars/in/")
         finally:
             forget_stores()
 
@@ -512,7 +463,7 @@ def sparse_shard(path, size=1 << 40):
 LISTINGS = """
 import sys
 from tests.commands import run
-for arguments in (["ls"], ["ls", "--members"], ["ls", "--json"], ["stat"]):
+for arguments in (["ls"], ["ls", "--json"]):
     done = run("tar", *arguments, sys.argv[1])
     assert done.exit_code == 0, done.output
     assert str(1 << 40) in done.stdout, done.output
@@ -525,28 +476,13 @@ def test_a_terabyte_of_nothing_is_neither_read_nor_held(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_verifying_takes_no_memory_for_contents(tmp_path):
-    sparse_shard(tmp_path / "x.tar", 3 << 29)
-    done = run_bounded(
-        "import sys; from energon.cli.main import main; main(sys.argv[1:])",
-        "tar",
-        "verify",
-        tmp_path / "x.tar",
-        cpu_seconds=60,
-        megabytes=1024,
-    )
-    assert done.returncode == 0, done
-    assert "3 samples in 1 shard, 0 problems" in done.stderr
-
-
 def test_names_cannot_steer_the_terminal(tmp_path):
     evil = "a\x1b[2J\nb\r\u202e\x9b"
     path = tmp_path / "x.tar"
     content = [(f"{evil}/1.txt", b"1"), (f"{evil}/1.TXT", b"2"), (f"{evil}noext", b"")]
     path.write_bytes(tar_bytes(content, format=tarfile.PAX_FORMAT))
     outputs = []
-    for arguments in (["ls"], ["ls", "--members"], ["ls", "--json"], ["stat"], ["verify"]):
+    for arguments in (["ls"], ["ls", "--json"]):
         result = run(*arguments, path)
         outputs += [result.stdout, result.stderr]
     text = "".join(outputs)

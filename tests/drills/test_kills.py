@@ -232,7 +232,7 @@ def tokens(text):
 
 READ_ONLY = {
     *("analyze-debug", "checkpoint diff", "checkpoint info", "doctor", "info"),
-    *("mount", "plan", "tar ls", "tar stat", "tar verify", "view"),
+    *("mount", "plan", "tar ls", "view"),
 }
 """Commands that write nothing; what people exclude in `view` is tested with the viewer."""
 

@@ -21,12 +21,10 @@ TAR_COMMANDS = {
     "ls": "List the samples of shards.",
     "proc": "Transform every sample with a command or a function.",
     "split": "Split shards by number of samples or bytes.",
-    "stat": "Count the samples, fields and bytes of shards.",
-    "verify": "Check shards for damage and other problems.",
 }
 
 _FILES = {
-    "inspect": ("index", "ls", "stat", "verify"),
+    "inspect": ("index", "ls"),
     "make": ("create", "proc"),
     "rewrite": ("cat", "split"),
 }
@@ -53,7 +51,7 @@ def command() -> None:
     Example:
       energon tar create photos/ -o photos.tar
       energon tar cat 's3://bucket/train-{000..127}.tar' --shuffle 10000 -o mixed-%06d.tar
-      energon tar verify mixed-*.tar
+      energon tar ls mixed-000000.tar
     """
 
 

@@ -1,1 +1,1 @@
-"""The tools behind `energon tar`: create, join, split, sort, change and check tar files."""
+"""The tools behind `energon tar`: create, join, split, change and index tar files."""
