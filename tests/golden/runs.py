@@ -25,6 +25,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, make_crude, write_shard
+from tests.golden.commands import command_results
 from tests.token_files import numbered, write_tokens
 
 RECORDED = Path(__file__).parent / "golden.json"
@@ -297,6 +298,10 @@ def _all_orders(root: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    golden = {**recorded(_all_orders), "files": recorded(written_files)}
+    golden = {
+        **recorded(_all_orders),
+        "files": recorded(written_files),
+        "commands": recorded(command_results),
+    }
     RECORDED.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
     sys.stdout.write(f"{RECORDED}: {RECORDED.stat().st_size} bytes\n")

@@ -1,4 +1,4 @@
-"""Orders, states and files are those of the revision that recorded them.
+"""Orders, states, files and results of commands are those of the revision that recorded them.
 
 A change that is meant to alter one of them runs `python -m tests.golden.runs`, and its message says
 why.
@@ -12,6 +12,7 @@ from itertools import islice
 import pytest
 
 from tests.effort import some
+from tests.golden.commands import COMMANDS, command_results
 from tests.golden.runs import (
     CONFIGURATIONS,
     NUM_AFTER,
@@ -58,3 +59,10 @@ def test_states_are_those_recorded(root, name):
 
 def test_written_files_are_those_recorded(tmp_path):
     assert written_files(tmp_path) == GOLDEN["files"]
+
+
+def test_results_of_commands_are_those_recorded(tmp_path):
+    results = command_results(tmp_path)
+    assert [line for line, *_ in results] == list(COMMANDS)
+    for result, expected in zip(results, GOLDEN["commands"], strict=True):
+        assert json.loads(json.dumps(result)) == expected, result[0]
