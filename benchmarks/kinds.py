@@ -459,7 +459,7 @@ def bucket_start(address: str) -> dict[str, float]:
     import pyarrow.parquet  # noqa: F401
 
     from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-    from energon.inspect.state_edits import skip_steps
+    from energon.inspect.saved_state import skip_steps
 
     class Encoder(DefaultTaskEncoder):
         decoder = None

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from adapters.ours import loader
-from energon.inspect.state_edits import skip_steps
+from energon.inspect.saved_state import skip_steps
 
 POSITIONS = {"start": 0.0, "1 %": 0.01, "50 %": 0.5, "99 %": 0.99, "epoch 1,000": 1000.0}
 

@@ -257,7 +257,7 @@ REASONS = {
         "getattr(self._module, self.name, None)": ALLOWED,
         "sys.modules[module.__name__]": ALLOWED,
     },
-    "energon/viewer/batches.py": {
+    "energon/viewer/run_pages.py": {
         "getattr(batch, each.name)": FIELDS,
     },
     "energon/viewer/parts.py": {

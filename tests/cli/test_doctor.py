@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+from energon.inspect.diagnosis import host_of, surroundings
 from energon.inspect.doctor import _read_alone, diagnose
-from energon.inspect.machine_checks import host_of, surroundings
 from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
@@ -155,7 +155,7 @@ def test_a_slow_disk(tmp_path):
 
 
 def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.inspect.machine_checks.__version__", "99.0")
+    monkeypatch.setattr("energon.inspect.diagnosis.__version__", "99.0")
     (tmp_path / "energon").mkdir()
     (tmp_path / "energon/version.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -189,7 +189,7 @@ def test_few_files_that_may_be_open(limit, is_bad):
 
 
 def test_little_shared_memory(monkeypatch):
-    monkeypatch.setattr("energon.inspect.machine_checks.SHARED_MEMORY_BYTES", 1 << 62)
+    monkeypatch.setattr("energon.inspect.diagnosis.SHARED_MEMORY_BYTES", 1 << 62)
     assert any("start the container with --shm-size" in each for each in found_here())
 
 

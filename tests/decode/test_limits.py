@@ -36,7 +36,7 @@ from energon.errors import DecodeError, FormatError
 from energon.formats.compressed import Unpacked, decompressed
 from energon.limits import LIMITS
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.importers.archive import ArchiveSource
+from energon.prepare.importers.detect import ArchiveSource
 from energon.prepare.importers.selection import select
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video

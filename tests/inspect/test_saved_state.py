@@ -25,8 +25,13 @@ from energon.errors import EnergonError
 from energon.inspect.plan_report import describe_run
 from energon.inspect.planned_run import find_key, list_step
 from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
-from energon.inspect.saved_state import compare_states, describe_position
-from energon.inspect.state_edits import change_mix, leave_out, skip_steps
+from energon.inspect.saved_state import (
+    change_mix,
+    compare_states,
+    describe_position,
+    leave_out,
+    skip_steps,
+)
 from energon.loader.relane import relane
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute

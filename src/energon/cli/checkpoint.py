@@ -231,7 +231,7 @@ def edit(
       energon checkpoint edit --weight code/train=0.3 --position web/train=0 checkpoints/data edited
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
-    from energon.inspect import state_edits
+    from energon.inspect import saved_state
     from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
@@ -244,12 +244,12 @@ def edit(
     about: list[str] = []
     if options.skip_steps:
         encoded = _encoded_run(state, options, ranks, allow)
-        state, lines = state_edits.skip_steps(
+        state, lines = saved_state.skip_steps(
             state, options.skip_steps, world_size=ranks, encoded=encoded
         )
         about += lines
     if options.weights or options.positions:
-        state, lines = state_edits.change_mix(
+        state, lines = saved_state.change_mix(
             state, weights=dict(options.weights), positions=dict(options.positions)
         )
         about += lines
@@ -257,7 +257,7 @@ def edit(
         run = open_saved_run(
             ReadFrom.of(state, path=options.path), state, world_size=ranks, may_pack=True
         )
-        state, lines = state_edits.leave_out(state, run, options.keys, epochs=options.epochs)
+        state, lines = saved_state.leave_out(state, run, options.keys, epochs=options.epochs)
         about += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
     _show_written(about, paths, folder, options.as_json)

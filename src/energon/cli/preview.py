@@ -33,11 +33,11 @@ from energon.messages import counted
 from energon.samples.notebook import (
     as_pixels,
     contact_sheet,
+    half_blocks,
     recording_in_words,
     sources_in_words,
 )
 from energon.samples.sample import short_text
-from energon.samples.terminal_images import half_blocks
 
 if TYPE_CHECKING:
     from energon.inspect.saved_run import SavedRun

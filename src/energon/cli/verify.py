@@ -106,7 +106,7 @@ def command(
 
 def _members(metadataset: AnyPath) -> list[AnyPath]:
     """Return the datasets that have an index to check; the others are named on standard error."""
-    from energon.inspect.leaves import find_leaves
+    from energon.inspect.info import find_leaves
     from energon.prepare.upkeep import upkeep_of
 
     leaves = find_leaves(os.fspath(metadataset))

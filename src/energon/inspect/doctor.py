@@ -23,8 +23,8 @@ from energon.inspect.diagnosis import (
     Diagnosis,
     Measured,
     advice_for,
+    surroundings,
 )
-from energon.inspect.machine_checks import surroundings
 from energon.loader.getters import get_loader
 from energon.loader.loader import BasicDataLoader
 from energon.loader.memory import keep_heap

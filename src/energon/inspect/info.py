@@ -1,23 +1,116 @@
-"""Describe a dataset or metadataset as plain data, and as lines of text."""
+"""Find the datasets of a path split by split, and describe them as plain data or lines of text."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from energon.errors import EmptyDatasetError
-from energon.inspect.leaves import find_leaves
+from energon.errors import ConfigError, EmptyDatasetError, EnergonError
+from energon.formats.meta.split import find_split
 from energon.io.address import address_name, is_remote, local_path, redact
-from energon.messages import counted
+from energon.messages import counted, nearest
+from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.resolve import resolve
 from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
 from energon.task_encoder.open_join import find_index, join_digest
+
+
+@dataclass(frozen=True)
+class FoundLeaves:
+    """What a path stands for.
+
+    Args:
+        kind: The kind of dataset there.
+        splits: Datasets by split; members of joins are separate.
+        mixes: How datasets are mixed, by split; members of joins are together.
+        problems: By split, why it has no datasets, each as one line.
+    """
+
+    kind: str
+    splits: dict[str, list[Leaf]] = field(default_factory=dict)
+    mixes: dict[str, LeafList] = field(default_factory=dict)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+
+def find_leaves(
+    path: str | os.PathLike[str],
+    *,
+    splits: Sequence[str] = (),
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    training: bool = False,
+    allow: Collection[str] = (),
+) -> FoundLeaves:
+    """Return the datasets of a dataset or metadataset.
+
+    Args:
+        path: Where it is.
+        splits: Which of its splits; none means all.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        training: Whether weights and repetitions count, which validation ignores.
+        allow: What the data may do, see `get_train_dataset`.
+
+    Raises:
+        DatasetNotFoundError: If there is no dataset.
+        ConfigError: If there is no such split, or the document is invalid.
+    """
+    address = os.fspath(path)
+    if not is_remote(address):
+        address = os.path.abspath(local_path(address))
+    found = FoundLeaves(dataset_kind(address))
+    names = splits_at(address, found.kind, split_config, allow)
+    for requested in splits or names:
+        name = find_split(requested, names)
+        if name is None:
+            close = nearest(requested, names)
+            did_you_mean = f"; did you mean {close!r}?" if close else ""
+            raise ConfigError(
+                f"{redact(address)}: there is no split {requested!r}, only "
+                f"{', '.join(map(repr, names)) or 'none'}{did_you_mean}"
+            )
+        try:
+            mix = resolve(
+                address,
+                split_part=name,
+                training=training,
+                dataset_config=dataset_config,
+                split_config=split_config,
+                allow=allow,
+            )
+        except EnergonError as error:
+            found.problems.extend((name, line) for line in str(error).splitlines())
+        else:
+            found.mixes[name] = mix
+            found.splits[name] = list(_single(mix.leaves))
+    return found
+
+
+def splits_at(
+    address: str, kind: str, split_config: str | None = None, allow: Collection[str] = ()
+) -> list[str]:
+    """Return the splits of a dataset or metadataset."""
+    if kind == "metadataset":
+        return list(read_metadataset(address, allow).content.splits)
+    return kind_named(kind).split_names(address, split_config, allow)
+
+
+def _single(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+    seen = []
+    for leaf in leaves:
+        for each, _ in leaf.datasets:
+            if each not in seen:
+                seen.append(each)
+                yield each
+
 
 MAX_CLASSES = 10
 """How many classes are shown."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, SecurityError
-from energon.inspect.leaves import FoundLeaves, find_leaves
+from energon.inspect.info import FoundLeaves, find_leaves
 from energon.inspect.lint_batch import (
     LINTED_SPLIT,
     BatchReport,

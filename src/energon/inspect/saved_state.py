@@ -1,21 +1,28 @@
-"""Describe saved states, and compare them."""
+"""Describe, compare and edit saved states; an edited run continues exactly."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon.errors import ConfigError, StateError
+from energon.inspect.saved_run import SavedRun
+from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.loader.state_differences import differences
-from energon.messages import counted
+from energon.messages import counted, nearest
 from energon.plan.blends.curve import Curve
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State
-from energon.stages.reading.read import rows_of_changes
+from energon.stages.reading.read import begin_changes, rows_of_changes
+
+if TYPE_CHECKING:
+    from energon.inspect.encoded_run import EncodedRun
 
 
 def describe_position(state: State) -> Iterator[str]:
@@ -195,3 +202,300 @@ def mix_entries(mix: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from mix_entries(entry["of"])
         else:
             yield name, entry
+
+
+_ROWS = frozenset({"row", "read"})
+
+
+class EditedState(NamedTuple):
+    """A state that was changed."""
+
+    state: State
+    about: list[str]
+    """What the change does, as lines of text."""
+
+
+def skip_steps(
+    state: State, steps: int, *, world_size: int, encoded: EncodedRun | None = None
+) -> EditedState:
+    """Return a state that continues this many steps later, as if they had been delivered.
+
+    Args:
+        state: A merged state of all lanes.
+        steps: Number of batches that each rank skips.
+        world_size: Number of ranks of the run.
+        encoded: Makes the batches of these steps; None to skip rows without running hooks.
+
+    Raises:
+        StateError: If the data ends before that. Without `encoded`, also if it is unknown which
+            samples these steps would have had, because hooks have skipped some before, or because
+            samples are waiting to be packed or grouped.
+    """
+    with reports_damage():
+        saved = read_positions(state, range(state["lanes"]))
+        done = sum(position.batches for position in saved.values())
+        target = done + steps * world_size
+        after = _after_rows(state, saved, target) if encoded is None else {}
+    if encoded is not None:  # errors of hooks are not damage
+        after = encoded.skip(target - done)
+    edited = {**state, "positions": {str(lane): each.to_json() for lane, each in after.items()}}
+    with reports_damage():
+        before, drawn = drawn_samples(state), drawn_samples(edited)
+    samples = ", ".join(f"{name} {drawn[name] - before[name]:,.0f}" for name in drawn)
+    return EditedState(
+        edited,
+        [
+            f"step {done // world_size:,} becomes step {target // world_size:,}",
+            f"{counted(target - done, 'batch', grouped=True)} skipped: {samples} samples",
+        ],
+    )
+
+
+def _after_rows(
+    state: State, positions: Mapping[int, LanePosition], target: int
+) -> dict[int, LanePosition]:
+    """Return the positions of lanes after `target` batches of a run whose hooks skip nothing."""
+    lanes, about = state["lanes"], state["fingerprint"]
+    batch_size = about["batch_size"] or 1
+    begun = [p for p in positions.values() if p.saved_state() is not None]
+    if not begun and about.get("eras"):
+        raise StateError(
+            "the number of lanes was changed, and the run has not taken a step since: run a "
+            "step, or skip steps before `energon checkpoint redist`"
+        )
+    if not begun:
+        raise StateError("the run has not begun, so it has no position to move; run a step first")
+    shifts = {_shift(position, batch_size) for position in begun}
+    if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
+        raise StateError(
+            "hooks have skipped or packed samples, so which samples the next steps would have is "
+            "known only after the hooks: pass the --task-encoder of the run"
+        )
+    (shift,) = shifts
+    plan = PlanRecipe.from_json(about)(lanes)
+    template = begun[0].saved_state()
+    moved: dict[int, LanePosition] = {}
+    for lane, position in positions.items():
+        batches = max(0, -((lane - target) // lanes))
+        row = batches * batch_size + shift
+        end = plan.num_rows(lane)
+        if position.ended or (end is not None and row >= end):
+            raise StateError("cannot skip these steps: the data ends before that")
+        saved = _at_row(position.saved_state() or template, row)
+        moved[lane] = replace(position, batches=batches, state=saved, since=0)
+    return moved
+
+
+@reports_damage()
+def change_mix(
+    state: State, *, weights: Mapping[str, float], positions: Mapping[str, int]
+) -> EditedState:
+    """Return a state from which a blend continues with other weights or positions.
+
+    The change takes effect at the first samples that no lane has read. Each later epoch of every
+    dataset is exact, and so is the rest of an epoch in which a dataset was set.
+
+    Args:
+        state: A merged state of all lanes.
+        weights: New weights by dataset name, which apply from then on.
+        positions: By dataset name, after how many of its samples to continue, counted from the
+            beginning of the run: two epochs of 100 samples are 200.
+
+    Raises:
+        ConfigError: If there is no such dataset, or a number is invalid.
+        StateError: If the datasets are not blended by weight, or a position cannot be exact.
+    """
+    about = state["fingerprint"]
+    if "balance" in about:
+        raise StateError(
+            "the run balances its batches by costs, which are not in its state, and so its mix "
+            "cannot be changed here; restore it with the new weights and strict=['mix']"
+        )
+    recipe = PlanRecipe.from_json(about)
+    before = recipe.mix_json()
+    if before is None:
+        raise StateError(
+            "the run does not blend its datasets by weight: their samples are mixed as one line, "
+            "so no dataset has its own weight or position"
+        )
+    mix = copy.deepcopy(about["mix"])
+    lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
+    if not any(entry["weight"] for _, entry in mix_entries(mix)):
+        raise ConfigError("all weights would be 0, so nothing would be drawn; keep one above 0")
+    past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
+    fingerprint = {**about, "mix": mix, "mix_before": list(past)}
+    edited = PlanRecipe.from_json(fingerprint)
+    saved = read_positions(state, range(state["lanes"]))
+    begun = begin_changes(
+        {lane: each.saved_state() for lane, each in saved.items()}, edited, state["lanes"]
+    )
+    # The new mix determines whether the data end here, too.
+    changed = {
+        str(lane): replace(each, state=begun[lane], ended=False).to_json()
+        for lane, each in saved.items()
+    }
+    if weights:
+        lines.append(
+            "change the weights in the metadataset as well before you resume; otherwise the state "
+            "is refused"
+        )
+    if window := about.get("shuffle_window"):
+        lines.append(f"up to {window:,} samples of each lane, which are already mixed, come first")
+    return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
+
+
+def _set_weights(
+    mix: dict[str, Any], weights: Mapping[str, float], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Set weights in a mix, and yield what changes."""
+    for name, weight in weights.items():
+        entry = _entry(mix, name, recipe.source_names)
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"{name}: weight is {weight}; expected a number of 0 or more")
+        was, entry["weight"] = entry["weight"], Curve.constant(float(weight)).to_json()
+        yield f"{name}: weight {weight_in_words(was)} becomes {weight_in_words(entry['weight'])}"
+
+
+def _moves(
+    state: State, mix: dict[str, Any], positions: Mapping[str, int], recipe: PlanRecipe
+) -> Iterator[str]:
+    """Yield which datasets continue elsewhere, if they can."""
+    drawn = drawn_samples(state)
+    done = recipe.eras[-1]["draws"] if recipe.eras else {}
+    for name, position in positions.items():
+        _entry(mix, name, recipe.source_names)
+        if position < done.get(name, 0):
+            raise StateError(
+                f"{name}: the number of lanes was changed after {done[name]:,} of its samples, and "
+                "cannot be set back before that point exactly"
+            )
+        was_drawn = round(drawn.get(name, 0))
+        yield (
+            f"{name}: {place_in_words(state, name, was_drawn)} becomes "
+            f"{place_in_words(state, name, position)}"
+        )
+
+
+@reports_damage()
+def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int) -> EditedState:
+    """Return a state from which a run continues without some samples, and otherwise unchanged.
+
+    The samples after them move up, as when a hook skips a sample.
+
+    Args:
+        state: A merged state of all lanes.
+        saved: Its run, with its datasets.
+        keys: Keys of the samples, each in all datasets that have it.
+        epochs: How many epochs of each dataset to search, starting with the one in progress.
+
+    Raises:
+        ConfigError: If no dataset has a key, or samples are drawn with replacement.
+        StateError: If a sample is waiting to be packed or grouped.
+    """
+    run, lines = saved.run, []
+    positions = read_positions(state, range(state["lanes"]))
+    drawn = drawn_samples(state)
+    rows: dict[int, set[int]] = {}
+    for key in keys:
+        places = [
+            (number, ordinal)
+            for number, leaf in enumerate(run.leaves)
+            for ordinal in leaf.source.find(key)
+        ]
+        if not places:
+            raise ConfigError(f"no dataset of the run has a sample {key!r}")
+        for leaf, ordinal in places:
+            name = run.names[leaf]
+            first = round(drawn[name]) // state["fingerprint"]["leaves"][name]["samples"]
+            found = []
+            # Lanes are not in lockstep, so some may still be reading the previous epoch.
+            for epoch in range(max(0, first - 1), first + epochs):
+                place = run.plan.find(leaf, epoch, ordinal)
+                if place is not None and _is_ahead(positions[place[0]], place[1], key):
+                    rows.setdefault(place[0], set()).add(place[1])
+                    found.append(epoch)
+            if not found:
+                lines.append(f"{key} of {name} is not read again in these epochs")
+            elif found[1:]:
+                lines.append(f"{key} of {name} is skipped in epochs {found[0]:,} to {found[-1]:,}")
+            else:
+                lines.append(f"{key} of {name} is skipped in epoch {found[0]:,}")
+    changed = dict(state["positions"])
+    for lane, more in rows.items():
+        known = {*positions[lane].skip_rows, *more}
+        changed[str(lane)] = {**changed[str(lane)], "skip_rows": sorted(known)}
+    return EditedState({**state, "positions": changed}, lines)
+
+
+def _entry(mix: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a mix says about a dataset.
+
+    Raises:
+        ConfigError: If it is not in the mix.
+    """
+    for found, entry in mix_entries(mix):
+        if found == name:
+            return entry
+    joined = [each for each in names if name in each.split(" + ")]
+    if joined:
+        raise ConfigError(f"{name} is read as one line with others: pass {joined[0]!r}")
+    close = nearest(name, names, 0.2)
+    hint = f"; did you mean {close!r}?" if close else ""
+    raise ConfigError(f"the run blends no dataset {name!r}, only {', '.join(names)}{hint}")
+
+
+def _is_ahead(position: LanePosition, row: int, key: str) -> bool:
+    """Return whether a lane has not read a row yet.
+
+    Raises:
+        StateError: If it has read but not delivered it.
+    """
+    saved = position.saved_state()
+    read, _ = rows_read(saved)
+    if row < read and _waits(saved, row):
+        raise StateError(
+            f"{key} was read and waits to be packed or grouped with others, so leaving it out "
+            "would change batches that have begun; edit a state saved earlier or later"
+        )
+    return row >= read
+
+
+def _waits(saved: Any, row: int) -> bool:
+    """Return whether a row that was read will be read again by some stage."""
+    if isinstance(saved, Mapping):
+        if isinstance(begin := saved.get("row"), int) and begin <= row:
+            return True
+        return any(_waits(value, row) for value in saved.values())
+    if isinstance(saved, list):
+        return any(each == row or _waits(each, row) for each in saved)
+    return False
+
+
+def _shift(position: LanePosition, batch_size: int) -> int:
+    """Return how many more rows a lane has read than its batches take."""
+    return rows_read(position.saved_state())[0] - position.batches * batch_size
+
+
+def _at_row(saved: Any, row: int) -> Any:
+    """Return the state of the stages of a lane at another row.
+
+    Raises:
+        StateError: If samples are waiting in one of them.
+    """
+    if not isinstance(saved, Mapping):
+        return saved
+    moved: dict[str, Any] = {}
+    for name, value in saved.items():
+        if name in _ROWS:
+            moved[name] = row
+        elif name == "changes" or isinstance(value, Mapping):
+            moved[name] = _at_row(value, row)
+        elif value in (0, None, [], ()):
+            moved[name] = value
+        else:
+            raise StateError(
+                "samples are buffered for packing or grouping, or a generator hook has not "
+                "finished, so the samples of the next steps are known only after the hooks: pass "
+                "the --task-encoder of the run"
+            )
+    return moved

@@ -1,4 +1,4 @@
-"""Samples and batches as HTML, for notebooks and contact sheets: thumbnails instead of numbers.
+"""Samples and batches as HTML for notebooks and contact sheets, and images for terminals.
 
 Notebooks ask an object for its `_repr_html_`. Dicts, lists and tuples have none: for these, a
 notebook is given a function, see `register_with_notebook`. It shows crude samples and batches of
@@ -337,3 +337,25 @@ def _sheet_value(value: Any) -> str:
     height, width = pixels.shape[:2]
     about = recording_in_words(value) or f"{width} x {height} pixels"
     return f"{image_html(pixels, SHEET_PIXELS)}<br>{safe_html(about)}"
+
+
+def half_blocks(pixels: NDArray[np.uint8], columns: int, rows: int) -> Iterator[str]:
+    """Yield lines that draw an image: each character is two pixels, one above the other.
+
+    Args:
+        pixels: Of shape (height, width, 3).
+        columns: Maximum number of characters in a line.
+        rows: Maximum number of lines.
+    """
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    scale = min(columns / width, 2 * rows / height, 1.0)
+    size = max(1, round(width * scale)), 2 * max(1, round(height * scale / 2))
+    small = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize(size))
+    for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
+        cells = (
+            f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀"
+            for a, b in zip(upper, lower, strict=True)
+        )
+        yield "".join(cells) + "\x1b[0m"

@@ -43,11 +43,10 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
 
 from energon.viewer.guard import Guard
 from energon.viewer.notes import Notes
-from energon.viewer.pages import HERE, Site, card, number_of, templates
+from energon.viewer.pages import HERE, SamplePage, Site, card, number_of, templates
 from energon.viewer.parts import Tokenizer
 from energon.viewer.run import ShownRun
 from energon.viewer.run_pages import RunPages
-from energon.viewer.sample_page import SamplePage
 from energon.viewer.statistics import statistics
 
 PAGE_SAMPLES = 60

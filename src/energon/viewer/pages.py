@@ -1,27 +1,37 @@
-"""What all pages share: rendering, request parameters, and the cards of samples."""
+"""Rendering, request parameters and cards for all pages; the page of a sample and its parts.
+
+The requested bytes of parts are sent directly from the shard.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from energon.errors import EnergonError
 from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.io.address import address_name
-from energon.messages import escape_text, format_bytes
+from energon.messages import counted, escape_text, format_bytes
+from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.viewer import images
+from energon.viewer.guard import PART_POLICY
 from energon.viewer.notes import Notes, SampleNote
-from energon.viewer.parts import Tokenizer, snippet
+from energon.viewer.parts import Tokenizer, snippet, view_part
 from energon.viewer.reading_order import ImageParts, image_parts
 from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
 
@@ -185,3 +195,262 @@ def _without_control_characters(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return escape_text(value)
     return value
+
+
+SENT_BYTES = 1 << 20
+MAX_FORM_BYTES = 64 << 10
+MAX_CHECKED = 16
+"""Up to this many images of a sample are decoded to see whether loaders can."""
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_LOCAL = re.compile(r"/(?![/\\])[\x21-\x7e]*\Z")
+
+SHOWN_TYPES = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "image/jpeg"),
+    **{name: f"image/{name}" for name in ("png", "apng", "gif", "webp", "avif", "bmp")},
+    **dict.fromkeys(("mp4", "m4v", "mov"), "video/mp4"),
+    "webm": "video/webm",
+    "ogv": "video/ogg",
+    "mkv": "video/x-matroska",
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    **dict.fromkeys(("aif", "aiff", "aifc"), "audio/aiff"),
+    **dict.fromkeys(("m4a", "aac"), "audio/mp4"),
+    **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
+}
+"""The media types of parts. Everything else is a download: HTML and SVG could run scripts."""
+
+
+class SamplePage:
+    """Answers requests about one sample.
+
+    Args:
+        site: Renders pages.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.made = images.ImageCache()
+
+    def show(self, request: Request) -> Response:
+        """Return the page of a sample."""
+        leaf, sample = self.site.sample(request)
+        notes = self.site.notes
+        image_numbers = image_parts([part.name for part in sample.parts])
+        views = [
+            view_part(
+                part.name,
+                part.file,
+                self.site.allow,
+                images=image_numbers,
+                tokenizer=self.site.tokenizer,
+            )
+            for part in sample.parts
+        ]
+        for part, view in list(zip(sample.parts, views, strict=True))[:MAX_CHECKED]:
+            if view.kind == "image" and not view.problem:
+                view.problem = self._why_not_decoded(part)
+        return self.site.page(
+            "sample.html",
+            **self.site.place(request, leaf),
+            sample=sample,
+            views=views,
+            # What is read in order comes first: it shows the images, too.
+            order=sorted(range(len(views)), key=lambda number: not views[number].turns),
+            shown_types=SHOWN_TYPES,
+            total=len(leaf),
+            said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),
+            may_note=notes is not None and not leaf.leaf.join,
+            noted_in="" if notes is None else notes.file(leaf.leaf.path),
+            form=self.site.form,
+        )
+
+    def _why_not_decoded(self, part: ShownPart) -> str:
+        """Return why loaders cannot decode an image; "" if they can.
+
+        Browsers draw part of a truncated image. The thumbnail, which is cached, is made on the way.
+        """
+        try:
+            self.made.get(f"thumb {entity_tag(part.file)}", lambda: images.thumbnail(part.file))
+        except EnergonError as error:
+            return str(error)
+        return ""
+
+    async def note(self, request: Request) -> Response:
+        """Exclude or flag a sample."""
+        if _length(request) > MAX_FORM_BYTES:
+            raise HTTPException(413, f"a form can have at most {MAX_FORM_BYTES} bytes")
+        fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        return await run_in_threadpool(self._note, request, fields)
+
+    def _note(self, request: Request, fields: Mapping[str, str]) -> Response:
+        leaf, sample = self.site.sample(request)
+        notes = self.site.notes
+        if not secrets.compare_digest(fields.get("form", "").encode(), self.site.form.encode()):
+            raise HTTPException(403, "the server has been restarted; reload the page")
+        if notes is None or leaf.leaf.join:
+            raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
+        dataset, where = leaf.leaf.path, sample.where
+        match fields.get("what"):
+            case "exclude" | "flag" as what:
+                reason = fields.get("reason", "").strip()
+                notes.say(dataset, where, excluded=what == "exclude", reason=reason)
+            case "forget":
+                notes.forget(dataset, where)
+            case _:
+                raise HTTPException(400, "what: expected exclude, flag or forget")
+        back = fields.get("back", "")
+        if not _LOCAL.match(back):  # a form leads nowhere but to pages of this server
+            back = request.url.path.removesuffix("/note")
+        return RedirectResponse(back, status_code=303)
+
+    def raw(self, request: Request) -> Response:
+        """Return the bytes of a part."""
+        _, sample = self.site.sample(request)
+        part = _part(request, sample)
+        return part_response(
+            request,
+            part.file,
+            name=f"{sample.where.key.rpartition('/')[2]}.{part.name}",
+            extension=part_extension(part.name, part.file),
+            save="save" in request.query_params,
+        )
+
+    def image(self, name: str, request: Request) -> Response:
+        """Return an image made from a part: a thumbnail or a waveform."""
+        _, sample = self.site.sample(request)
+        part = _part(request, sample)
+        tag = entity_tag(part.file)
+        headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
+        if is_fresh(request, tag):
+            return Response(status_code=304, headers=headers)
+        kind = part_kind(part_extension(part.name, part.file))
+        maker = _MAKERS.get((name, kind))
+        if maker is None:
+            raise HTTPException(404, f"parts of the kind {kind!r} have no such image")
+        make, media_type = maker
+        try:
+            content = self.made.get(f"{name} {tag}", lambda: make(part.file))
+        except EnergonError as error:
+            raise HTTPException(422, str(error)) from error
+        return Response(content, 200, headers, media_type)
+
+
+_MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
+    ("thumb", "image"): (images.thumbnail, "image/jpeg"),
+    ("thumb", "video"): (images.poster, "image/jpeg"),
+    ("image", "image"): (images.as_png, "image/png"),
+    ("wave", "audio"): (images.waveform, "image/svg+xml"),
+}
+"""The function that makes an image, and its media type, by its name and the kind of the part."""
+
+
+def _part(request: Request, sample: ShownSample) -> ShownPart:
+    number: int = request.path_params["part"]
+    if number >= len(sample.parts):
+        raise HTTPException(
+            404, f"there is no part {number}, only {counted(len(sample.parts), 'part')}"
+        )
+    return sample.parts[number]
+
+
+def _length(request: Request) -> float:
+    """Return the length of the body of a request; infinity if the request does not state it."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 16 else float("inf")
+
+
+def entity_tag(file: BrowsedFile) -> str:
+    """Return an identifier of the content of a part, from its location where that is enough."""
+    found = file.find()
+    about: Any = (found.path, file.offset, file.size, file.mtime_ns)
+    if isinstance(found, MemoryFile):  # a value of a row: all rows have the same place
+        about = blake2b(found.data).hexdigest()
+    return f'"{blake2b(repr(about).encode(), digest_size=12).hexdigest()}"'
+
+
+def is_fresh(request: Request, tag: str) -> bool:
+    """Return whether the browser has the content with this tag."""
+    return tag in re.split(r"\s*,\s*", request.headers.get("if-none-match", ""))
+
+
+def part_response(
+    request: Request, file: BrowsedFile, *, name: str, extension: str, save: bool
+) -> Response:
+    """Return a part, or the requested range of it.
+
+    Args:
+        request: The request.
+        file: The content of the part.
+        name: File name for downloads.
+        extension: Determines the media type.
+        save: Whether it is downloaded rather than shown.
+    """
+    tag = entity_tag(file)
+    kind = None if save else SHOWN_TYPES.get(extension)
+    headers = {
+        "Accept-Ranges": "bytes",
+        "ETag": tag,
+        "Content-Security-Policy": PART_POLICY,
+        "Content-Disposition": _disposition(name, shown=kind is not None),
+    }
+    if is_fresh(request, tag):
+        return Response(status_code=304, headers=headers)
+    start, stop, status = 0, file.size, 200
+    requested = request.headers.get("range")
+    if requested is not None and request.headers.get("if-range", tag) == tag:
+        found = parse_range(requested, file.size)
+        if found == (0, 0):
+            headers["Content-Range"] = f"bytes */{file.size}"
+            return Response(status_code=416, headers=headers)
+        if found is not None:
+            (start, stop), status = found, 206
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    headers["Content-Length"] = str(stop - start)
+    body: Iterator[bytes] = iter(())
+    if request.method != "HEAD":
+        body = _chunks(file, start, stop)
+    media_type = kind or "application/octet-stream"
+    return StreamingResponse(body, status, headers, media_type)
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """Return the requested range: its first byte, and the one after its last.
+
+    (0, 0) if it is outside the file. None if everything is sent, as for several ranges, which a
+    server may ignore, and for an invalid header.
+
+    Example:
+        >>> [parse_range(f"bytes={text}", 10) for text in ("2-4", "8-", "-3", "10-", "4-2")]
+        [(2, 5), (8, 10), (7, 10), (0, 0), None]
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or match[0] == "bytes=-":
+        return None
+    first, last = (text[:20] for text in match.groups())
+    if not first:
+        low, high = max(0, size - int(last)), size
+    else:
+        low, high = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < low:
+            return None
+    return (low, high) if low < high else (0, 0)
+
+
+def _chunks(file: BrowsedFile, start: int, stop: int) -> Iterator[bytes]:
+    """Return an iterator over a range. Reads the first piece now, so that errors get a page."""
+    source = file.find()
+    edges = range(start, stop, SENT_BYTES)
+    first = source.pread(file.offset + start, min(SENT_BYTES, stop - start)) if edges else b""
+
+    def rest() -> Iterator[bytes]:
+        yield first
+        for low in edges[1:]:
+            yield source.pread(file.offset + low, min(SENT_BYTES, stop - low))
+
+    return rest()
+
+
+def _disposition(name: str, *, shown: bool) -> str:
+    safe = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    return f"{'inline' if shown else 'attachment'}; filename*=UTF-8''{safe}"

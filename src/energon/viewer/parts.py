@@ -19,8 +19,8 @@ from energon.messages import counted, describe_error, escape_text
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
-from energon.viewer.plots import short_number
 from energon.viewer.reading_order import PLACEHOLDERS, ImageParts, Turn, reading_order
+from energon.viewer.statistics import short_number
 
 Tokenizer = Callable[[list[int]], str | list[str]]
 """Turns a list of tokens into text, or into the text of each."""

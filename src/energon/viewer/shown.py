@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from energon.errors import ConfigError
-from energon.inspect.leaves import find_leaves
+from energon.inspect.info import find_leaves
 from energon.inspect.saved_state import curve_in_words
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact

@@ -39,9 +39,8 @@ from energon.prepare.splits import (
     split_by_folder,
     split_dataset,
 )
-from energon.samples.notebook import recording_in_words
+from energon.samples.notebook import half_blocks, recording_in_words
 from energon.samples.registry import resolve_class, sample_types
-from energon.samples.terminal_images import half_blocks
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -356,8 +356,9 @@ def _probe_all(
         except Exception as error:
             if isinstance(error, StorageError) and not isinstance(error, ObjectChangedError):
                 raise  # says nothing about the file
-            # Decoders raise anything on bytes that were corrupted on purpose.
-            failed.append((name, describe_error(error)))
+            # Decoders raise anything on bytes that were corrupted on purpose. Pillow ends its
+            # message with the stream.
+            failed.append((name, describe_error(error).partition(" <_io.")[0]))
             continue
         if metadata is not None:
             found.append((name, metadata))
