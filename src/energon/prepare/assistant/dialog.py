@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from energon.formats.meta.info import META, DatasetInfo
 from energon.formats.meta.split import SPLIT_WORDS
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.io.epath import AnyPath
-from energon.messages import bytes_in_words, counted
+from energon.messages import counted
 from energon.prepare.assistant.fields import (
     SeenSample,
     check_field,
@@ -41,6 +40,7 @@ from energon.prepare.splits import (
 )
 from energon.samples.notebook import half_blocks, recording_in_words
 from energon.samples.registry import resolve_class, sample_types
+from energon.samples.sample import short_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -435,21 +435,10 @@ def describe_value(value: Any) -> str:
 
     Example:
         >>> describe_value({"caption": "a cat", "boxes": [[1, 2, 3, 4]]})
-        'json {"caption": "a cat", "boxes": [[1, 2, 3, 4]]}'
-        >>> describe_value(b"12345")
-        "5 bytes, b'12345'"
+        "{'caption': 'a cat', 'boxes': [[1, 2, 3, ...]]}"
     """
-    if isinstance(value, str):
-        return _shortened(json.dumps(value, ensure_ascii=False))
-    if isinstance(value, bytes):
-        return bytes_in_words(value)
-    if isinstance(value, np.ndarray):
-        return f"array of {value.dtype}, {' by '.join(map(str, value.shape)) or 'one value'}"
-    if isinstance(value, int | float | bool | None):
-        return repr(value)
-    if isinstance(value, dict | list):
-        return _structure(value)
-    return _shortened(recording_in_words(value) or repr(value))
+    text = printable(recording_in_words(value) or short_text(value))
+    return text if len(text) <= TEXT_LETTERS else text[: TEXT_LETTERS - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -457,20 +446,6 @@ def printable(text: str) -> str:
     return "".join(
         "\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text
     )
-
-
-def _structure(value: Any) -> str:
-    kind = "json"
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        kind, text = type(value).__name__, repr(value)
-    return _shortened(f"{kind} {printable(text)}")
-
-
-def _shortened(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= TEXT_LETTERS else text[: TEXT_LETTERS - 1] + "…"
 
 
 def _is_rgb_image(value: Any) -> bool:
