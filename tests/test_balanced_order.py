@@ -20,7 +20,7 @@ from energon import (
     prepare_dataset,
 )
 from energon.inspect.saved_run import read_saved_run
-from energon.inspect.state_edits import change_mix, skip_steps
+from energon.inspect.saved_state import change_mix, skip_steps
 from energon.loader.state_files import read_states
 from tests.datasets import write_shard
 from tests.effort import IN_CI, some
