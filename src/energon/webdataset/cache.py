@@ -65,8 +65,12 @@ logger = logging.getLogger("energon")
 
 default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
 """Default folder of a `FileCache`."""
-default_cache_size = float(os.environ.get("WDS_CACHE_SIZE", "1e18"))
-verbose_cache = int(os.environ.get("WDS_VERBOSE_CACHE", "0"))
+default_cache_size, verbose_cache = 1e18, 0
+# Programs that do not read these import this module as well: `cache_of` reports invalid numbers.
+with contextlib.suppress(ValueError):
+    default_cache_size = float(os.environ.get("WDS_CACHE_SIZE") or "1e18")
+with contextlib.suppress(ValueError):
+    verbose_cache = int(os.environ.get("WDS_VERBOSE_CACHE") or "0")
 
 _READ_BYTES = 1 << 20
 _BY_NAME = frozenset({"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"})
