@@ -19,7 +19,7 @@ Every public name. Import the names from `energon`, unless the heading names ano
 what you need every day, and `energon COMMAND --help` documents the commands.
 """
 
-MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
+MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader Balance", "BasicDataLoader"}
 """What users get, and do not make themselves."""
 
 WRAPPERS = (
@@ -37,9 +37,9 @@ FOR_USERS = {
 GROUPS: dict[str, tuple[str, str]] = {
     "Datasets and loaders": (
         "energon",
-        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop Balance "
+        "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
         "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
-        "SavableDataLoader",
+        "SavableDataLoader Balance",
     ),
     "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (
