@@ -23,7 +23,7 @@ from energon.plan.rows import Rows
 from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.pack import PackDataset
-from energon.stages.reading.blocks import RowsAtOnce
+from energon.stages.reading.blocks import BuiltBlock
 from energon.stages.reading.read import ReadDataset
 from results import Benchmark, Case, Results, middle, rounds_of, shown, versions_of
 
@@ -52,8 +52,8 @@ class Lengths:
         rows = np.arange(start, start + count, dtype=np.int64)
         return Rows(np.zeros(count, np.int32), np.zeros(count, np.int64), rows)
 
-    def read_lazily(self, rows: Rows) -> RowsAtOnce:
-        return RowsAtOnce(
+    def read(self, rows: Rows) -> BuiltBlock:
+        return BuiltBlock(
             [
                 {"length": self._length(row), "row": row, "__restore_key__": (0, 0, row)}
                 for row in rows.ordinal.tolist()

@@ -8,7 +8,6 @@ import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from itertools import islice
 from weakref import WeakSet
 
 import numpy as np
@@ -33,7 +32,6 @@ from energon.samples.provenance import record_sources
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.reading.blocks import LazyKeys, ReleasedRows
 from tests.commands import run
 from tests.datasets import make_crude, write_shard
 from tests.task_encoder.runs import config, val
@@ -65,9 +63,9 @@ def read(source, ordinals=None, **settings):
 def read_lazily(source, ordinals):
     """Return samples as batches take them: made in two steps, with their keys and sources."""
     chosen = np.array(list(ordinals), dtype=np.int64)
-    found = source.read_lazily(chosen, restore_keys=LazyKeys(0, np.zeros_like(chosen), chosen))
+    found = source.read_lazily(chosen, restore_keys=[(0, 0, n) for n in chosen.tolist()])
     found, middle = found.with_sources("ds"), len(chosen) // 2
-    return [*found.between(0, middle), *found.between(middle, len(chosen))]
+    return [*found.samples(0, middle), *found.samples(middle, len(chosen))]
 
 
 def check_late(source, ordinals):
@@ -215,26 +213,11 @@ def test_large_samples_of_a_block_are_released_as_they_are_taken(tmp_path):
     size, count = LARGE_PART_BYTES - 600, 3 * MIB // LARGE_PART_BYTES
     root = make(tmp_path, [[(f"s{n}", {"bin": content(n, size)}) for n in range(count)]])
     chosen = np.arange(count)
-    restore_keys = LazyKeys(0, np.zeros_like(chosen), chosen)
-    samples = WebdatasetSource(root).read_lazily(chosen, restore_keys=restore_keys)
-    assert isinstance(samples, ReleasedRows)
-    samples = samples.between(0, count)
-    first, _ = next(samples), next(samples)
+    restore_keys = [(0, 0, n) for n in chosen.tolist()]
+    block = WebdatasetSource(root).read_lazily(chosen, restore_keys=restore_keys)
+    first, _ = block.samples(0, 2)
     references = sys.getrefcount(first["bin"])
     assert references == 2  # the sample's, and that of the call
-
-
-@pytest.mark.parametrize("size", [10, MIB])
-def test_samples_are_taken_many_at_once_one_by_one_and_to_the_end(tmp_path, size):
-    root = make(tmp_path, [[(f"s{n}", {"bin": content(n, size)}) for n in range(7)]])
-    chosen = np.arange(7)
-    keys = LazyKeys(0, np.zeros_like(chosen), chosen)
-    samples = WebdatasetSource(root).read_lazily(chosen, restore_keys=keys).between(0, 7)
-    found = [*samples.take(3), next(samples), *islice(iter(samples), 1), *samples.take(9)]
-    assert [sample["bin"] for sample in found] == [content(n, size) for n in range(7)]
-    assert samples.take(1) == list(samples) == []
-    with pytest.raises(StopIteration):
-        next(samples)
 
 
 class CountingPool(ShardPool):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.reading.blocks import RowsAtOnce
+from energon.stages.reading.blocks import BuiltBlock
 from energon.stages.reading.read import ReadDataset
 
 
@@ -38,15 +37,14 @@ class NumberReader:
     mean_sample_bytes: float = 1.0
     reads: list[int] = field(default_factory=list)
 
-    def read(self, rows: Rows) -> list[Any]:
+    def read(self, rows: Rows) -> BuiltBlock:
         self.reads.append(len(rows.leaf))
-        return [
-            {"n": ordinal, "__restore_key__": (leaf, 0, ordinal)}
-            for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
-        ]
-
-    def read_lazily(self, rows: Rows) -> RowsAtOnce:
-        return RowsAtOnce(self.read(rows))
+        return BuiltBlock(
+            [
+                {"n": ordinal, "__restore_key__": (leaf, 0, ordinal)}
+                for leaf, ordinal in zip(rows.leaf.tolist(), rows.ordinal.tolist(), strict=True)
+            ]
+        )
 
     def read_ahead(self, lanes_of_stream: int) -> None:
         return None

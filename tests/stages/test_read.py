@@ -61,17 +61,6 @@ def test_refuses_the_state_of_another_stage():
         numbers(5).open(Lane(0, 1), {"place": 3})
 
 
-class MadeLate:
-    """Samples that are made when they are taken, and which of them were asked for together."""
-
-    def __init__(self, samples, asked):
-        self.samples, self.asked = samples, asked
-
-    def between(self, start, stop):
-        self.asked.append((start, stop))
-        return (dict(sample) for sample in self.samples[start:stop])
-
-
 @dataclass(frozen=True)
 class WatchedPlan(NumberPlan):
     """Notes which rows were planned together."""
@@ -83,20 +72,12 @@ class WatchedPlan(NumberPlan):
         return super().at(lane, rows, gaps=gaps)
 
 
-class LateReader(NumberReader):
-    asked = ()
-
-    def read_lazily(self, rows):
-        return MadeLate(self.read(rows), self.asked)
-
-
 LANES, BATCH = 6, 4
 
 
-def lanes_of_a_stream(total=None, reader=None, *, streams=1, parts=1):
-    """Lanes that share a stream of numbers, with what was asked for by their reader."""
-    reader = reader or LateReader()
-    object.__setattr__(reader, "asked", [])
+def lanes_of_a_stream(total=None, *, streams=1, parts=1):
+    """Lanes that share a stream of numbers, and their reader."""
+    reader = NumberReader()
     plan = DealtPlan(WatchedPlan(streams, total), Deal(LANES * streams, streams, BATCH, parts))
     host = Host()
     lanes = [Lane(number, plan.lanes, host=host) for number in range(plan.lanes)]
@@ -106,32 +87,24 @@ def lanes_of_a_stream(total=None, reader=None, *, streams=1, parts=1):
     return lanes, [stage.open(lane) for lane in lanes], reader
 
 
-def test_lanes_of_a_stream_that_take_turns_use_what_was_read_in_its_order():
-    lanes, iterators, reader = lanes_of_a_stream()
-    for batch in range(3000):
-        lane, iterator = lanes[batch % LANES], iterators[batch % LANES]
-        found = [sample["n"] for sample in iterator.take(BATCH)]
-        assert found == list(range(batch * BATCH, (batch + 1) * BATCH))
-        lane.current.count_batch()
-    # One run of samples for each read: to cut it for each batch takes longer than to make it.
-    assert [stop - start for start, stop in reader.asked] == reader.reads
-
-
-def test_parts_of_batches_that_take_turns_are_read_in_the_order_of_their_stream():
+@pytest.mark.parametrize(("streams", "parts"), [(1, 1), (2, 2)])
+def test_lanes_that_one_worker_hosts_are_read_together(streams, parts):
     """Of two streams, each batch of 8 has two parts, and is read like a batch of 8."""
-    lanes, iterators, reader = lanes_of_a_stream(streams=2, parts=2)
+    lanes, iterators, reader = lanes_of_a_stream(streams=streams, parts=parts)
     for part in range(4000):
-        number, batch = part % len(lanes), part // 2
-        found = [sample["n"] // 2 for sample in iterators[number].take(BATCH)]
-        first = batch // 2 * 2 * BATCH + part % 2 * BATCH
-        assert found == [*range(first, first + BATCH)]
+        number, batch = part % len(lanes), part // parts
+        numbers_of_part = [sample["n"] for sample in iterators[number].take(BATCH)]
+        if parts == 1:
+            first = batch * BATCH
+        else:
+            first = batch // 2 * 2 * BATCH + part % 2 * BATCH
+        assert [n // streams for n in numbers_of_part] == [*range(first, first + BATCH)]
         lanes[number].current.count_batch()
-    assert [stop - start for start, stop in reader.asked] == reader.reads
     assert len(reader.reads) < 40
 
 
 @pytest.mark.parametrize("own", [range(0, 2 * LANES, 2), range(1, 2 * LANES, 4), [2, 3, 6]])
-def test_a_worker_reads_its_lanes_of_streams_as_one_whichever_they_are(own):
+def test_a_worker_reads_and_plans_its_lanes_of_streams_together(own):
     """After a resume on more workers, or with batches of parts: each has some lanes of a stream."""
     lanes, iterators, _ = lanes_of_a_stream(streams=2, parts=2)
     for number in {*range(len(lanes))} - {*own}:
@@ -146,9 +119,7 @@ def test_a_worker_reads_its_lanes_of_streams_as_one_whichever_they_are(own):
             row = (turn * LANES + place) * BATCH
             assert found == [2 * each + stream for each in range(row, row + BATCH)]
             lanes[number].current.count_batch()
-    # The rows of all lanes in turn, not those of one lane after the other.
-    assert planned
-    assert all((np.diff(rows) > 0).all() for rows in planned)
+    assert 0 < len(planned) < 20
 
 
 @given(st.lists(st.integers(0, LANES - 1), min_size=300, max_size=300), st.integers(1, 2 * BATCH))
@@ -163,13 +134,12 @@ def test_lanes_of_a_stream_that_do_not_take_turns_get_their_own_samples(order, c
         lanes[number].current.count_batch()
 
 
-@pytest.mark.parametrize("reader", [LateReader, NumberReader])
 @given(
     total=st.integers(0, 900),
     more=st.dictionaries(st.integers(0, 200), st.integers(-BATCH + 1, 2 * BATCH), max_size=3),
 )
-def test_lanes_that_fall_out_of_turn_and_come_to_an_end_get_their_own_samples(reader, total, more):
-    lanes, iterators, _ = lanes_of_a_stream(total, reader())
+def test_lanes_that_fall_out_of_turn_and_come_to_an_end_get_their_own_samples(total, more):
+    lanes, iterators, _ = lanes_of_a_stream(total)
     rows, found = [0] * LANES, []
     batch = 0
     while len(found) < total:

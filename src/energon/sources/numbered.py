@@ -17,7 +17,7 @@ from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
 from energon.sources.source import SplitSource, restore_keys_of
 from energon.sources.webdataset import included, places_of
-from energon.stages.reading.blocks import LazyLeafRows
+from energon.stages.reading.blocks import Block
 
 
 class NumberedSource(SplitSource, ABC):
@@ -120,7 +120,7 @@ class LazySource(NumberedSource):
         *,
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LazyLeafRows:
+    ) -> Block:
         """Read samples, in the order of `ordinals`; see `Source.read`."""
 
     def read(
@@ -133,4 +133,4 @@ class LazySource(NumberedSource):
         """Return samples, in the order of `ordinals`; see `Source.read`."""
         keys = restore_keys_of(ordinals, restore_keys)
         lazy = self.read_lazily(ordinals, restore_keys=keys, subflavors=subflavors)
-        return list(lazy.between(0, len(ordinals)))
+        return lazy.samples(0, len(ordinals))

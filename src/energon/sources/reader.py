@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import EnergonError
 from energon.io.settings import StorageSettings
 from energon.plan.randomness import shared
 from energon.plan.rows import Rows
-from energon.samples.provenance import SourceInfo, record_sources
+from energon.samples.provenance import SourceInfo
 from energon.sources.read_ahead import DecodeAhead, PlannedReadAhead
 from energon.sources.source import (
     DecodesAhead,
     ReadsLazily,
     Source,
 )
-from energon.stages.reading.blocks import LazyKeys, LazyRows, ReadAhead, RowsAtOnce
+from energon.stages.reading.blocks import Block, BuiltBlock, ReadAhead
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""
@@ -102,29 +103,16 @@ class LeafReader:
             return None
         return DecodeAhead(decoded)
 
-    def read(self, rows: Rows) -> list[Any]:
+    def read(self, rows: Rows) -> Block:
         """Return the samples of `rows`, in that order.
 
         Their `__restore_key__` is (leaf, epoch, ordinal).
         """
-        leaves = _leaves_of(rows)
-        if len(leaves) == 1:
+        leaves = sorted(set(shared(rows.leaf).tolist()))
+        if len(leaves) == 1:  # nearly always
             return self._read_leaf(leaves[0], rows)
-        samples: list[Any] = [None] * len(rows.leaf)
-        for leaf in leaves:
-            places = np.flatnonzero(rows.leaf == leaf)
-            found = self._read_leaf(leaf, rows.pick(places))
-            for place, sample in zip(places.tolist(), found, strict=True):
-                samples[place] = sample
-        return samples
-
-    def read_lazily(self, rows: Rows) -> LazyRows:
-        """Do the same, but make samples only when their turn comes, if possible."""
-        leaves = _leaves_of(rows)
-        if len(leaves) == 1:
-            return self._read_leaf_lazily(leaves[0], rows)
-        lazy = {leaf: self._read_leaf_lazily(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
-        return _LazyMix(rows.leaf, lazy)
+        blocks = {leaf: self._read_leaf(leaf, rows.pick(rows.leaf == leaf)) for leaf in leaves}
+        return _MixedBlock(rows.leaf.tolist(), blocks)
 
     def locate(self, restore_key: tuple[int, ...]) -> tuple[SourceInfo, ...]:
         """Return the origin of the sample with this `__restore_key__`; for a join, all of them.
@@ -139,103 +127,63 @@ class LeafReader:
             raise IndexError(f"there are leaves 0 to {len(self.sources) - 1}, not {leaf}")
         return tuple(_locate(*origin) for origin in self.sources[leaf].origins(ordinal))
 
-    def _read_leaf(self, leaf: int, rows: Rows) -> list[Any]:
-        samples = self.sources[leaf].read(
-            rows.ordinal, restore_keys=_keys(leaf, rows), subflavors=self.subflavors[leaf]
-        )
-        dataset_path = self._source_path(leaf)
-        if dataset_path is not None:
-            record_sources(dataset_path, samples)
-        return samples
-
-    def _read_leaf_lazily(self, leaf: int, rows: Rows) -> LazyRows:
+    def _read_leaf(self, leaf: int, rows: Rows) -> Block:
         source = self.sources[leaf]
-        if not isinstance(source, ReadsLazily):
-            return RowsAtOnce(self._read_leaf(leaf, rows))
-        keys = LazyKeys(leaf, rows.epoch, rows.ordinal)
-        lazy = source.read_lazily(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
-        dataset_path = self._source_path(leaf)
-        return lazy if dataset_path is None else lazy.with_sources(dataset_path)
-
-    def _source_path(self, leaf: int) -> str | None:
-        return self.source_paths[leaf] if self.source_paths else None
-
-
-def _leaves_of(rows: Rows) -> list[int]:
-    """Return the leaves that rows are from, ascending; mostly it is a single one."""
-    return sorted(set(shared(rows.leaf).tolist()))
+        keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
+        if isinstance(source, ReadsLazily):
+            block = source.read_lazily(
+                rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf]
+            )
+        else:
+            block = BuiltBlock(
+                source.read(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
+            )
+        dataset_path = self.source_paths[leaf] if self.source_paths else None
+        return block if dataset_path is None else block.with_sources(dataset_path)
 
 
-def _keys(leaf: int, rows: Rows) -> list[tuple[int, ...]]:
-    return list(LazyKeys(leaf, rows.epoch, rows.ordinal))
-
-
-@dataclass(frozen=True)
-class _LazyMix:
+class _MixedBlock(Block):
     """The samples of several leaves.
 
     Args:
-        leaf: The leaf of each sample.
-        lazy: The samples of each leaf.
+        leaves: The leaf of each sample.
+        blocks: The samples of each leaf.
     """
 
-    leaf: NDArray[np.int32]
-    lazy: Mapping[int, LazyRows]
+    def __init__(self, leaves: list[int], blocks: Mapping[int, Block]) -> None:
+        self._leaves, self._blocks = leaves, blocks
+        counters = defaultdict[int, Iterator[int]](count)
+        # The number of each sample among those of its leaf.
+        self._numbers = [next(counters[leaf]) for leaf in leaves]
+        names = {block.column_names for block in blocks.values()}
+        self.column_names = names.pop() if len(names) == 1 else ()
 
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Return the samples from `start` to `stop`."""
-        leaf = self.leaf[start:stop]
-        before = np.bincount(self.leaf[:start], minlength=max(self.lazy) + 1).tolist()
-        counts = np.bincount(leaf).tolist()
+    def samples(self, start: int, stop: int) -> list[Any]:
+        leaves = self._leaves[start:stop]
         own = {
-            number: self.lazy[number].between(before[number], before[number] + count)
-            for number, count in enumerate(counts)
-            if count
+            leaf: iter(self._blocks[leaf].samples(first, last))
+            for leaf, (first, last) in self._bounds(start, stop).items()
         }
-        kinds = {getattr(lazy, "column_names", None) for lazy in self.lazy.values()}
-        if len(kinds) == 1 and None not in kinds:
-            return _MixedSamples(leaf, own)
-        following = {number: iter(samples) for number, samples in own.items()}
-        return map(next, map(following.__getitem__, leaf.tolist()))
+        return list(map(next, map(own.__getitem__, leaves)))
 
-
-class _MixedSamples(Iterator[Any]):
-    """The next samples of several leaves, which can be taken one by one or many at once.
-
-    Args:
-        leaf: The leaf of each sample.
-        samples: The samples of each leaf, with columns of the same names.
-    """
-
-    def __init__(self, leaf: NDArray[np.int32], samples: Mapping[int, Any]) -> None:
-        self._leaf, self._samples, self._at = leaf, samples, 0
-
-    def __next__(self) -> Any:
-        if self._at == len(self._leaf):
-            raise StopIteration
-        self._at += 1
-        return next(self._samples[int(self._leaf[self._at - 1])])
-
-    def __length_hint__(self) -> int:
-        return len(self._leaf) - self._at
-
-    def columns(self, count: int) -> dict[str, Any] | None:
-        """Return the next `count` samples as one of columns; None if there are fewer."""
-        leaf = self._leaf[self._at : self._at + count]
-        if len(leaf) < count:
-            return None
-        self._at += count
-        numbers = leaf.tolist()
-        places = {
-            number: [place for place, each in enumerate(numbers) if each == number]
-            for number in dict.fromkeys(numbers)
+    def columns(self, start: int, stop: int) -> dict[str, Any]:
+        leaves, bounds = self._leaves[start:stop], self._bounds(start, stop)
+        own = {leaf: self._blocks[leaf].columns(*bounds[leaf]) for leaf in bounds}
+        if len(own) == 1:
+            return own[leaves[0]]
+        indices = {
+            leaf: [index for index, each in enumerate(leaves) if each == leaf] for leaf in own
         }
-        found = {number: self._samples[number].columns(len(at)) for number, at in places.items()}
-        if len(found) == 1:
-            return found[numbers[0]]  # type: ignore[no-any-return]
-        first = found[numbers[0]]
-        pairs = [(at, found[number]) for number, at in places.items()]
-        return {name: _merged([(at, own[name]) for at, own in pairs], count) for name in first}
+        return {
+            name: _merged([(indices[leaf], own[leaf][name]) for leaf in own], len(leaves))
+            for name in own[leaves[0]]
+        }
+
+    def _bounds(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
+        """Return for each leaf which of its samples are among those from `start` to `stop`."""
+        leaves = self._leaves[start:stop]
+        firsts = {leaf: self._numbers[start + leaves.index(leaf)] for leaf in dict.fromkeys(leaves)}
+        return {leaf: (first, first + leaves.count(leaf)) for leaf, first in firsts.items()}
 
 
 def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:

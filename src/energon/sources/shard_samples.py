@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from itertools import islice
+from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from energon.samples.crude import (
 )
 from energon.samples.provenance import blank_source, fill_source
 from energon.sources.shards import OpenShard, lazy_spans, read_columns
-from energon.stages.reading.blocks import LazyLeafRows, ReleasedRows, RowsAtOnce, released
+from energon.stages.reading.blocks import Block, BuiltBlock, release
 
 MAX_LAZY_BYTES = 2 << 20
 """Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,
@@ -80,7 +80,7 @@ class SlicedRows:
         rows: list[CrudeSample] = _row_builder(self.parts, *_slices(len(self.parts)))(columns)
         return rows
 
-    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+    def lazy(self, labels: Labels, order: Ints) -> Block:
         """Return them in another order as dicts that are made when their turn comes."""
         low, high = self.edges
         values, names = _slices(len(self.parts))
@@ -90,7 +90,7 @@ class SlicedRows:
         meta = [in_order(self.keys, order), *labels]
         buffers = in_order(list(self.buffers), order)
         columns = [*meta, buffers, *self._bounds(self.edges[:, :, order])]
-        return _LazyRows(self.parts, values, names, columns)
+        return _ColumnsBlock(self.parts, values, names, columns)
 
     def _bounds(self, edges: Ints) -> list[list[int]]:
         return [each for part in range(len(self.parts)) for each in edges[:, part].tolist()]
@@ -117,7 +117,7 @@ class WholeRows:
         rows: list[CrudeSample] = _row_builder(self.parts, names, names)(columns)
         return rows
 
-    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+    def lazy(self, labels: Labels, order: Ints) -> Block:
         """Return them in another order as dicts that are made when their turn comes."""
         contents = list(zip(*self.columns, strict=True)) or [()] * len(order)
         return _released_rows(self, contents, labels, order)
@@ -143,10 +143,10 @@ class UnreadableRows:
             for error, *entries in rows
         ]
 
-    def lazy(self, labels: Labels, order: Ints) -> LazyLeafRows:
+    def lazy(self, labels: Labels, order: Ints) -> Block:
         """Return them in another order as dicts. `labels` are in this order already."""
         reordered = UnreadableRows(in_order(self.keys, order), in_order(self.errors, order))
-        return RowsAtOnce(reordered.rows(labels))
+        return BuiltBlock(reordered.rows(labels))
 
 
 def in_order(column: Sequence[T], order: Ints) -> list[T]:
@@ -156,83 +156,44 @@ def in_order(column: Sequence[T], order: Ints) -> list[T]:
 
 def _released_rows(
     rows: SlicedRows | WholeRows, contents: Sequence[tuple[bytes, ...]], labels: Labels, order: Ints
-) -> LazyLeafRows:
+) -> Block:
     """Return `rows`, which have these `contents`, as dicts that are made when their turn comes.
 
     Their parts are released as they are passed on. `labels` are in `order` already.
     """
     values = _names(len(rows.parts))
     names = (f"({''.join(f'{value}, ' for value in values)})",)
-    columns = [in_order(rows.keys, order), *labels, in_order(contents, order)]
-    return _ReleasedRows(rows.parts, values, names, columns)
+    columns = [in_order(rows.keys, order), *labels]
+    return _ColumnsBlock(rows.parts, values, names, columns, contents=in_order(contents, order))
 
 
 @dataclass(frozen=True)
-class _LazyRows:
-    """Samples that are made of columns when their turn comes; see `_row_builder`."""
+class _ColumnsBlock(Block):
+    """Samples that are made of columns when they are taken; see `_row_builder`."""
 
     parts: tuple[str, ...]
     values: tuple[str, ...]
     names: tuple[str, ...]
-    columns: Sequence[Sequence[Any]]
+    columns_of_rows: Sequence[Sequence[Any]]
     dataset_path: str | None = None
     """The dataset of the samples, if it is to be recorded in them."""
+    contents: list[Any] | None = None
+    """One more column, which is released as samples are taken."""
 
-    def between(self, start: int, stop: int) -> _NextRows:
-        """Return the samples from `start` to `stop`, one by one or many at once."""
-        # Without a reference to this, which has the parts of samples that were released.
-        rows = zip(*self._columns(start, stop), strict=False)
-        return _NextRows(self._builder, rows, self.dataset_path)
+    def samples(self, start: int, stop: int) -> list[CrudeSample]:
+        columns = list(map(itemgetter(slice(start, stop)), self.columns_of_rows))
+        if self.contents is not None:
+            columns.append(release(self.contents, start, stop))
+        rows: list[CrudeSample] = self._build(zip(*columns, strict=False), self.dataset_path)
+        return rows
 
     @cached_property
-    def _builder(self) -> Callable[[str], Callable[..., Any]]:
+    def _build(self) -> Callable[..., Any]:
         with_sources = self.dataset_path is not None
-        return partial(_row_builder, self.parts, self.values, self.names, with_sources=with_sources)
+        return _row_builder(self.parts, self.values, self.names, with_sources=with_sources)
 
-    def _columns(self, start: int, stop: int) -> list[Iterable[Any]]:
-        return [column[start:stop] for column in self.columns]
-
-    def with_sources(self, dataset_path: str) -> _LazyRows:
-        """Return the same samples, with the origin of each."""
+    def with_sources(self, dataset_path: str) -> _ColumnsBlock:
         return replace(self, dataset_path=dataset_path)
-
-
-@dataclass(frozen=True)
-class _ReleasedRows(_LazyRows, ReleasedRows):
-    """The same, of which the last column is released as they are made."""
-
-    def _columns(self, start: int, stop: int) -> list[Iterable[Any]]:
-        *columns, contents = super()._columns(start, stop)
-        return [*columns, released(list(contents))]
-
-
-class _NextRows(Iterator[CrudeSample]):
-    """The next of some lazy samples.
-
-    Many at once take a list comprehension, which does not switch frames for each as a generator
-    does.
-    """
-
-    __slots__ = ("_builder", "_rows", "take")
-
-    def __init__(
-        self,
-        builder: Callable[[str], Callable[..., Any]],
-        rows: Iterator[tuple[Any, ...]],
-        dataset_path: str | None,
-    ) -> None:
-        self._builder, self._rows = builder, (rows, dataset_path)
-        self.take: Callable[[int], list[CrudeSample]] = partial(builder("[]"), rows, dataset_path)
-        """Return the next samples: that many, or as many as are left."""
-
-    def __next__(self) -> CrudeSample:
-        for sample in self.take(1):
-            return sample
-        raise StopIteration
-
-    def __iter__(self) -> Iterator[CrudeSample]:
-        rows: Iterator[CrudeSample] = self._builder("()")(*self._rows)
-        return rows
 
 
 @lru_cache(maxsize=64)
@@ -261,11 +222,10 @@ def _row_builder(
     parts: tuple[str, ...],
     values: tuple[str, ...],
     names: tuple[str, ...],
-    brackets: str = "[]",
     *,
     with_sources: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a function of rows of columns that returns a dict for each, in a list or a generator.
+    """Compile a function of rows of columns that returns a dict for each.
 
     Names of parts come from data, so they appear in the source as string literals only. With
     `with_sources`, each row records its origin: the function then takes the dataset, too. Doing it
@@ -276,12 +236,10 @@ def _row_builder(
         values: Source code for the value of each.
         names: What that calls the columns behind those in `META_NAMES`. A name may be a tuple of
             names, for a column of tuples.
-        brackets: Of a list or of a generator.
         with_sources: Whether each row records its origin.
 
     Returns:
-        A function of an iterator over rows, which takes the dataset and how many rows to take, too;
-        None for all.
+        A function of an iterator over rows, which takes the dataset, too.
     """
     meta = tuple(f"m{index}" for index in range(len(META_NAMES)))
     keys, given = (*META_NAMES, *parts), (*meta, *values)
@@ -293,14 +251,13 @@ def _row_builder(
         more = f" for source in (blank_source(),) if fill_source(source, {known}) is None"
     fields = ", ".join(f"{key!r}: {value}" for key, value in zip(keys, given, strict=True))
     row = f"CrudeSample({{{fields}}})"
-    each = f"for {', '.join((*meta, *names))} in islice(rows, count){more}"
-    source = f"lambda rows, dataset_path=None, count=None: {brackets[0]}{row} {each}{brackets[1]}"
+    each = f"for {', '.join((*meta, *names))} in rows{more}"
+    source = f"lambda rows, dataset_path=None: [{row} {each}]"
     builder: Callable[..., Any] = eval(source, dict(_OF_ROWS))
     return builder
 
 
 _OF_ROWS = {
-    "islice": islice,
     "CrudeSample": CrudeSample,
     "blank_source": blank_source,
     "fill_source": fill_source,

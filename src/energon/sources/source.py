@@ -18,7 +18,7 @@ from energon.io.address import is_remote
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.samples.crude import CrudeSample
-from energon.stages.reading.blocks import LazyKeys, LazyLeafRows
+from energon.stages.reading.blocks import Block
 
 Submit = Callable[..., Future[Any]]
 """Run a function with some arguments in another thread."""
@@ -240,7 +240,7 @@ class ReadsLazily(Protocol):
         self,
         ordinals: Ints,
         *,
-        restore_keys: LazyKeys,
+        restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LazyLeafRows:
+    ) -> Block:
         """Read samples, in the order of `ordinals`; see `Source.read`."""

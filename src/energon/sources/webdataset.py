@@ -45,7 +45,7 @@ from energon.sources.source import (
     restore_keys_of,
     selected_extents,
 )
-from energon.stages.reading.blocks import LazyKeys, LazyLeafRows, RowsAtOnce
+from energon.stages.reading.blocks import Block, BuiltBlock
 
 logger = logging.getLogger("energon")
 
@@ -220,15 +220,15 @@ class WebdatasetSource(SplitSource):
         self,
         ordinals: Ints,
         *,
-        restore_keys: LazyKeys,
+        restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> LazyLeafRows:
+    ) -> Block:
         """Do the same, but make dicts only when their turn comes, if possible."""
         order, shards, found = self._read_shards(ordinals)
         first = list(islice(found, 2))
         if len(first) != 1:
             found = chain(first, found)
-            return RowsAtOnce(self._rows(order, shards, found, list(restore_keys), subflavors))
+            return BuiltBlock(self._rows(order, shards, found, restore_keys, subflavors))
         ((places, rows),) = first
         back = np.empty_like(order)
         back[order[places]] = np.arange(len(order))

@@ -21,8 +21,7 @@ from energon.samples.crude import (
     stamp,
 )
 from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
-from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
-from energon.stages.hooks.hook import SKIPPED, Hook
+from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, reapply, runners_of
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 

@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from operator import length_hint
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -73,13 +71,13 @@ class Host:
 class HookLoop:
     """A flat loop that passes the samples of consecutive rows of a lane to user code.
 
-    The current sample follows from how many the loop has taken, so the loop itself does no
-    bookkeeping. It runs inside `with loop:`.
+    The loop only counts the samples; row and address of the current one follow from that. It runs
+    inside `with loop:`.
 
     Attributes:
-        rest: Yields the remaining samples.
         keys: The restore key of each sample; None where it has none.
         start: The row of the first.
+        taken: How many samples were passed to user code.
         finished: How many samples are finished.
         name: The hook that runs; "" outside of the loop.
         recorded: What `update` recorded last.
@@ -87,9 +85,8 @@ class HookLoop:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.rest: Iterator[Any] = iter(())
         self.keys: list[RestoreKey | None] = []
-        self.start = self.finished = 0
+        self.start = self.taken = self.finished = 0
         self.name = ""
         self.recorded: tuple[Any, ...] = ()
         self._around: HookLoop | None = None
@@ -102,31 +99,21 @@ class HookLoop:
 
     def __exit__(self, *error: object) -> None:
         around, self._around = self._around, None
-        del self.keys[self.finished :]
-        # Only the last key is needed from here on, and the memory of the others serves other lanes.
-        # The list keeps its length, from which `taken` follows.
-        self.keys = [*repeat(None, len(self.keys) - 1), *self.keys[-1:]]
-        self.name, self.rest = "", iter(())
+        self.name = ""
         if around is not None and around.name:
             self.lane.current.loop = around
         active.lane, self._caller = self._caller, None
 
-    @property
-    def taken(self) -> int:
-        """Number of samples passed to user code."""
-        return len(self.keys) - length_hint(self.rest)
-
     def update(self, current: CurrentItem) -> None:
         """Record the sample that user code is processing in `current`, unless it is up to date."""
-        taken = self.taken
-        row = self.start + taken - 1
+        row = self.start + self.taken - 1
         recorded = row, self.name
-        if recorded == self.recorded or not taken:
+        if recorded == self.recorded or not self.taken:
             return
         self.recorded = recorded
         lane = self.lane
         current.known_row = row * lane.stride + lane.offset
-        key = current.known_address = self.keys[taken - 1] or ("lane", lane.number, row)
+        key = current.known_address = self.keys[self.taken - 1] or ("lane", lane.number, row)
         if self.name:
             current.known_call = self.name, key
 

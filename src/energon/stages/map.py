@@ -18,8 +18,16 @@ from typing import Any
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace
-from energon.stages.hooks.apply import ApplyIterator, LeafRunners, reapply, replay
-from energon.stages.hooks.hook import SKIPPED, Compiled, Hook, HookRunner
+from energon.stages.hooks.hook import (
+    SKIPPED,
+    ApplyIterator,
+    Compiled,
+    Hook,
+    HookRunner,
+    LeafRunners,
+    reapply,
+    replay,
+)
 from energon.stages.lane import HookLoop, Lane
 
 logger = logging.getLogger("energon")
@@ -255,8 +263,9 @@ class _MapIterator(ApplyIterator):
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
-        loop.keys, loop.start, loop.rest, loop.recorded = keys, start, iter(items), ()
-        loop.finished, self.places = 0, places
+        loop.keys, loop.start, loop.recorded = keys, start, ()
+        loop.taken = loop.finished = 0
+        self.places = places
         chains: Iterable[tuple[HookRunner, ...]] = (
             [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
         )
@@ -266,7 +275,7 @@ class _MapIterator(ApplyIterator):
         rows = count(start * lane.stride + lane.offset, lane.stride)
         # Each row is reported as its item is drawn, at the cost of one call from C.
         noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
-        return zip(loop.rest, chains, noted, strict=False)
+        return zip(items, chains, noted, strict=False)
 
     def _run_hooks(
         self, steps: Iterator[tuple[Any, tuple[HookRunner, ...], object]], outputs: list[Any]
@@ -284,6 +293,7 @@ class _MapIterator(ApplyIterator):
         runner: Any = None
         try:
             for output, runners, _ in steps:
+                loop.taken += 1
                 for runner in runners:
                     loop.name = runner.name
                     argument = output

@@ -17,8 +17,7 @@ from energon.errors import FatalSampleError, StateError, check_at_least
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
-from energon.stages.hooks.apply import ApplyIterator, reapply, runners_of
-from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
+from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, HookRunner, reapply, runners_of
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
 

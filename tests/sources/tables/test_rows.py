@@ -30,7 +30,7 @@ def check(make, count, expected):
     assert all(type(row) is CrudeSample for row in rows)
     order = list(reversed(range(count)))
     lazy = make().lazy(notes(order), np.array(order, np.int64))
-    assert list(lazy.between(0, count)) == expected[::-1]
+    assert lazy.samples(0, count) == expected[::-1]
 
 
 @given(NAMES, st.integers(0, 4))

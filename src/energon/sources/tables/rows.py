@@ -25,6 +25,7 @@ from energon.sources.source import Extents, Location, content_fingerprint
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
+from energon.stages.reading.blocks import Block, release
 
 logger = logging.getLogger("energon")
 
@@ -111,11 +112,11 @@ class RowSource(LazySource):
         *,
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
-    ) -> _LazyTableRows:
+    ) -> _TableBlock:
         """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
-        keys = list(restore_keys)
+        keys = restore_keys
         samples: list[Any] = [None] * len(rows)
         paths: list[Any] = [None] * len(rows)
         held = 0
@@ -166,7 +167,7 @@ class RowSource(LazySource):
                 # A view would keep its whole row group in memory.
                 for place in places.tolist():
                     _copy_bytes(samples[place])
-        return _LazyTableRows(samples, paths)
+        return _TableBlock(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the row groups of samples are, as far as their columns are read."""
@@ -301,30 +302,27 @@ class RowSource(LazySource):
 
 
 @dataclass(frozen=True)
-class _LazyTableRows:
-    """Rows as samples, whose bytes are views of row groups until their turn comes.
+class _TableBlock(Block):
+    """Rows as samples, whose bytes are views of row groups until they are taken.
 
     Args:
-        samples: The samples; None for those that were passed on.
+        built: The samples; None where they were taken, so that the row group goes with the last.
         paths: The paths of the files that each holds, by column; None for one without bytes.
     """
 
-    samples: list[Any]
+    built: list[Any]
     paths: list[Mapping[str, Any] | None]
 
-    def between(self, start: int, stop: int) -> Iterator[CrudeSample]:
-        """Yield the samples from `start` to `stop`."""
-        # Each is released when it is passed on, and the row group with the last one. Not before:
-        # lanes that fall out of step ask for theirs once more, see `ReadSamples.own`.
-        samples, paths = self.samples, self.paths
-        for place in range(start, stop):
-            sample, samples[place] = samples[place], None
-            files = paths[place]
-            yield sample if files is None else _made(sample, files)
+    def samples(self, start: int, stop: int) -> list[CrudeSample]:
+        return [
+            sample if files is None else _made(sample, files)
+            for sample, files in zip(
+                release(self.built, start, stop), self.paths[start:stop], strict=True
+            )
+        ]
 
-    def with_sources(self, dataset_path: str) -> _LazyTableRows:
-        """Record in the samples where they come from."""
-        record_sources(dataset_path, self.samples)
+    def with_sources(self, dataset_path: str) -> _TableBlock:
+        record_sources(dataset_path, self.built)
         return self
 
 

@@ -50,9 +50,10 @@ from energon.sources.source import (
     content_fingerprint,
 )
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
+from energon.stages.reading.blocks import Block
 
 
-class TokenRows:
+class TokenRows(Block):
     """Samples whose tokens are gathered when their turn comes, straight into a batch.
 
     Args:
@@ -88,8 +89,8 @@ class TokenRows:
         self._has_modes = corpus.has_modes
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        """The parts that all samples have: rows with the same ones may share a batch."""
+    def column_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The parts that all samples have."""
         return ("tokens", "cu_seqlens", *(["modes"] if self._has_modes else []))
 
     def _read(self, runs: TokenRuns) -> tuple[list[memoryview] | memoryview, list[int], list[int]]:
@@ -108,9 +109,8 @@ class TokenRows:
                 buffers[place] = buffer
         return buffers, low.tolist(), high.tolist()
 
-    def between(self, start: int, stop: int) -> TokenSamples:
-        """Return the samples from `start` to `stop`, one by one or many at once."""
-        return TokenSamples(self, start, stop)
+    def samples(self, start: int, stop: int) -> list[CrudeSample]:
+        return [self.sample(index) for index in range(start, stop)]
 
     def with_sources(self, dataset_path: str) -> TokenRows:
         """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
@@ -185,29 +185,6 @@ class TokenRows:
             else:
                 modes[low:high] = index.modes[at]  # type: ignore[index]
         return modes
-
-
-class TokenSamples(Iterator[CrudeSample]):
-    """The next samples of `rows`, which can be taken one by one or many at once."""
-
-    def __init__(self, rows: TokenRows, start: int, stop: int) -> None:
-        self._rows, self._start, self._stop = rows, start, stop
-
-    def __next__(self) -> CrudeSample:
-        if self._start == self._stop:
-            raise StopIteration
-        self._start += 1
-        return self._rows.sample(self._start - 1)
-
-    def __length_hint__(self) -> int:
-        return self._stop - self._start
-
-    def columns(self, count: int) -> dict[str, Any] | None:
-        """Return the next `count` samples as one of columns; None if there are fewer."""
-        if count > self._stop - self._start:
-            return None
-        self._start += count
-        return self._rows.columns(self._start - count, self._start)
 
 
 def _edges_of_samples(ends: Ints, first: Ints) -> NDArray[np.int32]:
@@ -403,7 +380,7 @@ class TokenSource(LazySource):
         about: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
             "__shard__": self._shards(runs, len(numbers)),
-            "__restore_key__": list(restore_keys),
+            "__restore_key__": restore_keys,
             "__subflavors__": [subflavors] * len(numbers),
         }
         return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)

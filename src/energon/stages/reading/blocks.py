@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from energon.arrays import Ints
 from energon.plan.rows import Plan, Rows
 from energon.samples.provenance import record_sources
 
@@ -24,71 +22,63 @@ PlanRows = Callable[[int, int], Rows]
 """Return the rows of a lane: `rows(start, count)`."""
 
 
-class LazyRows(Protocol):
-    """Samples whose bytes are in memory, and which are built only when they are taken.
+class Block:
+    """Samples that were read together: their bytes are in memory, and each is built when taken.
 
     Building and releasing samples batch by batch takes two thirds of the time of building
-    thousands at once, which would evict one another from the CPU cache.
+    thousands at once, which would evict one another from the CPU cache. A sample is taken once, so
+    that the block can release its bytes.
+
+    Attributes:
+        column_names: The parts that `columns` returns; empty if samples are collated one by one.
+            Samples of several datasets with the same names are collated together.
     """
 
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`.
+    column_names: tuple[str, ...] = ()
 
-        The iterator may have a method `take(count)` that returns the next samples in a list:
-        `count`, or as many as are left. It may also have `columns(count)`, which returns the next
-        `count` samples already collated, or None if fewer are left, and needs a length hint. Rows
-        of several datasets are collated together if each has the same `column_names`.
-        """
+    def samples(self, start: int, stop: int) -> list[Any]:
+        """Return the samples from `start` to `stop`."""
+        raise NotImplementedError
 
+    def columns(self, start: int, stop: int) -> dict[str, Any]:
+        """Return the samples from `start` to `stop` as columns, equal to collating them."""
+        raise NotImplementedError
 
-class LazyLeafRows(LazyRows, Protocol):
-    """Samples of one dataset."""
-
-    def with_sources(self, dataset_path: str) -> LazyRows:
-        """Return the same samples with their origin in `__sources__`."""
+    def with_sources(self, dataset_path: str) -> Block:
+        """Return the same samples, all of one dataset, with their origin in `__sources__`."""
+        raise NotImplementedError
 
 
-class ReleasedRows:
-    """Base of samples that iterators release as they pass them on.
+class BuiltBlock(Block):
+    """A block of samples that are already built."""
 
-    The next batch then reuses the memory of the last. Nothing else may keep them until then.
-    """
+    def __init__(self, samples: list[Any]) -> None:
+        self._samples = samples
 
+    def samples(self, start: int, stop: int) -> list[Any]:
+        return release(self._samples, start, stop)
 
-@dataclass(frozen=True)
-class RowsAtOnce(ReleasedRows):
-    """Samples that are already built."""
-
-    samples: list[Any]
-
-    def between(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the samples from `start` to `stop`."""
-        return released(self.samples[start:stop])
-
-    def with_sources(self, dataset_path: str) -> RowsAtOnce:
-        """Store the origin of each sample in it."""
-        record_sources(dataset_path, self.samples)
+    def with_sources(self, dataset_path: str) -> BuiltBlock:
+        record_sources(dataset_path, self._samples)
         return self
 
 
-def released(items: list[T]) -> Iterator[T]:
-    """Yield items, each of which is taken out of the list first."""
-    items.reverse()
-    return map(list.pop, repeat(items, len(items)))
+def release(items: list[T | None], start: int, stop: int) -> list[T]:
+    """Return the items from `start` to `stop`, and keep none of them in the list."""
+    taken = items[start:stop]
+    items[start:stop] = [None] * len(taken)
+    return taken  # type: ignore[return-value]
 
 
 class Reader(Protocol):
-    """Yields the samples of rows; shared by all lanes of a worker."""
+    """Reads the samples of rows; shared by all lanes of a worker."""
 
     @property
     def mean_sample_bytes(self) -> float:
         """Average size of a sample in bytes."""
 
-    def read(self, rows: Rows) -> list[Any]:
+    def read(self, rows: Rows) -> Block:
         """Return the samples of `rows`, in that order."""
-
-    def read_lazily(self, rows: Rows) -> LazyRows:
-        """Return the samples of `rows`, built only when they are taken where that is possible."""
 
     def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
         """Return what prepares samples in this worker; None if nothing needs to be prepared.
@@ -140,33 +130,3 @@ class ReadAhead(Protocol):
 
     def take_counts(self) -> Mapping[str, int]:
         """Return the statistics since the last call, by name."""
-
-
-# Not frozen: one is made for every few samples, and fields of frozen ones take longer to set.
-@dataclass(eq=False)
-class LazyKeys(Sequence[tuple[int, int, int]]):
-    """The restore keys of samples of a leaf, made when their turn comes.
-
-    The garbage collector would traverse thousands of waiting tuples.
-    """
-
-    leaf: int
-    epoch: Ints
-    ordinal: Ints
-
-    def __len__(self) -> int:
-        return len(self.ordinal)
-
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        return zip(repeat(self.leaf), self.epoch.tolist(), self.ordinal.tolist(), strict=False)
-
-    @overload
-    def __getitem__(self, places: int) -> tuple[int, int, int]: ...
-
-    @overload
-    def __getitem__(self, places: slice | Ints) -> LazyKeys: ...
-
-    def __getitem__(self, places: int | slice | Ints) -> tuple[int, int, int] | LazyKeys:
-        if isinstance(places, int):
-            return self.leaf, int(self.epoch[places]), int(self.ordinal[places])
-        return LazyKeys(self.leaf, self.epoch[places], self.ordinal[places])

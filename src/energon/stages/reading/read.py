@@ -5,22 +5,32 @@ The position is one number, the row of the next sample, and reading can start at
 A run may be restored with another mix. Rows that were already read keep their order, since stages
 that hold items back read them again; the new mix begins with the first row of a stream that none
 of its lanes has read. From then on, that row is part of their states.
+
+Rows are planned and samples are read in blocks, which grow from a single batch at the start
+(so that the first one comes at once) to what a good read takes. Lanes that draw from the same
+slices and are hosted by one worker are read together: a block then has the next batches of each.
+So it is not larger for many lanes than for one, and takes as few reads.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.plan.balance import BalancedPlan
-from energon.plan.dealt import DealtPlan
+from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey
@@ -36,9 +46,249 @@ from energon.stages.base import (
 )
 from energon.stages.hooks.clock import HookSpan
 from energon.stages.lane import Lane
-from energon.stages.reading.block_reading import GAP, BlocksOfLane, ReadSamples, RowsOfLane
-from energon.stages.reading.blocks import Reader
-from energon.stages.reading.shared_reading import BlocksOfLanes
+from energon.stages.reading.blocks import (
+    MAX_BLOCK_BYTES,
+    MAX_PLANNED_ROWS,
+    MIN_PLANNED_ROWS,
+    NO_ROWS,
+    Block,
+    BuiltBlock,
+    NextRows,
+    ReadAhead,
+    Reader,
+)
+
+GAP = object()
+"""Stands for a sample whose dataset has been removed from the blend."""
+
+
+@dataclass(slots=True, eq=False)
+class BlockPart:
+    """The samples of a block that belong to one lane and are not yet taken.
+
+    Args:
+        block: The block.
+        start: Index in it of the next sample.
+        stop: Index after the last one.
+    """
+
+    block: Block
+    start: int
+    stop: int
+
+
+class LaneRows:
+    """The next rows of a lane, as far as they are planned or read and not yet taken.
+
+    Args:
+        lane: The lane.
+        plan: Returns the plan for a number of lanes; used if the lane has no plan of its own.
+
+    Attributes:
+        row: The next row to be taken.
+        stop: The row after the last one that was read.
+        parts: The samples that were read, none of which is empty.
+        has_gaps: Whether some of them come from datasets that have been removed.
+    """
+
+    def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
+        self.lane = lane
+        self.row = self.stop = self._planned_start = 0
+        self.parts: deque[BlockPart] = deque()
+        self.has_gaps = False
+        self._planned = NO_ROWS
+        self._ended = False
+        self._make_plan = plan
+        self._plan: Plan | None = None
+
+    def go_to(self, row: int) -> None:
+        """Discard everything planned or read, and continue at `row`."""
+        self.row = self.stop = self._planned_start = row
+        self.parts.clear()
+        self._planned, self._ended = NO_ROWS, False
+
+    @property
+    def plan(self) -> Plan:
+        """The order of the lane."""
+        if self._plan is None:
+            # Created late, because restoring a state may replace the plan.
+            self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
+        return self._plan
+
+    def set_planned(self, rows: Rows, *, requested: int) -> None:
+        """Set the planned rows that start at `stop`; fewer than `requested` are the last ones."""
+        self._planned, self._planned_start = rows, self.stop
+        self._ended = len(rows.leaf) < requested
+
+    def has_planned(self, count: int) -> bool:
+        """Return whether the next `count` rows are planned, or all that exist."""
+        return self._ended or self.stop + count <= self._planned_start + len(self._planned.leaf)
+
+    def next_rows(self, count: int | None = None) -> Rows:
+        """Return the next planned rows, at most `count`; None for all."""
+        start = self.stop - self._planned_start
+        return self._planned.pick(slice(start, None if count is None else start + count))
+
+
+class BlockReader:
+    """Reads blocks for a lane, or for the lanes of a stream that one worker hosts.
+
+    Args:
+        reader: Reads samples.
+        lanes_of_stream: How many lanes read the same slices, over all workers.
+    """
+
+    def __init__(self, reader: Reader, lanes_of_stream: int = 1) -> None:
+        self._reader = reader
+        self._lanes_of_stream = lanes_of_stream
+        self._max_block = max(
+            1,
+            min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
+        )
+        self._next_block = 1
+        self._ahead: ReadAhead | None = None
+        self._has_begun = False
+        # Lanes keep this object alive, not the reverse, so it is freed with the last of them.
+        self._lanes: WeakValueDictionary[int, LaneRows] = WeakValueDictionary()
+
+    @classmethod
+    def of(cls, rows: LaneRows, stage: object, reader: Reader, plan: Plan | None) -> BlockReader:
+        """Return the object that reads for a lane, shared by lanes with the same slices.
+
+        Args:
+            rows: The rows of the lane.
+            stage: The stage that reads.
+            reader: The reader of the stage.
+            plan: The plan of the lane, if it has one of its own.
+        """
+        if not isinstance(plan, DealtPlan | BalancedPlan):
+            return cls(reader)
+        # Keyed by identity, since a stage may hold values that are not hashable. Its lanes keep
+        # the stage alive, so no other stage can get the same id.
+        key = id(stage), plan.stream_of(rows.lane.number)
+        blocks: BlockReader = rows.lane.host.shared.setdefault(
+            key, cls(reader, plan.lanes_of_stream)
+        )
+        blocks._lanes[rows.lane.number] = rows
+        return blocks
+
+    def read(self, first: LaneRows, requested: int) -> None:
+        """Read the next rows of a lane, at least one, unless it has ended.
+
+        The other lanes get as many, without those that they have not taken yet, if there is room
+        for whole batches.
+
+        Args:
+            first: The lane, of which everything that was read is taken.
+            requested: Rows that it needs now.
+        """
+        lanes = self._by_next_batch(first)
+        count = min(self._max_block, max(requested, self._next_block))
+        self._next_block = min(self._max_block, 2 * count)
+        each = count if len(lanes) == 1 else count // (len(lanes) * requested) * requested
+        shares = [max(0, each - (lane.stop - lane.row)) for lane in lanes]
+        shares[0] = max(each, min(requested, count))
+        rows = self._next_rows(lanes, shares)
+        edges = [0, *accumulate(len(own.leaf) for own in rows)]
+        if not edges[-1]:
+            return
+        block = self._read(rows, lanes)
+        for lane, (start, stop) in zip(lanes, pairwise(edges), strict=True):
+            if start < stop:
+                lane.parts.append(BlockPart(block, start, stop))
+                lane.stop += stop - start
+
+    def _by_next_batch(self, first: LaneRows) -> list[LaneRows]:
+        """Return the lanes in the order of their next batches, beginning with that of `first`."""
+        if not self._lanes:
+            return [first]
+        # Another lane may have taken its place, or it has moved to another row.
+        self._lanes[first.lane.number] = first
+        others = [lane for lane in self._lanes.values() if lane is not first]
+        others.sort(key=lambda lane: (lane.lane.current.batch or 0, lane.lane.number))
+        return [first, *others]
+
+    def _next_rows(self, lanes: Sequence[LaneRows], shares: Sequence[int]) -> list[Rows]:
+        """Return the next rows of each lane, planned if they are not yet."""
+        blocks = 1 if self._ahead is None else self._ahead.planned_blocks
+        pairs = list(zip(lanes, shares, strict=True))
+        if not all(lane.has_planned(blocks * share) for lane, share in pairs):
+            self._plan(lanes, blocks * max(shares))
+        return [lane.next_rows(share) for lane, share in pairs]
+
+    def _plan(self, lanes: Sequence[LaneRows], share: int) -> None:
+        """Plan the next rows of all lanes at once: at least `share` of each, for some blocks."""
+        ahead = min(MAX_PLANNED_ROWS, max(MIN_PLANNED_ROWS, 8 * self._next_block))
+        # Planning a little more than is read now would be repeated with the next block.
+        whole = ahead // len(lanes) // share * share
+        requests = [(lane.lane.number, lane.stop, max(share, whole)) for lane in lanes]
+        plan = lanes[0].plan
+        planned = [plan.rows(*requests[0])] if len(lanes) == 1 else plan_together(plan, requests)
+        for lane, rows, (*_, count) in zip(lanes, planned, requests, strict=True):
+            lane.set_planned(rows, requested=count)
+
+    def _read(self, rows: Sequence[Rows], lanes: Sequence[LaneRows]) -> Block:
+        """Return the samples of the next rows of lanes, and prepare those that follow."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._ahead = self._reader.read_ahead(self._lanes_of_stream)
+        if self._ahead is not None:
+            self._ahead.move_to(
+                [
+                    NextRows(
+                        number,
+                        partial(lane.plan.rows, number),
+                        lane.stop,
+                        len(own.leaf),
+                        lane.next_rows(),
+                    )
+                    for lane, own in zip(lanes, rows, strict=True)
+                    for number in [lane.lane.number]
+                ]
+            )
+        together = rows[0]
+        if len(rows) > 1:
+            together = Rows(*map(np.concatenate, zip(*rows, strict=True)))
+        with _uncollected():
+            if (together.leaf < 0).any():
+                block: Block = self._read_between_gaps(rows, together, lanes)
+            else:
+                block = self._reader.read(together)
+        if self._ahead is not None:
+            lanes[0].lane.counts.update(self._ahead.take_counts())
+        return block
+
+    def _read_between_gaps(
+        self, rows: Sequence[Rows], together: Rows, lanes: Sequence[LaneRows]
+    ) -> Block:
+        """Return the samples of rows, with `GAP` where the dataset has been removed."""
+        for lane, own in zip(lanes, rows, strict=True):
+            lane.has_gaps = True
+            stop = min(lane.stop + len(own.leaf), lane.lane.reading.known)
+            # Rows below `known` were read before the restore, and stages that hold samples back
+            # need them again: `at` raises if their dataset is gone.
+            lane.plan.at(lane.lane.number, np.arange(lane.stop, stop))
+        samples: list[Any] = [GAP] * len(together.leaf)
+        present = np.flatnonzero(together.leaf >= 0)
+        block = self._reader.read(together.pick(present))
+        for index, sample in zip(present.tolist(), block.samples(0, len(present)), strict=True):
+            samples[index] = sample
+        return BuiltBlock(samples)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause garbage collection while thousands of dicts are created.
+
+    None of them is garbage, and traversing them would take a third of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -70,7 +320,8 @@ class ReadDataset(Dataset[Any]):
                 "damaged or was edited"
             )
         plan = lane.reading.plan or self.plan(lane.lanes)
-        return self.reader.read(plan.at(lane.number, np.array(places, np.int64)))
+        rows = plan.at(lane.number, np.array(places, np.int64))
+        return self.reader.read(rows).samples(0, len(places))
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         numbers = key[:3]
@@ -81,7 +332,8 @@ class ReadDataset(Dataset[Any]):
         self.register_finder(lane)
         leaf, epoch, ordinal = (np.array([number], np.int64) for number in numbers)
         try:
-            sample = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))[0]
+            block = self.reader.read(Rows(leaf.astype(np.int32), epoch, ordinal))
+            (sample,) = block.samples(0, 1)
         except IndexError as error:
             raise StateError(f"there is no sample {numbers} in these datasets") from error
         return sample, tuple(key[3:])
@@ -116,15 +368,10 @@ class _ReadIterator(DatasetIterator[Any]):
         self.stage = stage
         self.lane = lane
         self.reading = lane.reading
-        self.rows = RowsOfLane(lane, stage.plan)
+        self.rows = LaneRows(lane, stage.plan)
         # Samples that are built but not yet taken.
         self._waiting: list[Any] = []
-        plan, reader = lane.reading.plan, stage.reader
-        self._blocks = (
-            BlocksOfLanes.of(self.rows, stage, reader, plan)
-            if isinstance(plan, DealtPlan | BalancedPlan)
-            else BlocksOfLane(reader)
-        )
+        self._blocks = BlockReader.of(self.rows, stage, stage.reader, lane.reading.plan)
         stage.register_finder(lane)
 
     @property
@@ -176,35 +423,31 @@ class _ReadIterator(DatasetIterator[Any]):
         return samples, list(range(start, self.rows.row))
 
     def take_columns(self, count: int) -> Any:
-        pending = self.rows.pending
-        if self._waiting or self.rows.has_gaps or self.lane.skip_rows:
+        rows = self.rows
+        if self._waiting or rows.has_gaps or self.lane.skip_rows:
             return None
-        if not pending:
-            try:
-                self._read(count)
-            except StopIteration:
-                return None
-        found = _take_columns(pending[0], count)
-        if found is not None:
-            if pending[0].start == pending[0].stop and not pending[0].move_on():
-                pending.pop(0)
-            self.advance(count)
-        return found
+        if not (rows.parts or self._read(count)):
+            return None
+        part = rows.parts[0]
+        start, stop = part.start, part.start + count
+        if stop > part.stop or not part.block.column_names:
+            return None
+        part.start = stop
+        if stop == part.stop:
+            rows.parts.popleft()
+        self.advance(count)
+        return part.block.columns(start, stop)
 
     def peek(self, count: int) -> list[Any]:
-        waiting, pending = self._waiting, self.rows.pending
-        if not (waiting or pending):
-            try:
-                self._read(count)
-            except StopIteration:
-                return []
-        while pending and len(waiting) < count:
-            run = pending[0]
-            waiting += _take(run, count - len(waiting))
-            if run.start == run.stop and not run.move_on():
-                pending.pop(0)
-        if not waiting:  # what was read has just come to its end
-            return self.peek(count)
+        waiting, parts = self._waiting, self.rows.parts
+        if not (waiting or parts or self._read(count)):
+            return []
+        while parts and len(waiting) < count:
+            part = parts[0]
+            start, part.start = part.start, min(part.start + count - len(waiting), part.stop)
+            waiting += part.block.samples(start, part.start)
+            if part.start == part.stop:
+                parts.popleft()
         return [] if self.rows.has_gaps else waiting[:count]
 
     def advance(self, count: int) -> None:
@@ -220,44 +463,15 @@ class _ReadIterator(DatasetIterator[Any]):
         self.rows.go_to(row)
         self._waiting = []
 
-    def _read(self, requested: int) -> None:
+    def _read(self, requested: int) -> bool:
+        """Read the next rows; return False at the end of the lane."""
         began = perf_counter()
         self._blocks.read(self.rows, requested)
         host, now = self.lane.host, perf_counter()
         host.read_seconds += now - began
         if host.clock is not None and host.clock.spans is not None:
             host.clock.spans.append(HookSpan("read", -1, began, now))
-        if self.rows.row == self.rows.stop:
-            raise StopIteration
-
-
-def _take(run: ReadSamples, count: int) -> list[Any]:
-    """Return up to `count` of the next samples of a run."""
-    start, block = run.start, run.block
-    count = min(count, run.stop - start)
-    run.start += count
-    samples = run.own
-    if samples is None and block is not None:
-        if block.row == start:
-            block.row += count
-            samples = block.samples
-        else:
-            samples = run.own = block.lazy.between(start, run.stop)
-    take: Callable[[int], list[Any]] | None = getattr(samples, "take", None)
-    return list(islice(samples or (), count)) if take is None else take(count)
-
-
-def _take_columns(run: ReadSamples, count: int) -> Any:
-    """Return the next samples of a run as one, or None; see `LazyRows.between`."""
-    start, block = run.start, run.block
-    shared = block if run.own is None and block is not None and block.row == start else None
-    columns = getattr(run.own if shared is None else shared.samples, "columns", None)
-    if columns is None or start + count > run.stop:
-        return None
-    run.start += count
-    if shared is not None:
-        shared.row += count
-    return columns(count)
+        return bool(self.rows.parts)
 
 
 @dataclass(frozen=True)

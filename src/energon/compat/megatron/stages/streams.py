@@ -28,8 +28,7 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.hooks.apply import replay
-from energon.stages.hooks.hook import SKIPPED
+from energon.stages.hooks.hook import SKIPPED, replay
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import LaneReading
 

@@ -33,7 +33,7 @@ from energon.stages.base import (
     T_co,
     unpack,
 )
-from energon.stages.hooks.apply import replay
+from energon.stages.hooks.hook import replay
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import LaneReading
 from energon.task_encoder import dataset as core
