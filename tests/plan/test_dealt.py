@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,45 +109,6 @@ def test_lanes_planned_together_get_what_each_gets_alone(kind, streams, number, 
     ]
     together = plan_together(plan, parts)
     assert [triples(rows) for rows in together] == [triples(plan.rows(*part)) for part in parts]
-
-
-@given(
-    kind=st.sampled_from(sorted(KINDS)),
-    streams=st.integers(1, 3),
-    number=st.integers(1, 6),
-    parts=st.integers(1, 3),
-    stripe=st.integers(1, 9),
-    start=st.integers(0, 400),
-    count=st.integers(0, 90),
-    chosen=st.data(),
-)
-@settings(max_examples=80, deadline=None)
-def test_lanes_in_turn_are_read_as_one(kind, streams, number, parts, stripe, start, count, chosen):
-    """Whichever lanes of a stream a worker has."""
-    recipe = replace(recipe_of(kind, streams, stripe * parts), parts=parts)
-    plan = recipe(streams * number * parts)
-    if not isinstance(plan, DealtPlan):
-        return
-    stream = chosen.draw(st.integers(0, streams - 1))
-    own = st.sets(st.sampled_from(plan.deal.lanes_of(stream)), min_size=1)
-    lanes = sorted(chosen.draw(own))
-    used, taken = dict.fromkeys(lanes, 0), []
-    for batch in range(-(-(start + count) // stripe)):
-        lane, place = lanes[batch % len(lanes)], batch % len(lanes)
-        for within in range(stripe):
-            row = batch * stripe + within
-            assert plan.deal.row_in_turn(list(used.values()), place) == row
-            if start <= row < start + count:
-                taken += triples(plan.rows(lane, used[lane], 1))
-            used[lane] += 1
-    assert triples(plan.rows_in_turn(lanes, start, count)) == taken
-
-
-def test_lanes_that_are_not_in_turn_are_noticed():
-    deal = recipe_of("blend", 2)(24).deal
-    assert deal.row_in_turn([16, 16, 9, 8], 2) == 6 * 8 + 1
-    for rows in ([16, 8, 9, 8], [16, 16, 9, 16], [16, 16, 17, 8], [15, 16, 9, 8], [16, 16, 9, 9]):
-        assert deal.row_in_turn(rows, 2) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

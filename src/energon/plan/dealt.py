@@ -91,23 +91,6 @@ class Deal:
         turn, place = divmod(batch, self.lanes_of_stream)
         return self._lane_at(stream, place), turn * self.stripe + within
 
-    def row_in_turn(self, rows: Sequence[int], place: int) -> int | None:
-        """Return how many rows of some lanes of a stream were used; None if they do not take turns.
-
-        Each lane in turn uses a stripe. So the rows of these lanes can be read as those of a
-        single one, whether they are all lanes of the stream or those that one of its workers has.
-
-        Args:
-            rows: The next row of each lane, in the order of the lanes.
-            place: Which of them is next.
-        """
-        turn, within = divmod(rows[place], self.stripe)
-        begin = turn * self.stripe
-        before, after = [begin + self.stripe] * place, [begin] * (len(rows) - place - 1)
-        if rows != [*before, rows[place], *after]:
-            return None
-        return (turn * len(rows) + place) * self.stripe + within
-
 
 @dataclass(frozen=True)
 class DealtPlan:
@@ -162,23 +145,6 @@ class DealtPlan:
         end = self.num_rows(lane)
         stop = start + count if end is None else min(start + count, end)
         return self.at(lane, np.arange(start, max(start, stop), dtype=np.int64), gaps=True)
-
-    def rows_in_turn(self, lanes: Sequence[int], start: int, count: int) -> Rows:
-        """Return rows of lanes of one stream that use a stripe each in turn; fewer only at the end.
-
-        Args:
-            lanes: The lanes, ascending.
-            start: Number of rows that they have used together.
-            count: Number of rows.
-        """
-        stream, places = self.stream_of(lanes[0]), np.array(list(map(self.deal.place_of, lanes)))
-        stripe, within = divided(np.arange(start, start + count), self.deal.stripe)
-        turn, number = divided(stripe, len(lanes))
-        rows = self.deal.rows_of_places(places[number], turn * self.deal.stripe + within)
-        end = self.plan.num_rows(stream)
-        if end is not None:
-            rows = rows[: np.searchsorted(rows, end)]
-        return self.plan.at(stream, rows, gaps=True)
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return the samples at `rows` of a lane, in any order."""
