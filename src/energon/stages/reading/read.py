@@ -175,8 +175,8 @@ class BlockReader:
     def read(self, first: LaneRows, requested: int) -> None:
         """Read the next rows of a lane, at least one, unless it has ended.
 
-        The other lanes get as many, without those that they have not taken yet, if there is room
-        for whole batches.
+        The other lanes get as many, without those that they have not taken yet. If there is no room
+        for a batch of each, the lanes whose batches come first get one.
 
         Args:
             first: The lane, of which everything that was read is taken.
@@ -185,9 +185,17 @@ class BlockReader:
         lanes = self._by_next_batch(first)
         count = min(self._max_block, max(requested, self._next_block))
         self._next_block = min(self._max_block, 2 * count)
-        each = count if len(lanes) == 1 else count // (len(lanes) * requested) * requested
-        shares = [max(0, each - (lane.stop - lane.row)) for lane in lanes]
-        shares[0] = max(each, min(requested, count))
+        whole = count // requested
+        if len(lanes) == 1:
+            wanted = [count]
+        elif whole >= len(lanes):
+            wanted = [whole // len(lanes) * requested] * len(lanes)
+        else:
+            wanted = [requested] * whole + [0] * (len(lanes) - whole)
+        shares = [
+            max(0, rows - (lane.stop - lane.row)) for lane, rows in zip(lanes, wanted, strict=True)
+        ]
+        shares[0] = max(wanted[0], min(requested, count))
         rows = self._next_rows(lanes, shares)
         edges = [0, *accumulate(len(own.leaf) for own in rows)]
         if not edges[-1]:
