@@ -310,6 +310,23 @@ def test_a_place_in_data_of_others_can_be_saved(tmp_path):
         assert [list(restored), list(restored)] == rest
 
 
+def test_shuffled_data_of_others_is_the_same_after_a_restore():
+    def make():
+        first = wds.RandomMix([few_shards([4])], longest=True)
+        return wds.DataPipeline(first, wds.shuffle(2), wds.shuffle(2)).with_epoch(6)
+
+    with running_at(Place(1, 2, 1, 2)):
+        for taken in range(1, 6):
+            dataset = make()
+            loop = iter(dataset)
+            for _ in range(taken):
+                next(loop)
+            state = json.loads(json.dumps(dataset.state_dict()))
+            restored = make()
+            restored.load_state_dict(state)
+            assert list(restored) == list(loop)
+
+
 def test_a_splitter_that_leaves_a_worker_out_is_an_error():
     dataset = wds.DataPipeline(range(4), lambda source: iter(())).with_epoch(5)
     with pytest.raises(EmptyDatasetError, match="splitter of the program"):

@@ -223,11 +223,15 @@ class Passes(StageIterator):
                 self._choose_level(is_empty=is_whole and first is _END)
 
     def _opened(self) -> Iterator[Any]:
+        with self._at_level() as place:
+            return self._open_pass(self._number, place)
+
+    @contextlib.contextmanager
+    def _at_level(self) -> Iterator[Place]:
+        """Run as at the place whose data is read, which is returned."""
         place = self._places[self._level]
-        if place == self._places[0]:
-            return self._open_pass(self._number, place)
-        with running_at(place):
-            return self._open_pass(self._number, place)
+        with contextlib.nullcontext() if place == self._places[0] else running_at(place):
+            yield place
 
     def _choose_level(self, *, is_empty: bool) -> None:
         """Choose the part of the data that the next pass reads.
@@ -266,7 +270,8 @@ class Passes(StageIterator):
             set_generator(generator, saved)
         if current is not None:
             self._current = self._opened()
-            load_state(self._current, current)
+            with self._at_level():  # items are read again
+                load_state(self._current, current)
 
     def close(self) -> None:
         super().close()
