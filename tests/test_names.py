@@ -248,6 +248,7 @@ MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
     "loader/processes/deaths.py": "what is known of workers that died",
+    "prepare/importers/archive.py": "a kind of source",
     "prepare/index/mapped_parts.py": "looking for samples that lack a part",
     "sources/decode_ahead.py": "a thread beside the hooks",
     "task_encoder/join_hooks.py": "hooks that only joins have",

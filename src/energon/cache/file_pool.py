@@ -36,7 +36,7 @@ _FORMS: dict[str, type[Form]] = {
 class FileStoreCachePool(CachePool):
     """Fetches files to local disk in the background, ahead of their use.
 
-    All workers of a loader share one folder and its limits. Files that nobody is waiting for stay
+    All workers of a loader share one folder and its limits. Files that no reader waits for stay
     until their room is needed; the least recently used ones go first. The folder is deleted by
     its last user; if that was killed, by the next program that uses the same `parent_cache_dir`.
     If the disk has no room, files are read from their stores: the cache affects speed, never

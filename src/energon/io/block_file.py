@@ -40,8 +40,8 @@ OpenStream = Callable[[], Iterator[bytes]]
 class BlockFile:
     """One version of an object. May be used by many threads; a process opens each file once.
 
-    No descriptor stays open, so any number of objects can be cached. Whoever deletes the files in
-    the meantime loses what is in them: they are created again with the next block.
+    No descriptor stays open, so any number of objects can be cached. Files that are
+    deleted in the meantime are created again, empty, with the next block.
 
     Args:
         path: The data file; the map is stored beside it, with `.map` appended.
@@ -133,7 +133,7 @@ class BlockFile:
         return data if _checksum(data) == expected else None
 
     def _fetch(self, block: int, stop: int) -> bytes:
-        """Fetch a block that is already claimed, and those after it that nobody has claimed."""
+        """Fetch a block that is already claimed, and the unclaimed ones after it."""
         claimed = [block] if self._stream is None else [self._count]
         try:
             found = self._load(block)

@@ -399,7 +399,7 @@ def disk_cache() -> DiskCache:
 
 
 def _reset_after_fork() -> None:
-    """Begin with a lock that nobody holds, and no files that belong to the parent."""
+    """Begin with a free lock, and without the files of the parent."""
     global _cache, _cache_lock
     _cache, _cache_lock = None, threading.Lock()
 

@@ -13,7 +13,7 @@ has; their rows are exchanged among the lanes of a *pool*, in *windows* of K ste
 With K = 1, a step has the samples that it has without balancing. All of this is a bijection of the
 rows of a window, so the epochs stay exact, and a lane continues at any row by computing the window
 of that row. Where data ends, the last window is not complete: its steps are dealt one by one, and
-what is left of the lanes stays as it is.
+the remaining rows are not exchanged.
 
 If N is less than the number of lanes, steps take turns in using N lanes each, and those of a window
 are K steps of the same lanes.
@@ -245,7 +245,7 @@ class _Window:
         step_rows: Rows of each lane in a step.
         order: The balanced order.
         groups: For each step, which group of samples of similar cost it has.
-        key: What permutes the hands of each step.
+        key: The key that permutes the hands of each step.
     """
 
     def __init__(
@@ -317,9 +317,9 @@ class _Chunk:
         rows, windows = plan.window_rows, plan.chunk_windows
         start = number * windows * rows
         lanes = plan.lanes_of_pool(pool)
-        found = [plan.plan.rows(lane, start, windows * rows) for lane in lanes]
-        counts = [len(each.leaf) for each in found]
-        self._rows = Rows(*map(np.concatenate, zip(*found, strict=True)))
+        unbalanced = [plan.plan.rows(lane, start, windows * rows) for lane in lanes]
+        counts = [len(each.leaf) for each in unbalanced]
+        self._rows = Rows(*map(np.concatenate, zip(*unbalanced, strict=True)))
         self._edges = np.cumsum([0, *counts])
         self._costs = plan.order.costs(self._rows)
         self._plan, self._pool, self._first = plan, pool, number * windows
@@ -438,7 +438,7 @@ class BalancedPlan:
         return permute(np.arange(count), np.array([count]), keys)
 
     def seed_of(self, pool: int, window: int) -> int:
-        """Return what permutes the hands in a window of a pool."""
+        """Return the key that permutes the hands in a window of a pool."""
         key = np.array([derive_seed(self.order.seed, "hands", pool)], np.uint64)
         return int(combine(key, window)[0])
 
@@ -484,8 +484,8 @@ class BalancedPlan:
         columns: Sequence[Any] = [np.empty(len(rows), kind) for kind in (np.int32, *[np.int64] * 2)]
         for number in numbers:
             chosen = np.flatnonzero(windows == number)
-            found = self._chunk(pool, number).at(number, own, offsets[chosen])
-            for column, values in zip(columns, found, strict=True):
+            samples = self._chunk(pool, number).at(number, own, offsets[chosen])
+            for column, values in zip(columns, samples, strict=True):
                 column[chosen] = values
         return Rows(*columns)
 
@@ -496,8 +496,8 @@ class BalancedPlan:
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`.
 
-        Of what is long ago, each lane has what it would have without balancing: the sum over the
-        lanes of a pool is the same.
+        Rows long before are counted as without balancing: the sum over the lanes of a pool is the
+        same.
         """
         begin = row // self.window_rows * self.window_rows
         if row - begin > COUNTED_ROWS:
@@ -508,11 +508,11 @@ class BalancedPlan:
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return the lane and row of a sample in an epoch of its leaf."""
-        place = self.plan.find(leaf, epoch, ordinal)
-        if place is None:
+        unbalanced = self.plan.find(leaf, epoch, ordinal)
+        if unbalanced is None:
             return None
-        pool, own = divmod(place[0], self.pool)
-        number, offset = divmod(place[1], self.window_rows)
+        pool, own = divmod(unbalanced[0], self.pool)
+        number, offset = divmod(unbalanced[1], self.window_rows)
         lane, row = self._chunk(pool, number).find(number, own, offset)
         return pool * self.pool + lane, number * self.window_rows + row
 

@@ -1,7 +1,7 @@
 """The measures of samples, and the costs that follow from them.
 
-A measure is a number for each sample, by its number in the dataset. What the index tells is
-measured for free: `bytes` is the size of a sample, `jpg:bytes` that of its part `jpg`.
+A measure is a number for each sample, by its number in the dataset. Sizes in the index are
+measures without further work: `bytes` is the size of a sample, `jpg:bytes` that of its part `jpg`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SampleParser:
         position: Where in the archive the first window begins.
         tolerates: Says of the error about a field that a sample already has whether to continue
             with the first one; None raises it.
-        sizes: Whether fields are the sizes of contents, which are jumped over.
+        sizes: Whether fields are the sizes of contents, which are skipped.
         part_limit: How large the content of a field may be.
     """
 
@@ -66,7 +66,7 @@ class SampleParser:
         self.samples: list[StreamSample] = []
         """Complete samples; the caller takes them away."""
         self.position = position
-        """Where the next window has to begin; content that nobody wants is jumped over."""
+        """Where the next window has to begin; unselected content is skipped."""
         self.sample_position = position
         """Where the sample begins that is not complete yet."""
         self.needed_bytes = BLOCK
