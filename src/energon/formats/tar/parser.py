@@ -318,6 +318,8 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
             not taken.
     """
     candidates = np.flatnonzero(blocks[:, 257] == _MAGIC[0])
+    # One in 256 blocks of content has this byte, too, and would break the chain of headers.
+    candidates = candidates[blocks[candidates, 258] == _MAGIC[1]]
     headers = blocks[candidates]
     size, sized = _octal(headers[:, 124:135])
     plain = sized & (np.ascontiguousarray(headers[:, 257:262]).view("S5")[:, 0] == _MAGIC)
