@@ -39,7 +39,9 @@ def folders(parent: Path) -> list[Path]:
 
 
 def is_prefetched(pool, count):
-    wait_until(lambda: pool.usage()[1] == count)
+    # `usage` counts a file as soon as its room is reserved, before it can be read.
+    folder = Path(pool.parent_cache_dir)
+    wait_until(lambda: len(list(folder.glob(f"{FOLDER_PREFIX}*/??/*"))) == count)
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def test_files_larger_than_the_cache_come_from_their_store(tmp_path):
 
 def test_values_that_are_put_away_leave_with_their_lazies(pool):
     lazies = [pool.to_cache(np.zeros(1000), str(n)) for n in range(10)]
-    is_prefetched(pool, 10)
+    wait_until(lambda: pool.usage()[1] == 10)
     assert lazies[3].get().shape == (1000,)
     del lazies
     gc.collect()
