@@ -191,7 +191,6 @@ CALLED_BY_OTHERS = {
         "shell_complete",
     },
     "cli/mount_fuse.py": {"opendir", "readdir_with_offset", "releasedir", "statfs"},
-    "decode/arrays.py": {"find_class", "persistent_load"},
     "io/backends/object_backend.py": {"http_open", "https_open"},
     "formats/compressed.py": {"readinto"},
     "io/range_file.py": {"readinto"},

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from energon.limits import DECODED_BYTES, PART_DEPTH, UNPACKED_BYTES, check_limi
 
 _KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_MAGIC = b"PK\x03\x04"
-_PICKLE_NAME = "data.pkl"
-_OLD_PICKLES = 5
-"""The pickles of an old file: magic number, version, system, value, and keys of the contents."""
 
 
 def decode_npy(data: bytes) -> Any:
@@ -83,7 +79,9 @@ def decode_pth(data: bytes, *, trusted: bool) -> Any:
     """
     with needs_extra("torch", "pth parts need torch"):
         import torch
-    _check_pth(data, trusted)
+    if data.startswith(_ZIP_MAGIC):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_archive(archive, data)
     value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
     if not trusted:
         # A tensor may claim to be larger than its storage, by strides of 0.
@@ -105,110 +103,6 @@ def _check_archive(archive: zipfile.ZipFile, data: bytes) -> None:
                 f"{entry.filename!r} in the archive is compressed by method "
                 f"{entry.compress_type}, which this format does not use"
             )
-
-
-def _check_pth(data: bytes, trusted: bool) -> None:
-    if data.startswith(_ZIP_MAGIC):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _check_archive(archive, data)
-            names = [] if trusted else archive.namelist()
-            for name in names:
-                if name.endswith(_PICKLE_NAME):
-                    _DryRun(archive.read(name)).load_all(1)
-    elif not trusted:
-        # Before version 1.6, torch wrote several pickles in a row, and then the contents.
-        _DryRun(data).load_all(_OLD_PICKLES)
-
-
-class _Idle:
-    """Stands for whatever a pickle creates, and accepts any operation on it."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Idle:
-        return object.__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def _ignore(self, *_: Any) -> None:
-        pass
-
-    __setstate__ = __setitem__ = append = extend = add = update = _ignore
-
-
-class _DryRun(pickle._Unpickler):
-    """Interprets a pickle of `torch.save` without creating its objects, to learn their size.
-
-    Torch's unpickler calls functions that allocate as much memory as a number says, or copy as
-    often: `bytearray(1 << 40)` takes twenty bytes to write, as does an empty tensor of that size.
-
-    Args:
-        pickled: One pickle, or several.
-    """
-
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code: take
-        for code, take in pickle._Unpickler.dispatch.items()
-        if code not in (pickle.BYTEARRAY8[0], pickle.NEXT_BUFFER[0])
-    }
-
-    def __init__(self, pickled: bytes) -> None:
-        self._stream = io.BytesIO(pickled)
-        self._left = max(1 << 16, 16 * len(pickled))
-        super().__init__(self._stream)
-
-    def load_all(self, count: int) -> None:
-        """Interpret this many pickles.
-
-        Raises:
-            DecodeError: If one is damaged, or would need more memory than its data justify.
-        """
-        for _ in range(count):
-            try:
-                self.load()
-            except DecodeError:
-                raise
-            except Exception as error:
-                raise DecodeError(f"it is not a file of torch.save ({error!r})") from error
-
-    def persistent_load(self, pid: Any) -> Any:
-        return _Idle()
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module.replace('__builtin__', 'builtins')}.{name}"
-        if full == "builtins.bytearray":
-            return self._refuse("it contains a bytearray, which may have any size; save a tensor")
-        if full == "_codecs.encode":
-            return self._encode
-        if name.endswith(("Tensor", "Storage")) and module.partition(".")[0] == "torch":
-            return self._refuse(
-                f"it calls {full}, which allocates as much memory as a number says; save a tensor"
-            )
-        known = ("builtins", "collections", "torch")
-        return self._copied if module.partition(".")[0] in (*known, "__builtin__") else _Idle
-
-    def _copied(self, *arguments: Any) -> Any:
-        for each in arguments:
-            self._spend(len(each) if isinstance(each, Sized) else 1)
-        return _Idle()
-
-    def _encode(self, text: Any, codec: Any) -> Any:
-        # How pickles of protocol 2 write bytes. Other codecs make bytes of bytes, twice as many.
-        if not isinstance(text, str) or codec not in ("latin1", "latin-1"):
-            raise DecodeError(f"it encodes text as {codec!r:.40}; expected 'latin1'")
-        return self._copied(text)
-
-    def _spend(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise DecodeError("it expands to far more than its size")
-
-    @staticmethod
-    def _refuse(why: str) -> Any:
-        class Refused(_Idle):
-            def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-                raise DecodeError(why)
-
-        return Refused
 
 
 def _tensors(value: Any) -> Iterator[Any]:
