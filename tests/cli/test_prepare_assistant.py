@@ -66,7 +66,7 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     assert "Captioning" in str(described)
     assert described["field_map"] == {"image": "jpg", "caption": "json[about]"}
     short = piped(root, "y\n1,0,0\ny\n")
-    assert "standard input ends before the number of a sample type" in short.stderr
+    assert "standard input ends before an answer to 'Sample type, by number or name'" in short.stderr
 
 
 def handed(root, answers=None, *options):
@@ -122,7 +122,7 @@ def test_prepares_a_folder_by_answers(tmp_path):
     assert "image, 12 by 8 pixels" in shown
     assert "▀" in shown
     assert "{'about': 'cat 0'}" in shown
-    shown = terminal.answer("Sample type", "2")
+    shown = terminal.answer("Sample type", "0")
     assert "CrudeWebdataset" in shown
     terminal.answer("Map fields to parts?", "")
     terminal.answer("image (torch.Tensor)", "")
@@ -149,7 +149,7 @@ def test_offers_folders_named_like_splits_and_proposes_crude_samples_first(tmp_p
         write_shard(shard, [(shard.stem, {"txt": b"x"})])
     terminal = Terminal(root)
     terminal.answer("Are the folders train, val the splits?", "")
-    terminal.answer("Sample type, by number or name [1]", "")
+    terminal.answer("Sample type, by number or name [CrudeWebdataset]", "")
     terminal.answer("write this to", "")
     assert terminal.end()[1] == 0
     assert document(root)["__class__"] == "CrudeWebdataset"

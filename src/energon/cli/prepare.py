@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -18,15 +20,11 @@ from energon.cli.options import (
     allow_option,
     local_folder,
     logging_to_terminal,
+    option,
     options_object,
+    parse_field_map,
     refuse_options,
     show_size,
-)
-from energon.cli.prepare_choices import (
-    PrepareOptions,
-    answers_from_a_pipe,
-    decide,
-    says_yes,
 )
 from energon.cli.prepare_media import MediaOptions, report_json, show_media_report
 from energon.errors import ConfigError, DatasetNotFoundError
@@ -37,11 +35,220 @@ from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
+    from energon.prepare.assistant.dialog import Choices, Prompt
     from energon.prepare.description import Description
     from energon.prepare.media.prepare import MediaReport
     from energon.prepare.media.probe import MediaFilter
     from energon.prepare.splits import SplitRequest
     from energon.sources.kinds import DatasetKind
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """The options of the command, see its help."""
+
+    ratio: str | None = option(
+        "--split-ratio", metavar="RATIO", help="Splits by ratio: 8,1,1 or train:9,holdout:1."
+    )
+    parts: Sequence[str] = option(
+        "--split-parts",
+        metavar="NAME:REGEX",
+        multiple=True,
+        help="Shards of a split, by a regular expression for their paths. May be repeated.",
+    )
+    by_folder: bool = option(
+        "--split-by-folder", is_flag=True, help="Make each folder of shards a split."
+    )
+    unit: str = option(
+        "--split-unit",
+        type=click.Choice(["auto", "shard", "sample"]),
+        default="auto",
+        show_default=True,
+        help="What to divide by ratio. auto: shards, or samples if there are too few shards.",
+    )
+    shuffle: bool = option(
+        "--shuffle-tars", is_flag=True, help="Shuffle shards before dividing them by ratio."
+    )
+    exclude_from: Sequence[str] = option(
+        metavar="PLACE",
+        multiple=True,
+        help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
+        "the file for this dataset in a folder.",
+    )
+    sample_type: str | None = option(
+        metavar="CLASS", help="Type of the samples, such as CaptioningSample or CrudeWebdataset."
+    )
+    field_map: str | None = option(
+        metavar="JSON", help='The parts of each field: {"image": "jpg,png"}.'
+    )
+    sample_loader: bool = option(
+        is_flag=True,
+        help="Create samples with code: write a template of .nv-meta/sample_loader.py.",
+    )
+    dataset_config: str = option(
+        "--dataset-config",
+        "--dataset-yaml-name",
+        default="dataset.yaml",
+        show_default=True,
+        metavar="NAME",
+        help="File below .nv-meta that describes samples.",
+    )
+    skip_dataset_yaml: bool = option(is_flag=True, help="Do not write dataset.yaml.")
+    write: bool = option("-y", "--yes", is_flag=True, help="Write without confirmation.")
+    exclude: tuple[str, ...] = option(
+        metavar="REGEX", multiple=True, help="Skip shards whose path matches."
+    )
+    fix_duplicates: bool = option(is_flag=True, help="Rewrite shards that contain duplicate keys.")
+    no_sqlite: bool = option(
+        is_flag=True, help="Do not write index.sqlite; `energon index` can do so later."
+    )
+    tar_index_only: bool = option(
+        is_flag=True, help="Reindex the known shards; see `energon index`."
+    )
+    non_interactive: bool = option(is_flag=True, help="Never prompt.")
+    tmp_path: str | None = option(hidden=True)
+    overwrite: bool = option(
+        "--overwrite", "--force-overwrite", is_flag=True, help="Prepare again without confirmation."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print JSON, for scripts; never prompt.")
+
+    @property
+    def split_settings(self) -> dict[str, Any]:
+        """Settings of splits that are never prompted for."""
+        return {"unit": self.unit, "shuffle": self.shuffle, "exclude_from": self.exclude_from}
+
+    def split(self) -> SplitRequest | None:
+        """Return how to split the dataset, or None if no option says so."""
+        from energon.prepare.splits import SplitRequest, parse_ratio
+
+        if not (self.ratio or self.parts or self.by_folder):
+            return None
+        return SplitRequest(
+            ratio=parse_ratio(self.ratio) if self.ratio else None,
+            parts=self.parts,
+            by_folder=self.by_folder,
+            **self.split_settings,
+        )
+
+
+def decide(
+    path: Path,
+    shards: Sequence[str],
+    options: PrepareOptions,
+    *,
+    prompt: Prompt | None,
+    source: AnyPath,
+) -> tuple[SplitRequest, Description]:
+    """Return how to split a dataset, and how to describe its samples.
+
+    Args:
+        path: Folder of the dataset.
+        shards: Its shards.
+        options: The options of the command.
+        prompt: Asks for the rest; None takes the defaults.
+        source: Where the contents of the shards are: the folder, or the one it stands for.
+
+    Raises:
+        ConfigError: If something without a default is missing, or something is invalid.
+        click.Abort: If the dataset is not to be prepared.
+    """
+    from energon.prepare.assistant.dialog import Assistant, Choices
+    from energon.prepare.description import Description
+
+    choices = Choices(
+        split=options.split(),
+        split_settings=options.split_settings,
+        sample_type=options.sample_type,
+        field_map=parse_field_map(options.field_map),
+        sample_loader=_loader(path, shards, options, source) if options.sample_loader else None,
+        describe=not options.skip_dataset_yaml,
+        dataset_yaml_name=options.dataset_config,
+        write=options.write or (prompt is not None and prompt.is_scripted),
+    )
+    chosen: Choices | None = choices
+    if prompt is None:
+        chosen = _usual(choices)
+    elif not choices.is_complete:
+        chosen = Assistant(path, shards, prompt, source=source).run(choices)
+    if chosen is None or chosen.split is None:
+        raise click.Abort
+    return chosen.split, Description(
+        chosen.sample_type if chosen.describe else None,
+        chosen.field_map,
+        chosen.sample_loader,
+        chosen.dataset_yaml_name,
+    )
+
+
+def open_prompt(options: PrepareOptions) -> Prompt | None:
+    """Return the prompt at the terminal, or for the answers of a script; None to ask nothing.
+
+    A command whose options say how to split prompts for nothing, so it leaves its standard input
+    to others, such as the shell loop that reads a list of folders from it.
+    """
+    from rich.console import Console
+
+    from energon.prepare.assistant.dialog import Prompt
+
+    stdin = sys.stdin
+    if options.non_interactive or options.as_json or stdin is None or stdin.closed:
+        return None
+    if stdin.isatty():
+        return Prompt(Console())
+    if options.split() is not None or not _has_input(stdin):
+        return None
+    return Prompt(Console(quiet=True), _next_line, is_scripted=True)
+
+
+def _has_input(stream: TextIO) -> bool:
+    """Return whether there is something to read now, and leave it there."""
+    try:
+        readable, _, _ = select.select([stream], [], [], 0)
+        return bool(readable)
+    except (OSError, ValueError):  # in memory, where programs and tests put answers
+        if not stream.seekable():
+            return False
+    here = stream.tell()
+    more = bool(stream.read(1))
+    stream.seek(here)
+    return more
+
+
+def _next_line(prompt: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError(prompt)
+    return line
+
+
+def _usual(choices: Choices) -> Choices:
+    """Return the choices with a sample type, without prompting."""
+    from energon.prepare.description import CRUDE
+
+    if choices.split is None:
+        raise ConfigError(
+            "choose the splits with --split-ratio, --split-parts or --split-by-folder"
+        )
+    if choices.describe and choices.sample_type is None:
+        return replace(choices, sample_type=CRUDE)
+    return choices
+
+
+def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
+    """Return the code that makes samples: the existing file, or a template."""
+    from energon.formats.meta.info import META
+    from energon.prepare.assistant.fields import first_samples, loader_template
+    from energon.prepare.description import CRUDE, LOADER_FILE
+    from energon.samples.registry import resolve_class
+
+    if options.sample_type in (None, CRUDE):
+        raise ConfigError("--sample-loader needs a --sample-type whose fields the code makes")
+    present = path / META / LOADER_FILE
+    if present.is_file():
+        return present.read_text()
+    samples = first_samples(source, shards, 1)
+    return loader_template(resolve_class("megatron.energon", str(options.sample_type)), samples)
+
 
 MAX_NESTED = 3
 """How many datasets a warning names."""
@@ -155,15 +362,12 @@ class _Preparation:
     options: PrepareOptions
     media: MediaFilter | None
 
-    @property
-    def may_ask(self) -> bool:
-        """Whether someone, or a pipe, may answer questions."""
-        return not (self.options.non_interactive or self.options.as_json)
-
     def refuse_again(self) -> None:
-        """Refuse a prepared dataset before all of its shards are read, if nobody may be asked."""
-        is_allowed = self.options.tar_index_only or self.options.overwrite or self.may_ask
-        if not is_allowed and (self.source / META / ".info.json").exists():
+        """Refuse a prepared dataset before all of its shards are read, without a prompt."""
+        options = self.options
+        is_allowed = options.tar_index_only or options.overwrite
+        never_asks = options.non_interactive or options.as_json
+        if never_asks and not is_allowed and (self.source / META / ".info.json").exists():
             raise self._prepared_already()
 
     def _prepared_already(self) -> ConfigError:
@@ -196,19 +400,19 @@ class _Preparation:
         from energon.prepare.dataset import without_shards
         from energon.prepare.index.index import find_shards
 
-        ask = self.may_ask and sys.stdin.isatty()
-        piped = self.may_ask and answers_from_a_pipe(self.options)
+        prompt = open_prompt(self.options)
         shards = without_shards(find_shards(folder), self.options.exclude)
         if not is_quiet():
             names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
             echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
         _warn_of_datasets_in(self.source)
         if (folder / META / ".info.json").exists() and not self.options.overwrite:
-            if not ask and not (piped and says_yes()):
+            question = f"{self.source} is already prepared. Prepare it again?"
+            if prompt is None or not prompt.confirm(question, default=False):
+                if prompt is not None and not prompt.is_scripted:
+                    raise click.Abort
                 raise self._prepared_already()
-            if ask:
-                click.confirm(f"{self.source} is already prepared. Prepare it again?", abort=True)
-        return decide(folder, shards, self.options, ask=ask, piped=piped, source=self.source)
+        return decide(folder, shards, self.options, prompt=prompt, source=self.source)
 
 
 def _warn_of_datasets_in(source: AnyPath) -> None:

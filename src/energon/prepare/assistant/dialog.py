@@ -84,16 +84,24 @@ T = TypeVar("T")
 
 
 class Prompt:
-    """Repeats questions until they have a valid answer.
+    """Asks questions at a terminal, or takes the answers of a script from standard input.
+
+    Scripts write the answers to the questions of Megatron-Energon in their order: the ratio,
+    whether to describe samples, the number of a sample type, whether to map fields, and the part of
+    each field. Nothing is shown to them, and an invalid answer ends the command.
 
     Args:
-        console: Where errors in an answer are shown.
+        console: Where to show samples, and errors in an answer.
         read: Reads a line after showing a prompt; raises EOFError at the end.
+        is_scripted: Whether the answers are those of a script.
     """
 
-    def __init__(self, console: Console, read: Callable[[str], str] = input) -> None:
+    def __init__(
+        self, console: Console, read: Callable[[str], str] = input, *, is_scripted: bool = False
+    ) -> None:
         self.console = console
         self.read = read
+        self.is_scripted = is_scripted
 
     def ask(
         self,
@@ -110,20 +118,29 @@ class Prompt:
             check: Converts an answer; raises ConfigError if it is invalid.
             default: The value of an empty answer; None requires an answer.
             words: Words that the Tab key completes.
+
+        Raises:
+            ConfigError: If the answer of a script is missing or invalid.
         """
         hint = "" if not default else f" [{default}]"
         while True:
-            with _completing(words):
-                answer = self.read(f"{question}{hint}: ").strip()
-            if not answer:
-                if default is None:
-                    self._complain("please answer")
-                    continue
-                answer = default
             try:
+                with _completing(words):
+                    answer = self.read(f"{question}{hint}: ").strip() or default
+                if answer is None:
+                    raise ConfigError(f"{question!r} needs an answer")
                 return check(answer)
             except ConfigError as error:
+                if self.is_scripted:
+                    raise
                 self._complain(str(error))
+            except EOFError:
+                if not self.is_scripted:
+                    raise
+                raise ConfigError(
+                    f"standard input ends before an answer to {question!r}; choose the splits with "
+                    "--split-ratio or --split-parts or --split-by-folder, to skip the prompts"
+                ) from None
 
     def confirm(self, question: str, *, default: bool) -> bool:
         """Return whether the answer is yes."""
@@ -135,6 +152,10 @@ class Prompt:
             return answers[answer.lower()]
 
         return self.ask(f"{question} (y/n)", check, default="y" if default else "n")
+
+    def accepts(self, proposal: str) -> bool:
+        """Return whether the user accepts a proposal, which is a question that scripts lack."""
+        return not self.is_scripted and self.confirm(proposal, default=True)
 
     def _complain(self, text: str) -> None:
         from rich.text import Text
@@ -168,6 +189,8 @@ def _completing(words: Sequence[str]) -> Iterator[None]:
 
 SHOWN_SAMPLES = 2
 DEFAULT_RATIO = "8,1,1"
+_NEWER_TYPES = frozenset({"TokensSample", "VQAOCRSample"})
+"""Come after those that scripts select by number."""
 
 
 class Assistant:
@@ -231,15 +254,12 @@ class Assistant:
     def ask_split(self, **settings: Any) -> SplitRequest:
         """Return how to split the dataset."""
         folders = self._split_folders()
-        if folders:
-            names = ", ".join(folders)
-            if self.prompt.confirm(f"Are the folders {names} the splits?", default=True):
-                return SplitRequest(by_folder=True, **settings)
+        if folders and self.prompt.accepts(f"Are the folders {', '.join(folders)} the splits?"):
+            return SplitRequest(by_folder=True, **settings)
         prefixes = {} if folders else self._split_prefixes()
-        if prefixes:
-            question = f"Do the names of shards begin with their split: {', '.join(prefixes)}?"
-            if self.prompt.confirm(question, default=True):
-                return SplitRequest(parts=list(prefixes.values()), **settings)
+        question = f"Do the names of shards begin with their split: {', '.join(prefixes)}?"
+        if prefixes and self.prompt.accepts(question):
+            return SplitRequest(parts=list(prefixes.values()), **settings)
         self._say(
             "Splits by ratio: 8,1,1 for train, val and test, or names as in train:9,holdout:1"
         )
@@ -248,22 +268,27 @@ class Assistant:
 
     def ask_description(self, choices: Choices) -> Choices:
         """Return the choices with a sample type, or without a description."""
-        present = self.dataset / META / choices.dataset_yaml_name
+        file = choices.dataset_yaml_name
+        if self.prompt.is_scripted and not self.prompt.confirm(f"Write {file}?", default=True):
+            return replace(choices, describe=False)
+        present = self.dataset / META / file
         if present.is_file():
-            self._show_file(choices.dataset_yaml_name, present.read_text(errors="replace"))
-            if self.prompt.confirm(f"Keep this {choices.dataset_yaml_name}?", default=True):
+            self._show_file(file, present.read_text(errors="replace"))
+            if self.prompt.accepts(f"Keep this {file}?"):
                 return replace(choices, describe=False)
-        names = [CRUDE, *(name for name in sample_types() if name != "Sample")]
+        names = [*sorted(set(sample_types()) - _NEWER_TYPES), CRUDE, *sorted(_NEWER_TYPES)]
         self.console.print(_type_table(names))
 
         def check(answer: str) -> str:
-            if answer.isdigit() and 1 <= int(answer) <= len(names):
-                return names[int(answer) - 1]
+            if answer.isdigit() and int(answer) < len(names):
+                return names[int(answer)]
             if answer.lower() in (CRUDE.lower(), "crude sample", "crude"):
                 return CRUDE
             return str(resolve_class("megatron.energon", answer).__name__)
 
-        chosen = self.prompt.ask("Sample type, by number or name", check, default="1", words=names)
+        chosen = self.prompt.ask(
+            "Sample type, by number or name", check, default=CRUDE, words=names
+        )
         return replace(choices, sample_type=chosen)
 
     def ask_loading(self, choices: Choices) -> Choices:
@@ -306,7 +331,7 @@ class Assistant:
         mapping = {}
         for own in own_fields(sample_type):
             required = is_required(own)
-            likely = suggest(own.name, self.samples)
+            likely = None if self.prompt.is_scripted else suggest(own.name, self.samples)
 
             def check(answer: str, name: str = own.name, must: bool = required) -> str | None:
                 if answer in ("", "-"):
@@ -328,9 +353,7 @@ class Assistant:
 
     def _ask_loader(self, sample_type: type) -> str:
         present = self.dataset / META / LOADER_FILE
-        if present.is_file() and self.prompt.confirm(
-            f"Keep {self.source / META / LOADER_FILE}?", default=True
-        ):
+        if present.is_file() and self.prompt.accepts(f"Keep {self.source / META / LOADER_FILE}?"):
             return present.read_text()
         return loader_template(sample_type, self.samples)
 
@@ -375,7 +398,7 @@ def _type_table(names: Sequence[str]) -> Any:
     from rich.table import Table
 
     table = Table("", "sample type", "fields; in brackets those with a default")
-    for number, name in enumerate(names, start=1):
+    for number, name in enumerate(names):
         if name == CRUDE:
             about = "none: samples stay dicts of parts, to be converted by cookers of the program"
         else:
