@@ -58,3 +58,15 @@ def numbers(
         NumberReader(mean_sample_bytes=mean_sample_bytes),
         leaf,
     )
+
+
+def taken(iterator, count: int) -> list:
+    """Return the next `count` items; fewer only at the end."""
+    items: list = []
+    while len(items) < count:
+        more, places = iterator.take(count - len(items))
+        assert len(more) == len(places)
+        if not more:
+            break
+        items += more
+    return items

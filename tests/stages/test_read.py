@@ -13,27 +13,37 @@ from energon.stages.lane import Host, Lane
 from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.stages.reading.read import ReadDataset
 from energon.testing import check_resume
-from tests.stages.numbers import NumberPlan, NumberReader, numbers
+from tests.stages.numbers import NumberPlan, NumberReader, numbers, taken
 
 
 def test_resumes_at_every_position():
     assert [sample["n"] for sample in check_resume(numbers(60))] == list(range(0, 60, 2))
 
 
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=20))
-def test_takes_of_any_size_give_the_same_stream(counts):
-    taken = numbers(5_000).open(Lane(1, 3))
-    single = numbers(5_000).open(Lane(1, 3))
-    for count in counts:
-        expected = [sample for _, sample in zip(range(count), single, strict=False)]
-        assert taken.take(count) == expected
-        assert taken.row == single.row
+@given(
+    takes=st.lists(st.tuples(st.integers(1, 700), st.integers(0, 50)), min_size=1, max_size=20),
+    skipped=st.frozensets(st.integers(0, 1700), max_size=20),
+)
+def test_takes_of_any_size_give_the_same_stream(takes, skipped):
+    expected = [row for row in range(-(-5_000 // 3)) if row not in skipped]
+    iterator = numbers(5_000).open(Lane(1, 3, skip_rows=skipped))
+    begin = 0
+    for count, put_back in takes:
+        samples, rows = iterator.take(count)
+        assert list(rows) == expected[begin : begin + len(rows)]
+        assert [sample["n"] for sample in samples] == [3 * row + 1 for row in rows]
+        assert samples or begin == len(expected)
+        kept = max(0, len(rows) - put_back)
+        if kept < len(rows):
+            iterator.put_back(samples[kept:], rows[kept:])
+            assert iterator.row == iterator.state_dict()["row"] == rows[kept]
+        begin += kept
 
 
 def test_a_take_beyond_the_end_gives_what_is_left():
     iterator = numbers(10).open(Lane(0, 2))
-    assert len(iterator.take(100)) == 5
-    assert iterator.take(1) == []
+    assert len(taken(iterator, 100)) == 5
+    assert iterator.take(1)[0] == []
     with pytest.raises(StopIteration):
         next(iterator)
 
@@ -52,7 +62,7 @@ def test_the_first_block_is_as_small_as_asked_and_blocks_grow():
 def test_blocks_are_bounded_by_bytes():
     dataset = numbers(None, mean_sample_bytes=MAX_BLOCK_BYTES / 4)
     iterator = dataset.open(Lane(0, 1))
-    assert [sample["n"] for sample in iterator.take(30)] == list(range(30))
+    assert [sample["n"] for sample in taken(iterator, 30)] == list(range(30))
     assert max(dataset.reader.reads) == 4
 
 
@@ -93,7 +103,7 @@ def test_lanes_that_one_worker_hosts_are_read_together(streams, parts):
     lanes, iterators, reader = lanes_of_a_stream(streams=streams, parts=parts)
     for part in range(4000):
         number, batch = part % len(lanes), part // parts
-        numbers_of_part = [sample["n"] for sample in iterators[number].take(BATCH)]
+        numbers_of_part = [sample["n"] for sample in taken(iterators[number], BATCH)]
         if parts == 1:
             first = batch * BATCH
         else:
@@ -114,7 +124,7 @@ def test_a_worker_reads_and_plans_its_lanes_of_streams_together(own):
         if turn == 10:  # the first blocks are small, and planned before it is known who takes turns
             planned.clear()
         for number in own:
-            found = [sample["n"] for sample in iterators[number].take(BATCH)]
+            found = [sample["n"] for sample in taken(iterators[number], BATCH)]
             stream, place = number // 2 % 2, number // 4 * 2 + number % 2
             row = (turn * LANES + place) * BATCH
             assert found == [2 * each + stream for each in range(row, row + BATCH)]
@@ -127,7 +137,7 @@ def test_lanes_of_a_stream_that_do_not_take_turns_get_their_own_samples(order, c
     lanes, iterators, _ = lanes_of_a_stream()
     rows = [0] * LANES
     for number in order:
-        found = [sample["n"] for sample in iterators[number].take(count)]
+        found = [sample["n"] for sample in taken(iterators[number], count)]
         turns = [divmod(row, BATCH) for row in range(rows[number], rows[number] + count)]
         assert found == [(turn * LANES + number) * BATCH + within for turn, within in turns]
         rows[number] += count
@@ -146,7 +156,7 @@ def test_lanes_that_fall_out_of_turn_and_come_to_an_end_get_their_own_samples(to
         number = batch % LANES
         # A lane that skips samples takes more of them for a batch.
         count = BATCH + more.get(batch, 0)
-        samples = [sample["n"] for sample in iterators[number].take(count)]
+        samples = [sample["n"] for sample in taken(iterators[number], count)]
         turns = [divmod(row, BATCH) for row in range(rows[number], rows[number] + count)]
         own = [(turn * LANES + number) * BATCH + within for turn, within in turns]
         assert samples == [each for each in own if each < total]
@@ -155,4 +165,4 @@ def test_lanes_that_fall_out_of_turn_and_come_to_an_end_get_their_own_samples(to
         lanes[number].current.count_batch()
         batch += 1
     assert sorted(found) == [*range(total)]
-    assert all(iterator.take(1) == [] for iterator in iterators)
+    assert all(iterator.take(1)[0] == [] for iterator in iterators)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -99,10 +98,12 @@ class DatasetIterator(Iterator[T_co]):
         saves: What `state_dict` returns, by name; `unpack` checks states against it.
         only_counts: Whether the last item has changed nothing but `since` in the state, a count of
             items. Such states are not sent.
+        puts_back: Whether items can be put back.
     """
 
     saves: ClassVar[Mapping[str, StateKind]] = {}
     only_counts = False
+    puts_back: ClassVar[bool] = False
 
     def __next__(self) -> T_co:
         raise NotImplementedError
@@ -122,34 +123,20 @@ class DatasetIterator(Iterator[T_co]):
         """The place of the last item returned."""
         raise NotImplementedError
 
-    def take(self, count: int) -> list[T_co]:
-        """Return the next `count` items; fewer only at the end."""
-        return list(islice(self, count))
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+        """Return up to `count` items, at least one before the end, and the place of each.
 
-    def take_placed(self, count: int) -> tuple[list[T_co], list[ItemPlace]]:
-        """Return up to `count` items, at least one before the end, and the place of each."""
-        items, places = [], []
-        for item in islice(self, count):
-            items.append(item)
-            places.append(self.place)
-        return items, places
-
-    def take_columns(self, count: int) -> Any:
-        """Return the next `count` items as columns, equal to collating them.
-
-        None if items are made one by one, or there are too few: then none is taken.
+        Args:
+            count: Maximum number of items.
+            as_columns: Whether `count` items may be returned as columns, equal to collating them,
+                instead of as a list.
         """
-        return None
+        for item in self:
+            return [item], [self.place]
+        return [], []
 
-    def peek(self, count: int) -> list[T_co]:
-        """Return up to `count` items of consecutive rows, without advancing.
-
-        None at the end of the data, or if the next item is not known before it is taken.
-        """
-        return []
-
-    def advance(self, count: int) -> None:
-        """Advance past this many of the items that `peek` returned."""
+    def put_back(self, items: Sequence[Any], places: Sequence[ItemPlace]) -> None:
+        """Return the last items of `take`, and their places, to be taken again."""
         raise NotImplementedError
 
     def state_dict(self) -> State:

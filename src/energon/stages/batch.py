@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -12,9 +11,7 @@ from energon.errors import check_at_least
 from energon.samples.batch_arrays import BatchRows
 from energon.samples.crude import (
     RestoreKey,
-    carries_key,
     flat,
-    joint_key,
     key_of,
     sample_keys,
     split_key,
@@ -81,29 +78,25 @@ class BatchIterator(ApplyIterator):
         self.runners = runners_of(hooks, lane)
         self.unit = unit
 
-    def _apply_to_batch(self, items: list[Any], row: int) -> Any:
-        """Return the result of the batch hooks for `items`."""
-        address = batch_address(items, self.lane, row)
-        key = partial(batch_key, items, self.lane.batch_number(address))
-        count, batch = len(items), self._apply(items, self.runners, address, key)
+    def _apply_to_batch(self, items: Any, row: int) -> Any:
+        """Return the result of the batch hooks for `items`, which may be collated already."""
+        lane, runners = self.lane, self.runners
+        if isinstance(items, list):
+            keys = tuple(map(key_of, items))
+        else:
+            keys, runners = tuple(items.__restore_key__), runners[1:]
+            self.runners[0].succeed()
+        address = batch_address(keys[0], lane, row)
+        number = lane.batch_number(address)
+        key = None if None in keys else ("batch", keys, number)
+        batch = self._apply(items, runners, address, lambda: key)
         if batch is not SKIPPED:
-            self.lane.counts[self.unit] += count
+            lane.counts[self.unit] += len(keys)
         elif self.unit == "packs":
             # Their samples were counted when they were packed.
-            keys = chain.from_iterable(sample_keys(key_of(pack) or ()) for pack in items)
-            self.lane.counts["samples"] -= sum(1 for _ in keys)
-        return with_key(batch, items, key)
-
-    def _apply_to_columns(self, columns: Any) -> Any:
-        """Return the result of the batch hooks for items that are already collated."""
-        keys = columns.__restore_key__
-        address = ("batch", *keys[0])
-        key = ("batch", keys, self.lane.batch_number(address))
-        self.runners[0].succeed()
-        batch = self._apply(columns, self.runners[1:], address, lambda: key)
-        if batch is not SKIPPED:
-            self.lane.counts[self.unit] += len(keys)
-        return with_key(batch, keys, lambda: key)
+            samples = chain.from_iterable(sample_keys(each or ()) for each in keys)
+            lane.counts["samples"] -= sum(1 for _ in samples)
+        return with_key(batch, key, len(keys))
 
 
 class _BatchIterator(BatchIterator):
@@ -117,45 +110,38 @@ class _BatchIterator(BatchIterator):
         stage, lane = self.stage, self.lane
         row = self.inner.row
         with self.rows:
-            columns = self.inner.take_columns(stage.batch_size) if stage.collates else None
-            if columns is not None:
-                lane.enter(row, several=True)
-                return self._apply_to_columns(columns)
-            items = self.inner.take(stage.batch_size)
-            if not items or (stage.drop_last and len(items) < stage.batch_size):
-                raise StopIteration
+            items, _ = self.inner.take(stage.batch_size, as_columns=stage.collates)
+            if isinstance(items, list):
+                while 0 < len(items) < stage.batch_size:
+                    more, _ = self.inner.take(stage.batch_size - len(items))
+                    if not more:
+                        break
+                    items += more
+                if not items or (stage.drop_last and len(items) < stage.batch_size):
+                    raise StopIteration
             lane.enter(row, several=True)
             batch = self._apply_to_batch(items, row)
             del items
             return self.rows.released(batch)
 
 
-def batch_address(items: list[Any], lane: Lane, row: int) -> RowAddress:
+def batch_address(first: RestoreKey | None, lane: Lane, row: int) -> RowAddress:
     """Return the address that seeds the hooks of a batch.
 
-    It is the key of its first sample or, without keys, its place in the lane.
+    It is the key of its first sample or, without keys, its row in the lane.
     """
-    first = key_of(items[0])
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
-def batch_key(items: list[Any], number: int) -> RestoreKey | None:
-    """Return the key of a batch of `items` with this global number; None if they have no keys."""
-    joint = joint_key("batch", items)
-    return None if joint is None else (*joint, number)
+def with_key(batch: Any, key: RestoreKey | None, count: int) -> Any:
+    """Attach its key, if any, to a batch of `count` items, unless a hook has set one; return it.
 
-
-def with_key(batch: Any, items: Sequence[Any], key: Callable[[], RestoreKey | None]) -> Any:
-    """Attach the key to `batch`, unless a hook has set one, and return the batch.
-
-    The list of the keys of `items`, as collating creates it, is replaced.
+    The list of the keys of the items, as collating creates it, is replaced.
     """
-    if carries_key(batch):
+    if key is not None:
         own = key_of(batch)
-        if own is None or len(own) == len(items):
-            made = key()
-            if made is not None and (own is None or tuple(own) == made[1]):
-                stamp(batch, made)
+        if own is None or (len(own) == count and tuple(own) == key[1]):
+            stamp(batch, key)
     return batch
 
 
@@ -175,11 +161,11 @@ def restore_batch(
     with lane.recreating(number):
         items = [dataset.restore(lane, each)[0] for each in keys]
     with lane.recreating(number):
-        address = batch_address(items, lane, 0)
+        address = batch_address(key_of(items[0]), lane, 0)
         batch, left = reapply(
             items, hooks, lane, address=address, key=own, subs=subs, yields_batches=True
         )
-    return with_key(batch, items, lambda: own), left
+    return with_key(batch, own, len(items)), left
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class _GroupIterator(BatchIterator):
         bucket, self.filled = self.filled, None
         while bucket is None or len(bucket.items) < bucket.size:
             if not self.drawn:
-                self.drawn.extend(zip(*self.inner.take_placed(self._missing()), strict=True))
+                self.drawn.extend(zip(*self.inner.take(self._missing()), strict=True))
             if not self.drawn:
                 if self.stage.drop_last or not self.buckets:
                     raise StopIteration

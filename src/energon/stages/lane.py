@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -69,14 +69,14 @@ class Host:
 
 
 class HookLoop:
-    """A flat loop that passes the samples of consecutive rows of a lane to user code.
+    """A flat loop that passes the samples of some rows of a lane to user code.
 
     The loop only counts the samples; row and address of the current one follow from that. It runs
     inside `with loop:`.
 
     Attributes:
         keys: The restore key of each sample; None where it has none.
-        start: The row of the first.
+        rows: The row of each.
         taken: How many samples were passed to user code.
         finished: How many samples are finished.
         name: The hook that runs; "" outside of the loop.
@@ -86,7 +86,8 @@ class HookLoop:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.keys: list[RestoreKey | None] = []
-        self.start = self.taken = self.finished = 0
+        self.rows: Sequence[int] = ()
+        self.taken = self.finished = 0
         self.name = ""
         self.recorded: tuple[Any, ...] = ()
         self._around: HookLoop | None = None
@@ -106,13 +107,12 @@ class HookLoop:
 
     def update(self, current: CurrentItem) -> None:
         """Record the sample that user code is processing in `current`, unless it is up to date."""
-        row = self.start + self.taken - 1
-        recorded = row, self.name
+        recorded = self.taken, self.name
         if recorded == self.recorded or not self.taken:
             return
         self.recorded = recorded
-        lane = self.lane
-        current.known_row = row * lane.stride + lane.offset
+        lane, row = self.lane, self.rows[self.taken - 1]
+        current.known_row = lane.outer_row(row)
         key = current.known_address = self.keys[self.taken - 1] or ("lane", lane.number, row)
         if self.name:
             current.known_call = self.name, key
@@ -232,19 +232,19 @@ class Lane:
             address: The address of the sample, or the key that recreates it; () for several.
             several: Whether there are several samples.
         """
-        current, known = self.current, row * self.stride + self.offset
+        current, outer = self.current, row * self.stride + self.offset
         current.loop = None
-        current.known_row, current.known_address = known, address
+        current.known_row, current.known_address = outer, address
         if self.progress is not None:
-            self.progress(known, several)
+            self.progress(outer, several)
 
-    def enter_known(self, row: int, address: RestoreKey, *, several: bool = False) -> None:
-        """Do the same for a row given by its number outside of this branch."""
-        current = self.current
-        current.loop = None
-        current.known_row, current.known_address = row, address
-        if self.progress is not None:
-            self.progress(row, several)
+    def outer_row(self, row: int) -> int:
+        """Return the number of a row outside of this branch."""
+        return row * self.stride + self.offset
+
+    def inner_row(self, row: int) -> int:
+        """Return the number in this branch of a row that is given by its number outside."""
+        return (row - self.offset) // self.stride
 
     def branch(self, number: int, count: int) -> Lane:
         """Return the lane for one of `count` streams that are merged.

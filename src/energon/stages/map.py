@@ -1,17 +1,16 @@
 """Apply user hooks to each item.
 
-Items are taken from the reader a block at a time, and one flat loop runs their hooks. Whatever
-follows from the row (addresses, positions, places) is computed only on demand.
+Items are taken many at a time, and one flat loop runs their hooks. Whatever follows from the row
+(addresses, positions) is computed only on demand.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
+from itertools import repeat
 from types import GeneratorType
 from typing import Any
 
@@ -29,8 +28,6 @@ from energon.stages.hooks.hook import (
     replay,
 )
 from energon.stages.lane import HookLoop, Lane
-
-logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True)
@@ -99,58 +96,30 @@ class _MapIterator(ApplyIterator):
         self.of_columns = _of_columns(stage.hooks)
         self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)
         self.loop = HookLoop(lane)
-        self.places: list[ItemPlace] | None = None
+        # The places of the inputs of the loop, and those of its outputs.
+        self.input_places: Sequence[ItemPlace] = ()
+        self.output_places: list[ItemPlace] = []
         self.next_row = lane.next_row
         if self.next_row is None and lane.progress is not None:
             self.next_row = partial(lane.progress, several=False)
 
-    def __next__(self) -> Any:
-        items: list[Any] = []
-        while self._take_some(items, 1):
-            if items:
-                return items[0]
-        raise StopIteration
-
-    def take(self, count: int) -> list[Any]:
-        items: list[Any] = []
-        going = True
-        while going and len(items) < count:
-            if self.outputs is None and self.next_batch is None:
-                self.batch = self.lane.current.batch
-                going = self._draw(items, count - len(items))
-            else:
-                going = self._take_some(items, count - len(items))
-        return items
-
-    def take_columns(self, count: int) -> Any:
-        if self.of_columns is None or self.outputs is not None or self.next_batch is not None:
-            return None
-        columns = self.inner.take_columns(count)
-        if columns is None:
-            return None
-        self.batch = self.lane.current.batch
-        if self.is_by_leaf:
-            for leaf, number in Counter(key[0] for key in columns["__restore_key__"]).items():
-                self.runners[leaf][0].succeed(number)
-        else:
-            self.runners[0][0].succeed(count)
-        return self.of_columns(columns)
-
-    def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
-        items: list[Any] = []
-        places: list[ItemPlace] = []
-        going = True
-        while going and not items:
-            if self.outputs is None and self.next_batch is None:
-                self.batch = self.lane.current.batch
-                going = self._draw(items, count, places)
-            else:
-                going = self._take_some(items, count, places)
-        return items, places
-
     @property
     def place(self) -> ItemPlace:
         return [self.inner.place, max(0, self.given - 1), self.batch]
+
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+        outputs: list[Any] = []
+        while not outputs:
+            if self.outputs is not None or self.next_batch is not None:
+                return super().take(1)
+            self.saved, self.batch = None, self.lane.current.batch
+            inputs, places, rows = self._draw(count, as_columns and self.of_columns is not None)
+            if not places:
+                return [], []
+            if not isinstance(inputs, list):
+                return self._apply_to_columns(inputs), places
+            self._run(inputs, places, rows, outputs)
+        return outputs, self.output_places
 
     def output(self, item: Any, place: ItemPlace) -> Any:
         """Return the output for the `item` at `place`, or SKIPPED."""
@@ -158,123 +127,86 @@ class _MapIterator(ApplyIterator):
         self.outputs = None
         with self.lane.current.working_for(batch):
             outputs: list[Any] = []
-            self._run(item, row_of(inner), outputs)
+            self._run([item], [inner], [row_of(inner)], outputs)
             if self.outputs is None or sub == 0:
                 return outputs[0] if outputs else SKIPPED
             for _ in replay(self.outputs, sub - 1):
                 pass
             return next(self.outputs, SKIPPED)
 
-    def _take_some(
-        self, items: list[Any], count: int, places: list[ItemPlace] | None = None
-    ) -> bool:
-        """Append at most `count` of the next outputs, possibly none; return False at the end."""
-        if self.outputs is not None:
-            output = self._next_output()
-            if output is SKIPPED:
-                self.outputs = None
-                self.given = 0
-                return True
-        elif self.next_batch is not None:
-            # Drawn for another batch: the one for which it was drawn the first time.
-            self.before = self._position()
-            try:
-                output = self._begin()
-            except StopIteration:
-                return False
-            if output is SKIPPED:
-                return True
-        else:
-            self.batch = self.lane.current.batch
-            return self._draw(items, count, places)
-        items.append(output)
-        if places is not None:
-            places.append(self.place)
-        return True
-
     def _produce(self) -> Any:
-        outputs: list[Any] = []
-        if not self._draw(outputs, 1):
+        inputs, places, rows = self._draw(1)
+        if not places:
             raise StopIteration
+        outputs: list[Any] = []
+        self._run(inputs, places, rows, outputs)
         return outputs[0] if outputs else SKIPPED
 
-    def _draw(self, outputs: list[Any], count: int, places: list[ItemPlace] | None = None) -> bool:
-        """Append the outputs for up to `count` inputs; of a generator, only its first output.
+    def _draw(
+        self, count: int, as_columns: bool = False
+    ) -> tuple[Any, Sequence[ItemPlace], Sequence[int]]:
+        """Return the next inputs, their places and rows; a single one if it cannot be put back."""
+        inner = self.inner
+        if inner.puts_back:
+            inputs, places = inner.take(count, as_columns=as_columns)
+            return inputs, places, places
+        self.before, row = self._position(), inner.row
+        return *inner.take(1), [row]
 
-        Returns:
-            Whether there was any input.
+    def _apply_to_columns(self, columns: Any) -> Any:
+        """Return the output of the hooks for columns of inputs."""
+        counts = Counter(key[0] if self.is_by_leaf else 0 for key in columns["__restore_key__"])
+        for leaf, number in counts.items():
+            self.runners[leaf][0].succeed(number)
+        return None if self.of_columns is None else self.of_columns(columns)
+
+    def _run(
+        self,
+        inputs: list[Any],
+        places: Sequence[ItemPlace],
+        rows: Sequence[int],
+        outputs: list[Any],
+    ) -> None:
+        """Append the outputs for inputs, up to the first output of a generator.
+
+        The inputs after that are put back.
         """
-        inner, loop, skip_rows = self.inner, self.loop, self.lane.skip_rows
-        row = inner.row
-        items = inner.peek(count)
-        if not items:
-            return self._draw_unknown(row, outputs, places)
-        if row in skip_rows:
-            self._skip_row(row, items[0])
-            inner.advance(1)
-            return True
-        if skip_rows:
-            items = items[: next((n for n in range(len(items)) if row + n in skip_rows), None)]
-        steps = self._steps(items, row, places)
+        inner, loop = self.inner, self.loop
+        steps = self._steps(inputs, rows)
+        self.input_places, self.output_places = places, []
         try:
             with loop:
                 while self._run_hooks(steps, outputs):
                     pass
         finally:
             done = loop.finished
-            if self.outputs is not None:
-                inner.advance(done - 1)
-                self.before, done = self._position(), 1
-            inner.advance(done)
-        return True
-
-    def _draw_unknown(self, row: int, outputs: list[Any], places: list[ItemPlace] | None) -> bool:
-        """Do the same for a single input that cannot be peeked at."""
-        self.before = self._position()
-        item = next(self.inner, SKIPPED)
-        if item is SKIPPED:
-            return False
-        self._run(item, row, outputs)
-        if places is not None and outputs:
-            places.append(self.place)
-        return True
-
-    def _run(self, item: Any, row: int, outputs: list[Any]) -> None:
-        """Append the output for the item of a row; of a generator, only its first output."""
-        if row in self.lane.skip_rows:
-            self._skip_row(row, item)
-            return
-        steps = self._steps([item], row, None)
-        with self.loop:
-            while self._run_hooks(steps, outputs):
-                pass
+            if inner.puts_back and self.outputs is not None:
+                inner.put_back(inputs[done - 1 :], places[done - 1 :])
+                self.before = self._position()
+                inner.take(1)
+            elif inner.puts_back and done < len(inputs):
+                inner.put_back(inputs[done:], places[done:])
 
     def _steps(
-        self, items: list[Any], start: int, places: list[ItemPlace] | None
+        self, items: list[Any], rows: Sequence[int]
     ) -> Iterator[tuple[Any, tuple[HookRunner, ...], object]]:
-        """Return the steps of a loop over items of consecutive rows, for `_run_hooks`.
-
-        Args:
-            items: The items.
-            start: The row of the first.
-            places: Takes the places of outputs, unless it is None.
-        """
+        """Return the steps of a loop over the items of some rows, for `_run_hooks`."""
         loop, by_leaf, lane = self.loop, self.runners, self.lane
         keys: list[Any] = [
             item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
         ]
-        loop.keys, loop.start, loop.recorded = keys, start, ()
+        loop.keys, loop.rows, loop.recorded = keys, rows, ()
         loop.taken = loop.finished = 0
-        self.places = places
         chains: Iterable[tuple[HookRunner, ...]] = (
             [by_leaf[key[0]] for key in keys] if self.is_by_leaf else repeat(by_leaf[0])
         )
         if (clock := lane.host.clock) is not None:
             leaves: Iterable[int] = [key[0] for key in keys] if self.is_by_leaf else repeat(0)
             chains = map(by_leaf.timed, leaves, keys, repeat(clock))
-        rows = count(start * lane.stride + lane.offset, lane.stride)
-        # Each row is reported as its item is drawn, at the cost of one call from C.
-        noted = repeat(None) if self.next_row is None else map(self.next_row, rows)
+        noted: Iterable[object] = repeat(None)
+        if self.next_row is not None:
+            # Each row is reported as its item is drawn, at the cost of one call from C.
+            noted = map(self.next_row, rows if lane.stride == 1 else map(lane.outer_row, rows))
         return zip(items, chains, noted, strict=False)
 
     def _run_hooks(
@@ -351,8 +283,7 @@ class _MapIterator(ApplyIterator):
         output = self._begin_outputs(several, tuple(rest), flat(current.address), key)
         if output is not SKIPPED:
             outputs.append(output)
-            if self.places is not None:
-                self.places.append([loop.start + loop.taken - 1, 0, self.batch])
+            self.output_places.append([self.input_places[loop.taken - 1], 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
         """Count the outputs of a loop up to the last item, which stopped at the hook `last`."""
@@ -366,9 +297,8 @@ class _MapIterator(ApplyIterator):
         """Count an output of every hook for the items up to `stop`."""
         loop = self.loop
         finished, loop.finished = loop.finished, stop
-        if self.places is not None:
-            rows = range(loop.start + finished, loop.start + stop)
-            self.places += [[row, 0, self.batch] for row in rows]
+        places = zip(self.input_places[finished:stop], repeat(0), repeat(self.batch), strict=False)
+        self.output_places += map(list, places)
         leaves: dict[int, int] = {0: stop - finished}
         if self.is_by_leaf:
             keys: list[Any] = loop.keys[finished:stop]
@@ -377,16 +307,6 @@ class _MapIterator(ApplyIterator):
             for runner in self.runners[leaf]:
                 runner.tally.succeeded += number
                 runner.record.succeeded |= number > 0
-
-    def _skip_row(self, row: int, item: Any) -> None:
-        address = key_of(item) or ("lane", self.lane.number, row)
-        self.lane.counts["skipped after killing workers"] += 1
-        logger.error(
-            "skipped row %d of lane %d, sample %s: it killed workers, or the state excludes it",
-            row,
-            self.lane.number,
-            flat(address),
-        )
 
 
 def batch_of(place: ItemPlace) -> int | None:

@@ -360,7 +360,7 @@ class _PackIterator(ApplyIterator):
         inner, ahead = self.inner, self.ahead
         with self.lane.current.working_for(batch):
             while len(ahead) < count:
-                samples, places = inner.take_placed(count - len(ahead))
+                samples, places = inner.take(count - len(ahead))
                 if not samples:
                     break
                 ahead += map(PackEntry, samples, places)

@@ -446,7 +446,7 @@ class ApplyIterator(DatasetIterator[Any]):
         """Return the next of several outputs, or SKIPPED after the last one."""
         row, address = self.entered
         if row is not None:
-            self.lane.enter_known(row, address, several=self.yields_batches)
+            self.lane.enter(row, address, several=self.yields_batches)
         batch = None if self.yields_batches else self.batch
         with self.lane.current.working_for(batch):
             output = next(self.outputs or iter(()), SKIPPED)
@@ -545,7 +545,8 @@ class ApplyIterator(DatasetIterator[Any]):
             key: The restore key of its argument.
         """
         current = self.lane.current
-        self.entered = current.row, current.address
+        row, lane = current.row, self.lane
+        self.entered = None if row is None else lane.inner_row(row), current.address
         self.outputs = _expand(items, runners, address, key)
         self.given = 1
         return next(self.outputs, SKIPPED)

@@ -15,6 +15,7 @@ So it is not larger for many lanes than for one, and takes as few reads.
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from energon.plan.balance import BalancedPlan
 from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import RestoreKey
+from energon.samples.crude import RestoreKey, flat, key_of
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
@@ -45,6 +46,7 @@ from energon.stages.base import (
     unpack,
 )
 from energon.stages.hooks.clock import HookSpan
+from energon.stages.hooks.hook import SKIPPED
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import (
     MAX_BLOCK_BYTES,
@@ -58,8 +60,7 @@ from energon.stages.reading.blocks import (
     Reader,
 )
 
-GAP = object()
-"""Stands for a sample whose dataset has been removed from the blend."""
+logger = logging.getLogger("energon")
 
 
 @dataclass(slots=True, eq=False)
@@ -269,14 +270,14 @@ class BlockReader:
     def _read_between_gaps(
         self, rows: Sequence[Rows], together: Rows, lanes: Sequence[LaneRows]
     ) -> Block:
-        """Return the samples of rows, with `GAP` where the dataset has been removed."""
+        """Return the samples of rows, with SKIPPED where the dataset has been removed."""
         for lane, own in zip(lanes, rows, strict=True):
             lane.has_gaps = True
             stop = min(lane.stop + len(own.leaf), lane.lane.reading.known)
             # Rows below `known` were read before the restore, and stages that hold samples back
             # need them again: `at` raises if their dataset is gone.
             lane.plan.at(lane.lane.number, np.arange(lane.stop, stop))
-        samples: list[Any] = [GAP] * len(together.leaf)
+        samples: list[Any] = [SKIPPED] * len(together.leaf)
         present = np.flatnonzero(together.leaf >= 0)
         block = self._reader.read(together.pick(present))
         for index, sample in zip(present.tolist(), block.samples(0, len(present)), strict=True):
@@ -329,7 +330,11 @@ class ReadDataset(Dataset[Any]):
             )
         plan = lane.reading.plan or self.plan(lane.lanes)
         rows = plan.at(lane.number, np.array(places, np.int64))
-        return self.reader.read(rows).samples(0, len(places))
+        samples = self.reader.read(rows).samples(0, len(places))
+        for number in [n for n, row in enumerate(places) if row in lane.skip_rows]:
+            log_skipped(lane, places[number], samples[number])
+            samples[number] = SKIPPED
+        return samples
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         numbers = key[:3]
@@ -372,13 +377,15 @@ class ReadDataset(Dataset[Any]):
 class _ReadIterator(DatasetIterator[Any]):
     saves: ClassVar[Mapping[str, StateKind]] = {"row": int}
 
+    puts_back = True
+
     def __init__(self, stage: ReadDataset, lane: Lane) -> None:
         self.stage = stage
         self.lane = lane
         self.reading = lane.reading
         self.rows = LaneRows(lane, stage.plan)
-        # Samples that are built but not yet taken.
-        self._waiting: list[Any] = []
+        # How far the lane had been read before the last samples were taken.
+        self._read_before = 0
         self._blocks = BlockReader.of(self.rows, stage, stage.reader, lane.reading.plan)
         stage.register_finder(lane)
 
@@ -391,77 +398,49 @@ class _ReadIterator(DatasetIterator[Any]):
         return self.rows.row - 1
 
     def __next__(self) -> Any:
-        while True:
-            if not (self._waiting or self.peek(1) or self._waiting):
-                raise StopIteration
-            sample = self._waiting.pop(0)
-            self.rows.row += 1
-            if self.rows.row > self.reading.row:
-                self.reading.row = self.rows.row
-            if sample is not GAP and self.rows.row - 1 not in self.lane.skip_rows:
-                return sample
+        samples, _ = self.take(1)
+        if not samples:
+            raise StopIteration
+        return samples[0]
 
-    def take(self, count: int) -> list[Any]:
-        samples: list[Any] = []
-        while len(samples) < count:
-            found = self.peek(count - len(samples)) or self._waiting[: count - len(samples)]
-            if not found:
-                break
-            start = self.rows.row
-            self.advance(len(found))
-            if self.rows.has_gaps or self.lane.skip_rows:
-                samples += self._present(found, start)
-            else:
-                samples += found
-        return samples
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[int]]:
+        rows, skip_rows = self.rows, self.lane.skip_rows
+        while rows.parts or self._read(count):
+            part = rows.parts[0]
+            start, stop = part.start, min(part.start + count, part.stop)
+            part.start = stop
+            if stop == part.stop:
+                rows.parts.popleft()
+            numbers = range(rows.row, rows.row + stop - start)
+            rows.row, self._read_before = numbers.stop, self.reading.row
+            self.reading.row = max(self._read_before, numbers.stop)
+            is_whole = not (rows.has_gaps or skip_rows)
+            if as_columns and is_whole and stop == start + count and part.block.column_names:
+                return part.block.columns(start, stop), numbers
+            samples = part.block.samples(start, stop)
+            if is_whole:
+                return samples, numbers
+            present = self._present(samples, numbers)
+            if present:
+                return list(present.values()), list(present)
+        return [], []
 
-    def _present(self, found: list[Any], start: int) -> Iterator[Any]:
-        """Yield the samples from a row on, without those that are missing or skipped."""
-        left_out = self.lane.skip_rows
-        for row, sample in enumerate(found, start):
-            if sample is not GAP and row not in left_out:
-                yield sample
+    def put_back(self, items: Sequence[Any], places: Sequence[int]) -> None:
+        rows, start = self.rows, places[0]
+        samples: list[Any] = [SKIPPED] * (rows.row - start)
+        for sample, row in zip(items, places, strict=True):
+            samples[row - start] = sample
+        rows.parts.appendleft(BlockPart(BuiltBlock(samples), 0, len(samples)))
+        rows.row, self.reading.row = start, max(self._read_before, start)
 
-    def take_placed(self, count: int) -> tuple[list[Any], list[ItemPlace]]:
-        start = self.rows.row
-        samples = self.peek(count)
-        if not samples or self.lane.skip_rows:
-            return super().take_placed(count)
-        self.advance(len(samples))
-        return samples, list(range(start, self.rows.row))
-
-    def take_columns(self, count: int) -> Any:
-        rows = self.rows
-        if self._waiting or rows.has_gaps or self.lane.skip_rows:
-            return None
-        if not (rows.parts or self._read(count)):
-            return None
-        part = rows.parts[0]
-        start, stop = part.start, part.start + count
-        if stop > part.stop or not part.block.column_names:
-            return None
-        part.start = stop
-        if stop == part.stop:
-            rows.parts.popleft()
-        self.advance(count)
-        return part.block.columns(start, stop)
-
-    def peek(self, count: int) -> list[Any]:
-        waiting, parts = self._waiting, self.rows.parts
-        if not (waiting or parts or self._read(count)):
-            return []
-        while parts and len(waiting) < count:
-            part = parts[0]
-            start, part.start = part.start, min(part.start + count - len(waiting), part.stop)
-            waiting += part.block.samples(start, part.start)
-            if part.start == part.stop:
-                parts.popleft()
-        return [] if self.rows.has_gaps else waiting[:count]
-
-    def advance(self, count: int) -> None:
-        del self._waiting[:count]
-        self.rows.row += count
-        self.reading.row = max(self.reading.row, self.rows.row)
+    def _present(self, samples: Sequence[Any], rows: Sequence[int]) -> dict[int, Any]:
+        """Return samples by their rows, without those that are missing or skipped."""
+        present = {
+            row: each for row, each in zip(rows, samples, strict=True) if each is not SKIPPED
+        }
+        for row in sorted(self.lane.skip_rows & present.keys()):
+            log_skipped(self.lane, row, present.pop(row))
+        return present
 
     def state_dict(self) -> State:
         return {"row": self.rows.row}
@@ -469,7 +448,6 @@ class _ReadIterator(DatasetIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         (row,) = unpack(state, self.saves)
         self.rows.go_to(row)
-        self._waiting = []
 
     def _read(self, requested: int) -> bool:
         """Read the next rows; return False at the end of the lane."""
@@ -480,6 +458,19 @@ class _ReadIterator(DatasetIterator[Any]):
         if host.clock is not None and host.clock.spans is not None:
             host.clock.spans.append(HookSpan("read", -1, began, now))
         return bool(self.rows.parts)
+
+
+def log_skipped(lane: Lane, row: int, sample: Any) -> None:
+    """Log and count that a sample is skipped because its row is one of `lane.skip_rows`."""
+    address = key_of(sample) or ("lane", lane.number, row)
+    lane.counts["skipped after killing workers"] += 1
+    logger.error(
+        "skipped row %d of lane %d, sample %s: it crashed workers or is excluded by the restored "
+        "state",
+        row,
+        lane.number,
+        flat(address),
+    )
 
 
 @dataclass(frozen=True)
@@ -522,8 +513,8 @@ class ChangesIterator(ThroughIterator):
     def __next__(self) -> Any:
         return next(self.inner)
 
-    def take(self, count: int) -> list[Any]:
-        return self.inner.take(count)
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+        return self.inner.take(count, as_columns=as_columns)
 
     def state_dict(self) -> State:
         return {

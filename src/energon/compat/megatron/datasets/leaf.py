@@ -458,5 +458,6 @@ class _PassIterator(ThroughIterator):
             raise StopIteration
         return next(self.inner)
 
-    def take(self, count: int) -> list[Any]:
-        return self.inner.take(min(count, self.stop - self.inner.row))
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+        left = self.stop - self.inner.row
+        return self.inner.take(min(count, left), as_columns=as_columns) if left > 0 else ([], [])
