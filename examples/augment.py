@@ -81,7 +81,7 @@ def crop(key: str, image: Image.Image) -> Image.Image:
 
 
 def class_of(about: dict[str, Any]) -> int:
-    """Return the class of an image; 0 if nobody has said."""
+    """Return the class of an image; 0 if it is not labeled."""
     annotations = about.get("annotations", [])
     return int(annotations[0]["category_id"]) if annotations else 0
 

@@ -128,7 +128,7 @@ def draw(random: np.random.Generator, shape: str, color: tuple[int, int, int], t
 
 
 def draw_paper(random: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """Return what rough paper looks like, of a size in pixels."""
+    """Return an image of rough paper, of a size in pixels."""
     coarse = random.integers(150, 255, (12, 12, 3), dtype=np.uint8)
     image = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
     noise = random.normal(0, 8, image.shape)
@@ -248,7 +248,7 @@ def resume(path: Path, state: dict, *, world_size: int, num_workers: int) -> lis
     for loader in loaders:
         loader.load_state_dict(state)
     batches = [iter(loader) for loader in loaders]
-    # Global batch g is delivered by rank g % world_size, whoever delivered those before.
+    # Global batch g is delivered by rank g % world_size, whichever rank delivered those before.
     keys = [next(batches[g % world_size]).__key__ for g in range(STEPS // 2, STEPS)]
     for loader in loaders:
         loader.close()

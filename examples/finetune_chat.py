@@ -225,7 +225,7 @@ def save(path: Path, **content: object) -> None:
 
 
 def chats(data: Path) -> dict[str, object]:
-    """Return what is trained on: the conversations, and where the images are that they name."""
+    """Return the training data: the conversations, and the folder of their images."""
     images = f"filesystem://{data.resolve() / 'images'}"
     return {
         "splits": {
@@ -246,7 +246,7 @@ class Model(nn.Module):
         self.out = nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, VOCABULARY))
 
     def forward(self, batch: Packed) -> torch.Tensor:
-        """Return what comes next, of shape (packs, CONTEXT, vocabulary)."""
+        """Return predictions of the next token, of shape (packs, CONTEXT, vocabulary)."""
         hidden = self.tokens(batch.tokens)
         patches = self.patches(batch.images).flatten(2).transpose(1, 2)
         hidden[batch.tokens == PATCH] = patches.flatten(0, 1)

@@ -98,7 +98,7 @@ def save(path: Path, **content: object) -> None:
 
 
 def blend(corpora: Path) -> dict[str, object]:
-    """Return what is trained on: less and less of the web, more and more code."""
+    """Return the training mix: less and less of the web, more and more code."""
     read = {"unit": "sequence", "length": CONTEXT + 1, "overlap": 1}
     return {
         "splits": {
@@ -130,7 +130,7 @@ class Model(nn.Module):
     def forward(
         self, tokens: torch.Tensor, places: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Return what comes next, of shape (batch, length, vocabulary)."""
+        """Return predictions of the next token, of shape (batch, length, vocabulary)."""
         hidden = self.tokens(tokens) + self.places(places)
         query, key, value = self.heads(hidden).chunk(3, dim=-1)
         hidden = hidden + functional.scaled_dot_product_attention(query, key, value, mask)

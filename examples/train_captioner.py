@@ -68,7 +68,7 @@ class CaptionEncoder(DefaultTaskEncoder):
     decoder = SampleDecoder(image_decode="torchrgb")
 
     def encode_sample(self, sample: CaptioningSample) -> Captioned:
-        """Return what a batch is made of."""
+        """Return the fields of a batch."""
         top, left = self.current_rng.integers(0, IMAGE_SIZE - CROPPED_SIZE + 1, 2).tolist()
         return Captioned.derive_from(
             sample,

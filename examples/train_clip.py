@@ -69,7 +69,7 @@ class PairEncoder(DefaultTaskEncoder):
         self.is_training = is_training
 
     def encode_sample(self, sample: CaptioningSample) -> Pair:
-        """Return what the model takes."""
+        """Return the inputs of the model."""
         room = IMAGE_SIZE - CROPPED_SIZE
         top = left = room // 2
         if self.is_training:
@@ -174,7 +174,7 @@ def save(path: Path, **content: object) -> None:
 
 
 def blend(data: Path) -> dict[str, object]:
-    """Return what is trained and validated on; of the Parquet files, the two columns needed."""
+    """Return the datasets of training and validation, with two columns of the Parquet files."""
     fields = {"image": "image", "caption": "caption"}
     web = {
         "path": str(data / "web"),

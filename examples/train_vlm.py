@@ -144,7 +144,7 @@ class Model(nn.Module):
         self.out = nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, VOCABULARY))
 
     def forward(self, batch: Packed) -> torch.Tensor:
-        """Return what comes next, of shape (packs, CONTEXT, vocabulary)."""
+        """Return predictions of the next token, of shape (packs, CONTEXT, vocabulary)."""
         hidden = self.tokens(batch.tokens)
         hidden[batch.tokens == FRAME] = self.frames(batch.frames.flatten(1) / 255)
         hidden = hidden + self.places(batch.position_ids)
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
 
 def questions(data: Path) -> dict[str, object]:
-    """Return what is trained on: the questions, and where the videos are that they name."""
+    """Return the training data: the questions, and the folder of their videos."""
     videos = f"filesystem://{data.resolve() / 'videos'}"
     return {"splits": {"train": {"path": str(data / "questions"), "aux": {"videos": videos}}}}
 

@@ -52,12 +52,12 @@ def check_allow(allow: Collection[str]) -> None:
 
 
 def allowed_by_environment() -> set[str]:
-    """Return what `ENERGON_ALLOW` names."""
+    """Return the capabilities that `ENERGON_ALLOW` names."""
     return {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
 
 
 def refusal(capability: str, problem: str) -> SecurityError:
-    """Return the error that refuses something, and says which switch allows it.
+    """Return the error that refuses a capability, and names the switch that allows it.
 
     Args:
         capability: Which one.

@@ -1,6 +1,6 @@
 """Open the files of this machine: regular ones, mapped without a descriptor, or text in UTF-8.
 
-A pipe or device among the files of a dataset would block whoever opens it, or never end.
+A pipe or device among the files of a dataset would block `open`, or never end.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ some of these end with how long the trainer has waited, which only its own proce
 
 Control characters, marks that turn the direction of text, and bytes that are not text are written
 as escapes, in messages of errors, in log records and in what commands print. Passwords and
-signatures of addresses are left out of errors and log records (`redact_text`), whoever writes them.
+signatures of addresses are left out of errors and log records (`redact_text`) of any module.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _end_of_url(text: str, url: re.Match[str]) -> int:
 
 
 def _redact_url(scheme: str, rest: str) -> str:
-    """Return what follows `scheme://` in a URL, without secrets."""
+    """Return the part of a URL after `scheme://`, without secrets."""
     if scheme == "dss":
         return rest  # dss://DATASET@VERSION/PATH
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
@@ -149,7 +149,7 @@ def escape_record(record: logging.LogRecord) -> bool:
     try:
         text = record.getMessage()
     except (TypeError, ValueError, KeyError):
-        return True  # whoever handles the record reports that its arguments do not fit
+        return True  # the handler of the record reports arguments that do not fit
     shown = escape_text(redact_text(text))
     if shown != text:
         record.msg, record.args = shown, ()
@@ -215,7 +215,7 @@ def counted(number: int, one: str, many: str | None = None, *, grouped: bool = F
 
 
 def type_in_words(value: object) -> str:
-    """Return what a value is, as in "is an int".
+    """Return the type of a value in words, as in "is an int".
 
     Example:
         >>> type_in_words("text"), type_in_words([].append), type_in_words(None)
@@ -364,7 +364,7 @@ def warn_every(
 
 
 def by_one_worker(what: str, seconds: float) -> dict[str, Any]:
-    """Return what to give a record as `extra`, so that of several workers only one is heard.
+    """Return `extra` fields that deduplicate a record across workers.
 
     Args:
         what: Tells this record from others.
@@ -374,7 +374,7 @@ def by_one_worker(what: str, seconds: float) -> dict[str, Any]:
 
 
 class Trainer(Protocol):
-    """Whoever takes the batches of a loader in this process."""
+    """The consumer of the batches of a loader in this process."""
 
     waiting_since: float | None
     """When it asked for the batch that it waits for, by `time.perf_counter`; None if it does not

@@ -66,7 +66,9 @@ def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_
     assert "Captioning" in str(described)
     assert described["field_map"] == {"image": "jpg", "caption": "json[about]"}
     short = piped(root, "y\n1,0,0\ny\n")
-    assert "standard input ends before an answer to 'Sample type, by number or name'" in short.stderr
+    assert (
+        "standard input ends before an answer to 'Sample type, by number or name'" in short.stderr
+    )
 
 
 def handed(root, answers=None, *options):

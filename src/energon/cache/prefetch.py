@@ -143,7 +143,7 @@ class Prefetcher:
         with self._changed:
             self._see_off()
             if task.step is Step.QUEUED and task.users == 1:
-                # Nobody else waits for it, so it need not be written to disk.
+                # No other reader waits for it, so it need not be written to disk.
                 task.step = Step.ABSENT
                 task.fetched.set()
         if task.step is Step.FETCHING:

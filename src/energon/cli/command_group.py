@@ -221,7 +221,7 @@ def failed_output(error: OSError) -> click.ClickException:
 
 
 class ClosedOutputError(click.ClickException):
-    """The reader of the output has closed it, as `head` does: there is nobody to tell."""
+    """The reader of the output has closed it, as `head` does: the rest is not printed."""
 
     exit_code = 141
     """The exit code that shells use for SIGPIPE."""

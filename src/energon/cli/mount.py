@@ -142,7 +142,7 @@ def _end(running: subprocess.Popen[bytes]) -> None:
 
 
 def _look_into(mountpoint: Path) -> str | None:
-    """Return what is wrong with a mounted folder; None if it shows something."""
+    """Return the problem of a mounted folder; None if it shows something."""
     try:
         with os.scandir(mountpoint) as entries:
             is_empty = next(entries, None) is None

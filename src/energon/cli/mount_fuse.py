@@ -75,7 +75,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
 
     @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        """Return what `ls -l` shows."""
+        """Return the attributes that `ls -l` shows."""
         found = self._at(path)
         if isinstance(found, BrowsedFile):
             return {
@@ -134,7 +134,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Return what `df` shows: no free space."""
+        """Return the numbers that `df` shows: no free space."""
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
     def _at(self, path: str) -> BrowsedFolder | BrowsedFile:

@@ -336,7 +336,7 @@ def _pack_tokens(
 def _open(
     context: click.Context, sources: Sequence[str], target: AnyPath, options: PackChoices
 ) -> tuple[PackSource, dict[str, Any]]:
-    """Return what is packed, and what identifies it."""
+    """Return the rows to pack, and their identity."""
     from energon.prepare.importers.detect import complete_rules, find_source, open_source
 
     found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)

@@ -438,7 +438,7 @@ def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json:
 
 
 def _kind(path: AnyPath) -> DatasetKind | None:
-    """Return what is at a path; None if it has yet to become a dataset."""
+    """Return the kind of dataset at a path; None if it has yet to become a dataset."""
     from energon.sources.kinds import kind_of
 
     try:

@@ -41,12 +41,12 @@ class MediaOptions:
     by_header: bool = option(
         "--media-metadata-by-header",
         is_flag=True,
-        help="The same for files whose content is detected as images, audio or video.",
+        help="Record those of files whose content is detected as images, audio or video.",
     )
     by_glob: str | None = option(
         "--media-metadata-by-glob",
         metavar="PATTERNS",
-        help='The same for files whose names match, as in "*.left.jpg,*.mp4".',
+        help='Record those of files whose names match, as in "*.left.jpg,*.mp4".',
     )
 
     def filter(self) -> MediaFilter | None:

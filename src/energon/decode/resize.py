@@ -144,7 +144,7 @@ class Resize:
         return pixels if self.size is None else resize_pixels(pixels, self.size, library=library)
 
     def scaled_image(self, image: Image, box: Box, factor: int) -> Image:
-        """Do the same for an image of Pillow."""
+        """Resize and crop an image of Pillow."""
         return resize_image(image, self.size, reduced(box, factor, *image.size))
 
 

@@ -171,7 +171,7 @@ class SampleDecoder:
         return decoded
 
     def of_part(self, part: str) -> Callable[[bytes], Any] | None:
-        """Return what parts of this name are decoded with; None if that takes more than bytes."""
+        """Return the decoder of the bytes of a part; None if it needs more than these."""
         is_own = type(self) is not SampleDecoder
         if is_own or self.decoders or self.guess_content or part.startswith("__"):
             return None

@@ -53,7 +53,7 @@ class Symptom:
 def surroundings(
     dataset: SavableDataset | None = None, *, cgroup: Path = CGROUP
 ) -> Iterator[Symptom]:
-    """Yield what slows down or breaks runs on this machine and installation.
+    """Yield problems of this machine and installation that slow down or break runs.
 
     Args:
         dataset: The dataset to be read; None for none in particular.
@@ -401,7 +401,7 @@ class Diagnosis:
 
 
 def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield what limits the run and what to change, in sentences."""
+    """Yield the limits of the run and settings to change, in sentences."""
     best, (cold, cached) = diagnosis.best, diagnosis.read_per_second
     inline = diagnosis.inline
     if inline.cpu_wait_share > BUSY:
@@ -491,7 +491,7 @@ def _why_not_faster(diagnosis: Diagnosis) -> str:
 
 
 def _faster(stage: str, diagnosis: Diagnosis) -> str:
-    """Return what makes a stage faster; "" for local reading, about which more is measured."""
+    """Return advice for a stage; "" for local reading, about which more is measured."""
     if stage == READ and not diagnosis.is_remote:
         return ""
     return f"; to make that faster, {remedy_for(stage, is_remote=diagnosis.is_remote)}"

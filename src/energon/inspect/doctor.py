@@ -1,4 +1,4 @@
-"""Measure on this machine what limits a run; `diagnosis` says which settings to change.
+"""Measure the limits of a run on this machine; `diagnosis` recommends settings.
 
 Reading alone (with slices of several lengths, one sample and many at a time), the whole pipeline in
 this process, the transfer of its batches alone, and workers of both kinds are measured one after
@@ -57,7 +57,7 @@ def diagnose(
     kinds: Sequence[Literal["process", "thread"]] = ("process", "thread"),
     cgroup: Path = CGROUP,
 ) -> Diagnosis:
-    """Return what limits a run on this machine, and what to change.
+    """Return the limits of a run on this machine, and settings to change.
 
     Args:
         make: Returns the dataset of the run for a worker config.

@@ -209,7 +209,7 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _split(split: Mapping[str, Any], total: int) -> Iterator[str]:
-    """Yield what is known of a split: kinds of other packages may tell less."""
+    """Yield the lines about a split: kinds of other packages may tell less."""
     if "samples" in split:
         share = 100 * split["samples"] / max(1, total)
         yield f"{counted(split['samples'], 'sample')} ({share:.1f} %)"
@@ -271,7 +271,7 @@ def _medium(name: str, found: Mapping[str, Any]) -> str:
 
 
 def describe_mix(mix: LeafList) -> dict[str, Any]:
-    """Return what a split of a metadataset consists of.
+    """Return the datasets of a split of a metadataset.
 
     `samples` is None if it depends on the index of a join which does not exist yet.
     """
@@ -343,7 +343,7 @@ def describe(
     dataset_config: str = "dataset.yaml",
     parts: bool = True,
 ) -> dict[str, Any]:
-    """Return what a dataset or metadataset contains.
+    """Return the content of a dataset or metadataset.
 
     Args:
         path: Where it is.

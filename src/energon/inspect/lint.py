@@ -48,7 +48,7 @@ from energon.task_encoder.leaves import OpenedLeaf, find_exclusions, open_leaves
 from energon.task_encoder.open_join import check_join, find_joiner
 
 NOT_TRAINED = ("val", "test")
-"""Splits whose weights do not matter, since nobody trains on them."""
+"""Splits whose weights do not matter, since they are not trained on."""
 
 
 def _mix_problems(

@@ -129,7 +129,7 @@ def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) ->
 
 
 def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
-    """Return what `data` contains, with audio and video decoded to their end.
+    """Return the value in `data`, with audio and video decoded to their end.
 
     Raises:
         DecodeError: If they are damaged.
@@ -249,7 +249,7 @@ BATCH_FILES = 64
 
 
 def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> list[IsolatedCall]:
-    """Return what to check in a folder, here or in an object store.
+    """Return the calls that check a folder, here or in an object store.
 
     Args:
         folder: Where it is.
@@ -385,7 +385,7 @@ def group_findings(findings: Sequence[Finding]) -> list[Group]:
 
 
 def _kind(finding: Finding) -> str:
-    """Return what findings have in common if they say the same about different samples."""
+    """Return the text that findings about different samples share."""
     reason = _BYTES.sub("…", _common_reason(finding))
     return f"{finding.part}: {_NUMBER.sub('0', reason)}"
 

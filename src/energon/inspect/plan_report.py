@@ -164,7 +164,7 @@ class LeafReads(NamedTuple):
 
 
 def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
-    """Return what reading the samples of each leaf in some blocks of rows takes."""
+    """Measure the reads of the samples of each leaf in some blocks of rows."""
     sums: dict[int, list[Ints]] = {}
     number = run.streams.lanes
     streams = np.unique(np.linspace(0, number - 1, MEASURED_STREAMS).astype(int)).tolist()
@@ -217,7 +217,7 @@ Floats = NDArray[np.float64]
 
 
 def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str, Any]:
-    """Return what the first `batches` of a run read, as plain data.
+    """Return the reads of the first `batches` of a run, as plain data.
 
     Args:
         run: The run.

@@ -78,7 +78,7 @@ class ReadFrom(NamedTuple):
         found = saved.get("path") if path is None else path
         if found is None:
             raise ConfigError(
-                "the state does not say which dataset its run reads, because it is an older state "
+                "the state does not name the dataset of its run, because it is an older state "
                 "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
             )
         return cls(

@@ -428,7 +428,7 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
 
 
 def _entry(mix: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what a mix says about a dataset.
+    """Return the entry of a dataset in a mix.
 
     Raises:
         ConfigError: If it is not in the mix.

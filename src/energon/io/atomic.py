@@ -105,7 +105,7 @@ def _close_forgotten_writers() -> None:
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk that is full, or a user who may not fill more of it."""
 _FULL = _NO_SPACE | {errno.EFBIG}
-"""The same, and that of a file that may not become that large."""
+"""Codes of a full disk or quota, and of a file over the size limit."""
 _SUFFIX = "._partial"
 
 
@@ -121,7 +121,7 @@ def name_if_full(error: BaseException, path: str | os.PathLike[str]) -> None:
 
 
 def remedy_if_full(error: OSError) -> str:
-    """Return what helps against an error of a full disk; nothing for other errors."""
+    """Return the remedy for an error of a full disk; "" for other errors."""
     if error.errno in _NO_SPACE:
         return "free some space"
     return "raise `ulimit -f`, or use another disk," if is_full(error) else ""
@@ -154,7 +154,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 def publish(
     finished: str | os.PathLike[str], target: str | os.PathLike[str], *, flush: bool = False
 ) -> None:
-    """Give a finished file, or folder, its final name: nobody ever sees a part of it.
+    """Give a finished file, or folder, its final name: no reader ever sees a part of it.
 
     Everything that appears at once is renamed here: a file of `atomic_path`, several files that
     belong together, an index that later runs continue, a cached copy, a folder of states.

@@ -249,7 +249,7 @@ class BlockFile:
             os.ftruncate(descriptor, 0)
             _write(descriptor, header + bytes(length - len(header)), 0)
         elif hasattr(os, "posix_fallocate"):
-            # Whoever writes to memory that the disk has no room for is killed.
+            # A process that writes to memory that the disk has no room for is killed.
             os.posix_fallocate(descriptor, 0, length)
         data = _open(self.path)
         try:

@@ -89,7 +89,7 @@ class _Upload(io.RawIOBase):
             super().close()
 
     def __del__(self) -> None:
-        # What nobody closed may be incomplete.
+        # A file that was not closed may be incomplete.
         self.discard()
         self.close()
 

@@ -93,7 +93,7 @@ def locked(path: str | os.PathLike[str], *, deletes: bool = False) -> Iterator[N
     Args:
         path: The lock file, created if missing.
         deletes: Whether to delete the file afterwards. Then, on a file system without locks,
-            nobody waits and the block may run twice at once.
+            no process waits, and the block may run twice at once.
 
     Raises:
         OSError: If the file cannot be written.

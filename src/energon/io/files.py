@@ -143,7 +143,7 @@ def _make(parts: Address, maker: str) -> Backend:
 
 def _maker_of(root: str) -> str:
     """Return the function that makes the backend of an address, as in `_MAKERS`."""
-    # Whoever opens no store need not wait for what stores need.
+    # Programs that open no store do not wait for the modules of stores.
     from energon.io.backends.object_stores import goes_to_aistore
 
     parts = split_address(root)
@@ -319,7 +319,7 @@ def has_files(address: LocalPath) -> bool:
 
 
 def describe_missing(address: LocalPath) -> str:
-    """Return that nothing exists at an address of a store that can list, and what is near it.
+    """Return a description of a missing object in a store that can list, with similar names.
 
     Raises:
         DatasetNotFoundError: If not even the bucket exists.

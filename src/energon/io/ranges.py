@@ -88,7 +88,7 @@ class RemoteObject:
         return self._copy.read(start, stop)
 
     def read_ahead(self, start: int, stop: int) -> bytes:
-        """Do the same for a range not needed yet, and give up early if that cannot succeed.
+        """Fetch a range that is not needed yet, and give up early if that cannot succeed.
 
         Raises:
             CancelledError: If the store refuses credentials, or the object is gone.
@@ -180,7 +180,7 @@ class Span:
         return future.cancelled() or future.exception() is not None
 
     def wait(self) -> bytes | None:
-        """Wait for its bytes and return them; None if nobody fetches them.
+        """Wait for its bytes and return them; None if they are not being fetched.
 
         Raises:
             EnergonError: If it could not be fetched, see `Store.read_range`.

@@ -171,7 +171,7 @@ class Retries:
 
         Raises:
             StorageError: If it is not retried.
-            NotNeededError: If nobody needs its result any more.
+            NotNeededError: If its result is no longer needed.
         """
         with self.statistics.failure(error):
             self._wait(error, asked_at, begun, attempts, seconds)

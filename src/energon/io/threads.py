@@ -140,7 +140,7 @@ _every_pool: weakref.WeakSet[WaitingThreads] = weakref.WeakSet()
 
 
 def _reset_after_fork() -> None:
-    """Begin without threads, which a fork does not have, and with locks that nobody holds."""
+    """Begin without threads, which a fork does not have, and with free locks."""
     for pool in list(_every_pool):
         pool._begin()
 

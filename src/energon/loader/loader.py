@@ -263,7 +263,7 @@ class BasicDataLoader(Generic[T_co]):
         )
 
     def report(self) -> dict[str, Any]:
-        """Return what this rank has drawn from each dataset since the run began, as JSON.
+        """Return the samples that this rank has drawn from each dataset in the run, as JSON.
 
         For each dataset: the number of samples, their share, epochs over all ranks, bytes
         (estimated), tokens (if the metadataset gives them), and the samples that hooks skipped or

@@ -36,7 +36,7 @@ class Pipeline(Protocol[T_co]):
         """Return how many batches lane `lane` of `lanes` has in total; None means no end."""
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return what must match in a saved state, as JSON."""
+        """Return the fingerprint that a saved state must match, as JSON."""
 
 
 @runtime_checkable

@@ -76,7 +76,7 @@ class LanePosition:
         return {**saved, "since": saved["since"] + self.since}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is saved of this lane; statistics are not."""
+        """Return the saved state of this lane, without statistics."""
         saved: dict[str, Any] = {
             "batches": self.batches,
             "epoch_batches": self.epoch_batches,
@@ -322,7 +322,7 @@ def unflatten(state: State) -> State:
 
 
 def _flat_value(value: Any, name: str) -> dict[str, Any]:
-    """Return what `flatten` stored under a name; earlier releases stored JSON in a string."""
+    """Return the value that `flatten` stored; earlier releases stored JSON in a string."""
     match value:
         case [dict(content)]:
             return content

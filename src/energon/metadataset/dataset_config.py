@@ -238,7 +238,7 @@ def _loading_problems(document: MarkedMap) -> Iterator[str]:
     if "field_map" in document and "sample_loader" in document:
         yield f"{where(document, 'sample_loader')}: both field_map and sample_loader; keep one"
     elif "field_map" in document and "part_filter" in document:
-        yield f"{where(document, 'part_filter')}: field_map says which parts to load; drop this"
+        yield f"{where(document, 'part_filter')}: field_map selects the parts to load; drop this"
     elif "sample_loader" in document and "part_filter" not in document:
         yield f"{where(document, 'sample_loader')}: needs a part_filter: the names of the parts"
     elif not document.keys() & {"field_map", "sample_loader"}:

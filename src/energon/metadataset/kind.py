@@ -191,7 +191,7 @@ def check_installed(entry: KindEntry, address: str = "a dataset") -> None:
 
 
 def load_attribute(home: str) -> Any:
-    """Return what `module:attribute` of a `KindEntry` names."""
+    """Return the object that `module:attribute` of a `KindEntry` names."""
     module, _, attribute = home.partition(":")
     return getattr(import_module(module), attribute)
 

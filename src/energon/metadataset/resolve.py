@@ -230,7 +230,7 @@ class _Resolver:
         return _NOTHING
 
     def whole(self, path: DatasetPath, context: NodeContext) -> _Branch:
-        """Do the same for all that a call names, as far as the limits allow."""
+        """Resolve all references of a call, as far as the limits allow."""
         with self.problems.kept():
             try:
                 return self.collecting(lambda: self.start(path, context))
@@ -435,7 +435,7 @@ class NodeContext:
     trail: tuple[tuple[str, str], ...] = ()  # documents and splits on the way
 
     def below(self, node: Reference | Join) -> NodeContext:
-        """Return what the node below a reference or a join inherits."""
+        """Return the settings that the node below a reference or a join inherits."""
         return replace(
             self,
             split_part=node.split_part or self.split_part,

@@ -157,7 +157,7 @@ class _Scope:
                 )
 
     def reference(self, match: re.Match[str], depth: int, *, whole: bool) -> Any:
-        """Return what a reference stands for."""
+        """Return the value of a reference."""
         name, default = match["name"], match["default"]
         self.spend(None)
         if not _NAME.fullmatch(name):

@@ -10,7 +10,7 @@ the same, any cut yields the same rows, and nothing has to be remembered.
 Epochs. The k-th draw of lane v from a leaf of n samples is draw number K = k·V + v of that leaf. K
 // n is the epoch, K % n the position in it, and the positions of an epoch are mapped to samples by
 a permutation. As no two draws share a number, every finished epoch holds each sample exactly once,
-whoever drew it and whatever else was blended in between (`leaves/leaf_order.py`).
+on any rank and in any blend (`leaves/leaf_order.py`).
 
 Permutations are Feistel networks with cycle walking, keyed with a hash of what they are for:
 no table is ever built, so sizes do not matter (`randomness.py`).

@@ -4,8 +4,8 @@ A worker of a new run reads one *stream*: rows in an order of their own, with sl
 own. That it can be resumed on more ranks, each stream is dealt to as many lanes, batch by batch:
 of U streams and V lanes, lane v has every V / U-th batch of stream v mod U. So the batches of all
 lanes, in order, are those of the streams, in order, however many lanes there are, and the last
-batch of a stream is the only one that can be smaller than the others. Whoever hosts all lanes of
-a stream reads it as a whole.
+batch of a stream is the only one that can be smaller than the others. A rank that hosts all lanes
+of a stream reads it as a whole.
 
 A run that continues with smaller batches divides each of its batches into *parts*, which are the
 batches of consecutive lanes: so the parts of whole batches come together, in order, and the

@@ -1,7 +1,7 @@
 """Random numbers and permutations that are functions of an address: no table, no state.
 
-Nothing in the product consumes a stream of random numbers: whoever asks for the number at an
-address gets the same one in any process, at any time, in any order.
+Nothing in the product consumes a stream of random numbers: the number at an
+address is the same in any process, at any time, in any order.
 
 A Feistel network permutes the numbers of b bits; walking along its cycles until a number
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary

@@ -255,7 +255,7 @@ def index_dataset(
             dataset, shards, indexed, sqlite, rewrite=rewrite
         )
         for _ in indexed:
-            pass  # indexes that nobody has asked for
+            pass  # indexes that were not requested
         changed = indexing.after_kill or any(shard.was_read for shard in found)
         check(frozenset(parts))
         for name in reserved_names(parts):

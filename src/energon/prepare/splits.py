@@ -208,8 +208,8 @@ class SplitRequest:
         given = [bool(self.ratio), bool(self.parts), self.by_folder]
         if not any(given):
             raise ConfigError(
-                "none of split_ratio, split_parts and split_by_folder is given to say which "
-                "shards make up a split"
+                "none of split_ratio, split_parts and split_by_folder is given, so no "
+                "shard belongs to a split"
             )
         if sum(given) > 1:
             raise ConfigError("choose one of split_ratio, split_parts and split_by_folder")
@@ -228,7 +228,7 @@ class SplitRequest:
             split_by_folder(shards)
 
     def excluded_of(self, dataset: str) -> dict[str, list[str]]:
-        """Return what the quarantine files exclude of a dataset, by file.
+        """Return the samples of a dataset that quarantine files exclude, by file.
 
         Raises:
             ConfigError: If a file is invalid.

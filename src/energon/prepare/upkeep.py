@@ -114,7 +114,7 @@ class Upkeep(Protocol):
 
 
 def upkeep_of(address: str | os.PathLike[str], *, compressed: bool = False) -> Upkeep | None:
-    """Return what maintains the dataset at an address; None for folders of shards.
+    """Return the upkeep of the dataset at an address; None for folders of shards.
 
     Args:
         address: The address; only its name matters.

@@ -66,7 +66,7 @@ def _take(size: int) -> NDArray[np.uint8]:
 def _give_back(
     free: deque[NDArray[np.uint8]], leases: dict[int, Any], block: NDArray[np.uint8], _: object
 ) -> None:
-    """Keep a block that nobody views any longer; called in whichever thread drops the last view.
+    """Keep a block without views; called in whichever thread drops the last view.
 
     That may be when the interpreter exits, which clears the variables of modules.
     """

@@ -118,7 +118,7 @@ class UnreadableSample(CrudeSample):
 
     Args:
         entries: Its key and origin.
-        error: Says which part cannot be read, and why.
+        error: Names the part that cannot be read, and the reason.
     """
 
     __slots__ = ("error",)

@@ -209,7 +209,7 @@ class FieldMap:
 
 
 DecoderOf = Callable[[str], Callable[[bytes], Any] | None]
-"""Returns what decodes the bytes of a part of some name; None if it takes more than these."""
+"""Returns the decoder of the bytes of a part by its name; None if it needs more than these."""
 SampleMaker = Callable[..., Any]
 """`make(parts, raw)` makes a sample of parts, and of the entries of `KNOWN_NAMES` in `raw`; without
 `raw`, these are in `parts`, too."""

@@ -212,7 +212,7 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
 
 
 def recording_in_words(value: Any) -> str | None:
-    """Return what a video or a sound is, None if a value is neither."""
+    """Return size, rate and duration of a video or a sound; None if a value is neither."""
     if not hasattr(value, "get_metadata"):
         return None
     try:

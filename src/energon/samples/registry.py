@@ -95,7 +95,7 @@ def resolve_function(module: str, name: str, *, allow: Collection[str] = ()) -> 
     if not is_allowed("code", allow):
         raise refusal(
             "code",
-            f"{module}.{name} is a function, and a document may not say which function is called; "
+            f"{module}.{name} is a function, and a document may not choose the function to call; "
             "name a subclass of energon.Sample, whose `from_joined` is called, with __class__",
         )
     found = _import(module, name)

@@ -168,7 +168,7 @@ class _Kept:
         self.sizes: OrderedDict[tuple[int, Hashable], int] = OrderedDict()
         self.num_bytes = 0
         self.is_ending = False
-        """Whether the interpreter ends, so that nobody needs further blocks."""
+        """Whether the interpreter ends, so that no further blocks are needed."""
         self.owners: weakref.WeakValueDictionary[int, DecodedBlocks[Any, Any]] = (
             weakref.WeakValueDictionary()
         )

@@ -145,7 +145,7 @@ class JoinedSource:
         return sum(member.mean_sample_bytes for member in self.members)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         content = [
             [member.fingerprint()["index"] for member in self.members],
             self.digest,

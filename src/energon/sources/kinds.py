@@ -142,7 +142,7 @@ class DatasetKind:
         raise self.refusal(address, "shown as files")
 
     def contents(self, source: Any) -> Contents:
-        """Return what is where in a source that `open` has returned, for `energon view`.
+        """Return the parts of the samples of an open source, for `energon view`.
 
         The operations of every source are sufficient; a kind that knows where parts are can open
         them without reading samples.
@@ -172,7 +172,7 @@ class DatasetKind:
 
 
 def split_description(samples: int, shards: int, *, excluded: int = 0) -> dict[str, int]:
-    """Return what `DatasetKind.describe` says about a split."""
+    """Return the description of a split by `DatasetKind.describe`."""
     return {"samples": samples, "shards": shards, "excluded": excluded}
 
 
@@ -184,7 +184,7 @@ def description(
     *,
     sample_type: str = "CrudeSample",
 ) -> dict[str, Any]:
-    """Return what `DatasetKind.describe` says about a dataset that has no index of its shards."""
+    """Return the description of a dataset that has no index of its shards."""
     return {
         "sample_type": sample_type,
         "samples": samples,

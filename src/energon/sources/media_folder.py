@@ -127,7 +127,7 @@ _FRESH_NS = 2_000_000_000
 
 
 def list_folder(address: str) -> dict[str, ListedFolder]:
-    """Return what is in a folder, and in all folders below it, by their paths.
+    """Return the content of a folder and of all folders below it, by their paths.
 
     What `energon prepare` has noted is checked again on this machine where a folder was changed
     since, and trusted in stores.
@@ -275,7 +275,7 @@ class MediaFiles:
         return samples
 
     def _warn_of_other_tables(self, parts: Collection[str]) -> None:
-        """Say which table is not read, though it may describe the files.
+        """Log the name of a table that is not read, though it may describe the files.
 
         Args:
             parts: The files of samples.

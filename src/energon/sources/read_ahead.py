@@ -89,7 +89,7 @@ class PlannedReadAhead:
         self._pending = _Pending.none()
         self._step = FIRST_STEP_ROWS
         if not len(_open_lanes):
-            take_counts()  # of closed loaders, whose last requests nobody has asked about
+            take_counts()  # of closed loaders, whose last requests were not counted
         _open_lanes.add(self)
         weakref.finalize(self, _end, self._buffer, self._held).atexit = False
 

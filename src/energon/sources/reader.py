@@ -82,7 +82,7 @@ class LeafReader:
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
     def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
-        """Return what fetches samples of stores ahead, or else decodes those of local files.
+        """Return the read-ahead of remote samples, or the decoding ahead of local ones.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.

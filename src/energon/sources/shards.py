@@ -111,7 +111,7 @@ OPEN_THREADS = 16
 COMPARED_SAMPLES = 8
 """How many samples are compared with their table if the date of a shard has changed."""
 FAR_PROBED_SAMPLES = 2
-"""The same if each comparison takes the time of a request."""
+"""How many are compared if each comparison takes the time of a request."""
 
 
 class OpenShard(NamedTuple):
@@ -298,7 +298,7 @@ SKIPPED_GAP_BYTES = 16 << 10
 MAX_SPAN_BYTES = 4 << 20
 """Maximum size of one read in bytes."""
 LOCAL_SPAN_BYTES = 512 << 10
-"""The same for local files. Cutting samples of 12 small parts out of spans that fit into the cache
+"""The limit for local files. Cutting samples of 12 small parts out of spans that fit into the cache
 of a core takes 6.5 µs a sample, out of spans of 4 MiB 9 µs."""
 SMALL_PART_BYTES = 4 << 10
 """Up to this size, parts next to each other are read together: a call costs more than a copy."""
@@ -317,7 +317,7 @@ def read_spans(file: RangeFile, low: Ints, high: Ints) -> tuple[list[bytes], Int
 
 
 def lazy_spans(files: Files, low: Ints, high: Ints) -> tuple[Iterator[bytes], Ints]:
-    """Do the same for samples of some files, and read from local ones only as buffers are taken.
+    """Read samples of some files, local ones only as buffers are taken.
 
     What is cut out of a buffer right after it was read is still in the cache of the processor.
     Requests to a store are made at once, since they wait for each other.

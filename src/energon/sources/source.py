@@ -78,7 +78,7 @@ class Source(Protocol):
 
     @property
     def paths(self) -> list[AnyPath]:
-        """The same as a list; for a join, the paths of all its datasets."""
+        """The path as a list; for a join, the paths of all its datasets."""
 
     @property
     def is_remote(self) -> bool:
@@ -92,7 +92,7 @@ class Source(Protocol):
         """Return how many samples there are."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
 
     def read(
         self,
@@ -128,7 +128,7 @@ class Source(Protocol):
         """Return the numbers of the samples with a key. Slow: for tools."""
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        """Return what two sources with common samples share, and which part of it this one has.
+        """Return the data that sources with common samples share, and the range of this one.
 
         Returns:
             Names of the place where the samples are, and for each file there the numbers of the

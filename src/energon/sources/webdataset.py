@@ -182,7 +182,7 @@ class WebdatasetSource(SplitSource):
         return sum(sizes) / max(1, sum(self._counts[shard] for shard in chosen))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         content = {
             "shards": dict(zip(self.shards, np.diff(self.bounds).tolist(), strict=True)),
             "excluded": self.excluded.tolist(),
@@ -223,7 +223,7 @@ class WebdatasetSource(SplitSource):
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None = None,
     ) -> Block:
-        """Do the same, but make dicts only when their turn comes, if possible."""
+        """Read rows as a block that makes dicts only when their turn comes, if possible."""
         order, shards, found = self._read_shards(ordinals)
         first = list(islice(found, 2))
         if len(first) != 1:
@@ -371,7 +371,7 @@ class WebdatasetSource(SplitSource):
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample]:
-        """Return what `_read_shards` has read as dicts."""
+        """Return the rows of `_read_shards` as dicts."""
         samples: list[Any] = [None] * len(order)
         for places, rows in found:
             own = order[places]

@@ -12,7 +12,7 @@ all of its state can be saved as plain data.
     batches = dataset.open(lane, state)      # continues with the second batch
 
 Stages are iterators, never generators: a generator keeps its position on the call stack,
-where nobody can save it. Positions are addresses (rows of the plan and sub-numbers), never
+where it cannot be saved. Positions are addresses (rows of the plan and sub-numbers), never
 contents, so a state is small and restoring reads only what comes next.
 
 There are two ways to make a single item again. Its *place* locates it in the lane; a stage that

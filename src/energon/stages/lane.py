@@ -352,7 +352,7 @@ def active_lane() -> Lane:
 
 
 def active_call() -> tuple[Lane, RowAddress]:
-    """Return that lane, and the address of the (first) sample that was passed to the running hook.
+    """Return the lane, and the address of the (first) sample that was passed to the running hook.
 
     Raises:
         ConfigError: If no hook is running.

@@ -203,7 +203,7 @@ def stateless(
 
 
 def _marked(function: Any) -> Any:
-    """Return what bears the marks of a function: of a static or class method, its function."""
+    """Return the function that bears the marks: of a static or class method, its function."""
     return function.__func__ if isinstance(function, staticmethod | classmethod) else function
 
 

@@ -213,7 +213,7 @@ def get_val_datasets(
 ) -> list[tuple[SavableDataset[T_batch], OpenedLeaf]]:
     """Return a validation pipeline for each dataset, to measure losses separately.
 
-    Each comes with its leaf, whose `name`, `paths` and `subflavors` say which dataset it is.
+    Each comes with its leaf, whose `name`, `paths` and `subflavors` identify the dataset.
     Arguments and errors are those of `get_val_dataset`.
 
     Example:

@@ -305,7 +305,7 @@ def _open_aux(
 def find_exclusions(
     leaves: Sequence[Leaf], where: str | os.PathLike[str] | Exclusions | None
 ) -> Exclusions | None:
-    """Return what quarantine files exclude from datasets; None without such files.
+    """Return the samples that quarantine files exclude; None without such files.
 
     Args:
         leaves: All that the run refers to.

@@ -23,7 +23,7 @@ def mix_report(
     counts: Mapping[str, int],
     sample_bytes: Sequence[float],
 ) -> dict[str, Any]:
-    """Return what some lanes have drawn from each leaf, computed without iterating.
+    """Return the draws of some lanes from each leaf, computed without iterating.
 
     Args:
         recipe: The order.

@@ -90,7 +90,7 @@ def build_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex
         path = folder / index_name(digest)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Processes of one machine build it once; whoever waited finds it there.
+            # Processes of one machine build it once; others wait and read it.
             with locked(_lock_path(folder, digest), deletes=True):
                 if _load(path) is None:
                     logger.info("building the join index %s", path)

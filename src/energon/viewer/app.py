@@ -83,7 +83,7 @@ def make_app(
         server_names: Names of the server in addition to those of loopback.
         token: What browsers have to present; None if only this machine can connect.
         allow: What data may do, see `get_train_dataset`.
-        notes: Where excluded and flagged samples are listed; None if nobody can do that.
+        notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         saved: The run whose steps are shown; None shows a form for its settings.
         encoder: Class of the task encoder that makes the batches of runs; None shows no batches.
         tokenizer: Turns tokens into text; None shows their numbers.

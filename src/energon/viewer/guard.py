@@ -113,7 +113,7 @@ class Guard:
     def _knows(self, host: str) -> bool:
         if host in LOOPBACK_NAMES or host in self.names:
             return True
-        # Nobody can make a numeric address resolve to another machine.
+        # A numeric address cannot resolve to a different machine.
         return self.token is not None and _is_address(host)
 
     def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:

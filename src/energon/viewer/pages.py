@@ -47,7 +47,7 @@ class Site:
     Args:
         shown: The datasets.
         allow: What data may do, see `get_train_dataset`.
-        notes: Where excluded and flagged samples are listed; None if nobody can do that.
+        notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         tokenizer: Turns tokens into text; None shows their numbers.
     """
 
@@ -81,7 +81,7 @@ class Site:
         return leaf, leaf.sample(ordinal)
 
     def place(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
-        """Return what templates have to know about a dataset and its address."""
+        """Return the values about a dataset and its address for templates."""
         numbers = request.path_params
         base = f"/s/{numbers['split']}/{numbers['leaf']}"
         split = self.shown.splits[numbers["split"]]
@@ -137,7 +137,7 @@ class Card(NamedTuple):
 
 
 def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
-    """Return what a gallery shows of a sample; `tokenizer` turns its tokens into text."""
+    """Return the card of a sample in a gallery; `tokenizer` turns its tokens into text."""
     names = ", ".join(part.name for part in sample.parts)
     try:
         kinds = [(part, _kind_of(part)) for part in sample.parts]

@@ -358,7 +358,7 @@ pytorch_weights_only = True
 
 
 def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
-    """Return what `torch.save` has written: tensors always, other objects only if allowed.
+    """Return the value that `torch.save` has written: tensors always, other objects if allowed.
 
     Raises:
         SecurityError: If it contains other objects, and "pickle" is not allowed.
@@ -374,7 +374,7 @@ def torch_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 
 def _load_torch(data: bytes, allowed: Collection[str]) -> Any:
-    """Do the same with permissions resolved earlier; see `security.resolve`."""
+    """Load a file of torch with permissions resolved earlier; see `security.resolve`."""
     security.check_lock("torch", allowed)
     trusted = "pickle" in allowed or not pytorch_weights_only
     if trusted and os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") != "1":
@@ -398,7 +398,7 @@ def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 
 def _load_pickle(data: bytes, allowed: Collection[str]) -> Any:
-    """Do the same with permissions resolved earlier; see `security.resolve`."""
+    """Unpickle data with permissions resolved earlier; see `security.resolve`."""
     what = "the field is pickled, and unpickling runs any code that it contains"
     security.require("pickle", allowed, what)
     return pickle.loads(data)
@@ -604,7 +604,7 @@ class Decoder:
 
 
 def _ask_in_turn(handlers: Sequence[DecodingHandler], key: str, data: Any) -> Any:
-    """Return what the first handler that decodes the data makes of it; the data, if none does."""
+    """Return the value of the first handler that decodes the data; the data, if none does."""
     for handler in handlers:
         result = handler(key, data)
         if isinstance(result, Continue):

@@ -370,7 +370,7 @@ def generator(make_stage: Callable[..., Any], source: str = "data") -> Callable[
     given = inspect.signature(make_stage).parameters.values()
     data = inspect.Parameter(source, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"Yield what `{make_stage.__name__}` makes of any iterable."
+    run.__doc__ = f"Yield the items of `{make_stage.__name__}` for any iterable."
     run.__signature__ = inspect.Signature([data, *given])  # type: ignore[attr-defined]
     del run.__wrapped__
     return run

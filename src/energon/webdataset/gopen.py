@@ -424,7 +424,7 @@ def open_url(
     allowed: Collection[str] = (),
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Do the same with permissions resolved earlier; see `security.resolve`."""
+    """Open an address with permissions resolved earlier; see `security.resolve`."""
     if mode not in _MODES:
         raise ConfigError(f"gopen(mode={mode!r}): expected rb or wb")
     url = rewrite_url(url)

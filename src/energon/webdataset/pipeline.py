@@ -140,7 +140,7 @@ class DataPipeline(TorchLookalike):
         return self.snapshot().open(Context(current_place(), self.seed, self._epochs.begin()))
 
     def invoke(self, f: Any, *args: Any, **kw: Any) -> Iterator[Any]:
-        """Return what one stage makes of an iterator; a source takes none."""
+        """Return the output of one stage for an iterator; a source takes none."""
         if kw or len(args) > 1:
             return iter(f(*args, **kw))
         (stage,) = as_stages([f], has_source=bool(args))
@@ -262,7 +262,7 @@ class DataPipeline(TorchLookalike):
         self._pending = state_dict
 
     def describe(self) -> list[Any]:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return the fingerprint that a saved state must match, as JSON."""
         return self.snapshot().describe()
 
     def close(self) -> None:

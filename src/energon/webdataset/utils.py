@@ -89,7 +89,7 @@ def fnmatch_with_braces(filename: str, pattern: str) -> bool:
 
 
 def lookup_sym(sym: str, modules: Iterable[str]) -> Any:
-    """Return what the first of some modules has under a name, or None."""
+    """Return the attribute of the first of some modules that has it, or None."""
     found = (getattr(importlib.import_module(module), sym, None) for module in modules)
     return next((each for each in found if each is not None), None)
 

@@ -86,7 +86,7 @@ class LaneProcess:
             self._init(place.worker)
 
     def _loop_seed(self, rank: int, epoch: int) -> int:
-        """Return what the workers of a rank add their numbers to, for seeds of their own.
+        """Return the number to which workers of a rank add theirs, for seeds of their own.
 
         As in torch's DataLoader, it is drawn from the generator of the program, so it differs in
         each loop of each loader, and is the same in a restored loop if the program seeds the
@@ -263,7 +263,7 @@ class LanePipeline:
         return None
 
     def fingerprint(self, lanes: int) -> dict[str, Any]:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return the fingerprint that a saved state must match, as JSON."""
         return {
             "stages": self.dataset.describe(),
             "seed": self.dataset.seed,

@@ -206,7 +206,7 @@ def fields(record: bytes | memoryview, sizes: Sequence[int | None], origin: obje
 
 
 def decoded(decoders: Iterable[tuple[Callable[[bytes], Any], bytes]], origin: object) -> list[Any]:
-    """Return what decoders make of the contents of fields.
+    """Return the decoded contents of fields.
 
     Raises:
         FormatError: If one of them cannot be decoded.

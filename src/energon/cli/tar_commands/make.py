@@ -93,7 +93,7 @@ class ProcOptions:
         "-m",
         "--multi",
         metavar="COMMAND",
-        help="The same for commands that make several samples: sample-000000.FIELD, ...",
+        help="Like it, for commands that make several samples: sample-000000.FIELD, ...",
     )
     function: str | None = option(
         metavar="MODULE:NAME",

@@ -52,7 +52,7 @@ class NameTableFinder(MetaPathFinder, Loader):
 
 
 class StandIn(Distribution):
-    """Says which release of Megatron-Energon this package stands for.
+    """Names the release of Megatron-Energon that this package stands for.
 
     `energon_loader.pth` has every interpreter find it, since programs ask for the version of
     `megatron-energon` before and after they import it. A Megatron-Energon that is installed is
@@ -123,7 +123,7 @@ def install(root: ModuleType) -> None:
         sys.meta_path.insert(0, NameTableFinder())
     fill(root, "")
     # `edataclass` is a function of the package and a module below it. Importing a module binds it
-    # in its package, so do that first: whoever asks the package wants the function.
+    # in its package, so do that first: programs ask the package for the function.
     import_module(f"{ROOT}.edataclass")
     vars(root).pop("edataclass", None)
 

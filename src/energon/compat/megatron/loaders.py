@@ -232,7 +232,7 @@ class SavableDataLoader(BasicDataLoader[T_co], core_savable.SavableDataLoader[T_
         self.restore_state_global(state, **arguments)
 
     def _strict(self, state: Any) -> bool | list[str]:
-        """Return what may differ: the batch size, if the current one divides the saved one."""
+        """Return settings that may differ: a batch size that divides the saved one."""
         states = state if isinstance(state, list) else [state]
         saved = {(each or {}).get("fingerprint", {}).get("batch_size") for each in states}
         size = getattr(self.dataset, "batch_size", None)

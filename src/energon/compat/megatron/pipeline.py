@@ -131,7 +131,7 @@ def load_samples(
 
 
 def item_hooks(loaded: Sequence[Any]) -> list[tuple[Hook, ...]] | None:
-    """Return what a program does to the single samples of each dataset.
+    """Return the stage in which a program changes the samples of each dataset.
 
     None if it does anything else: then the datasets are pipelines of their own, and the plan,
     which draws from datasets, cannot be asked which sample comes when.
@@ -176,7 +176,7 @@ class PlannedDataset(SavableDataset):
 
 
 def as_planned(pipeline: Any) -> Any:
-    """Return what an encoder assembled, as a `PlannedDataset` if it is the recipe's own."""
+    """Return the pipeline of an encoder, as a `PlannedDataset` if it is the recipe's own."""
     return PlannedDataset.of(pipeline) if type(pipeline) is SavableDataset else pipeline
 
 

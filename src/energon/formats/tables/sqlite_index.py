@@ -130,7 +130,7 @@ def indexed_shards(path: str | os.PathLike[str]) -> list[ShardState] | None:
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    # The file is renamed into place when it is complete: until then nobody reads it.
+    # The file is renamed into place when it is complete: until then it is not read.
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -136,7 +136,7 @@ class OpenFile:
         except OSError as error:
             raise local_error(self.path, error) from error
         if list(map(len, found)) != list(sizes):
-            return list(map(self.pread, offsets, sizes))  # says which range is cut off
+            return list(map(self.pread, offsets, sizes))  # its error names the range
         return found
 
     def stat(self) -> os.stat_result:

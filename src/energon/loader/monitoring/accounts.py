@@ -123,7 +123,7 @@ class BatchClock:
         self._began = perf_counter()
 
     def end(self) -> Counter[str]:
-        """Return what was measured since the last such batch, as statistics."""
+        """Return the times since the last measured batch, as statistics."""
         now = perf_counter()
         host, hooks = self._host, self._hooks
         times = {

@@ -102,7 +102,7 @@ class LoaderMark:
 
 
 DrawnAt = Callable[[LoaderMark], Mapping[str, Mapping[str, Any]]]
-"""Returns what was drawn of each dataset up to a mark, ordered by dataset number."""
+"""Returns the samples drawn from each dataset up to a mark, ordered by dataset number."""
 
 
 def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _stages(
     samples: int,
     datasets: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Return what each stage took, the longest first.
+    """Return the time of each stage, the longest first.
 
     Args:
         spent: The time of each stage and dataset.

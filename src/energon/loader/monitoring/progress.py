@@ -34,7 +34,7 @@ class ReportingLoader(Protocol):
         """Return statistics since it was created."""
 
     def report(self) -> dict[str, Any]:
-        """Return what it has drawn from each dataset."""
+        """Return the samples that it has drawn from each dataset."""
 
 
 def with_progress(

@@ -81,7 +81,7 @@ class LoaderSetup:
     has_quota: bool = False
 
     def does(self, verb: str) -> str:
-        """Return those who make batches with a verb: "spend" becomes "2 workers spend"."""
+        """Return a verb with its subject: "spend" becomes "2 workers spend"."""
         if not self.workers:
             return f"the training process {verb}s"
         who = counted(self.workers, "thread" if self.kind == "thread" else "worker")
@@ -152,7 +152,7 @@ def needed_workers(figures: Mapping[str, Any], slack: float = SLACK) -> int | No
 
 
 def remedy_for(stage: str, *, is_remote: bool) -> str:
-    """Return what makes a stage take less time.
+    """Return the remedy for a slow stage.
 
     Args:
         stage: Its name.
@@ -164,7 +164,7 @@ def remedy_for(stage: str, *, is_remote: bool) -> str:
 
 
 def _troubles(case: _Case) -> Iterator[str]:
-    """Yield what is broken and must be repaired before any other change is worthwhile."""
+    """Yield defects that must be repaired before any other change is worthwhile."""
     figures = case.figures
     if figures["restarts"]:
         yield (

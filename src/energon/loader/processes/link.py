@@ -47,7 +47,7 @@ POLL_SECONDS = 0.2
 PROCESS_CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
 _LOG_SECONDS = 0.1
-"""How long log records of workers may wait while the trainer takes batches, whoever makes them."""
+"""How long log records of workers may wait while the trainer takes batches."""
 
 
 TellsTime = Callable[[float, float], None]
@@ -146,7 +146,7 @@ class ProcessLink:
             with undisturbed():
                 self._process = ForkedProcess([*descriptors, death_line.fileno()], pipeline)
         else:
-            # The fork server may take a while; it cleans up workers that nobody knows about.
+            # The fork server may take a while; it cleans up workers without a parent.
             with nullcontext() if pipeline.method == "forkserver" else undisturbed():
                 self._process = start_process(
                     pipeline.method, descriptors, modules=pipeline.modules

@@ -64,7 +64,7 @@ class Setup:
     def of_this_process(
         cls, options: LoaderOptions, *, name: str, seed: int, made: int = 0
     ) -> Setup:
-        """Return what makes a worker resemble this process and follow `options`.
+        """Return the settings that make a worker resemble this process and follow `options`.
 
         Args:
             options: How lanes are hosted.
@@ -306,7 +306,7 @@ class _Companion(threading.Thread):
         _end_process(0)
 
     def _read(self) -> bytes:
-        """Return what the parent has sent, of which only the moment counts; b"" if it is gone."""
+        """Return bytes of the parent, of which only the moment counts; b"" if it is gone."""
         try:
             return os.read(self._lifeline, 64)
         except OSError:

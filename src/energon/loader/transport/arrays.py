@@ -160,7 +160,7 @@ class TensorReducer:
         self._first_of.clear()
 
     def reduce(self, tensor: Any) -> Any:
-        """Return what `reducer_override` must return for `tensor`.
+        """Return the result of `reducer_override` for `tensor`.
 
         Subclasses, sparse and quantized tensors, and tensors with attributes set by programs are
         left to torch.

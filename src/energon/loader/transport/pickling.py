@@ -62,7 +62,7 @@ def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `value` contains, with names."""
+    """Yield the values in `value`, with names."""
     owner = type(value).__name__
     if isinstance(value, MethodType):
         yield type(value.__self__).__name__, value.__self__

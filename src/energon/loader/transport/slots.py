@@ -332,7 +332,7 @@ class Heartbeat:
         return f"at lane {lane} row {row}"
 
     def traceback(self) -> str:
-        """Return what the fault handler of the worker has written, or ""."""
+        """Return the text that the fault handler of the worker has written, or ""."""
         written = self._mapping[_TRACE_OFFSET:]
         return written.rstrip(b"\0").decode(errors="replace").strip()
 

@@ -84,7 +84,7 @@ class ReducedSources:
 
 
 def reduce_sources(sources: Any) -> ReducedSources | None:
-    """Return what stands for the sources of a batch; None for a form that pickles as it is.
+    """Return the sources of a batch in columns; None for a form that pickles as it is.
 
     Args:
         sources: The sources of each sample in a list, or those of all samples in a tuple.
@@ -105,7 +105,7 @@ def _sources_of_batch(packed: PackedSources) -> tuple[SampleSource, ...]:
 
 
 def _known(sources: Sequence[Any]) -> Known | None:
-    """Return what is known of sources, a column for each property; None if some are of users."""
+    """Return the properties of sources, a column for each; None if some are of users."""
     if not sources or not all_are(SampleSource, sources):
         return None
     return list(zip(*[source._known for source in sources], strict=True))

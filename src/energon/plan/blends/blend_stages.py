@@ -45,7 +45,7 @@ class MixStage(NamedTuple):
         number = self.pattern.number[place]
         source = self.columns[number]
         counted = rounds * self.pattern.counts[number] + self.pattern.rank[place]
-        # What is gone has no base: nobody can ask for its draws.
+        # A removed entry has no base: its draws cannot be computed.
         return source, counted * self.unit + within + self.base[np.maximum(source, 0)]
 
     def drawn_until(self, row: int) -> Ints:
@@ -210,7 +210,7 @@ class BlendStages:
             used = [source for source, quota in quotas.items() if drawn[source] >= quota]
             knot = self._next_knot(mix, row)
             # The shares of a ramp are those of its whole step, even if the mix changes within:
-            # rows before a change are what they were when nobody knew of it.
+            # rows before a change are what they were before it.
             mixture = self._mixtures.of(mix, row, knot, used)
             if mixture is None:
                 return

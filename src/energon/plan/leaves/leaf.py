@@ -96,7 +96,7 @@ class PlanLeaf:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what determines its order besides its samples, for the fingerprint of states."""
+        """Return the settings that determine its order, for the fingerprint of states."""
         blocks = [len(self.blocks)] if self.blocks else []
         return {
             "repetitions": self.repetitions,

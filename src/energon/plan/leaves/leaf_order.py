@@ -155,7 +155,7 @@ class LeafOrder:
     def _place_by_era(
         self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
     ) -> Ints:
-        """Do the same as `_place`, with the number of lanes at the start of each pass."""
+        """Place rows as `_place` does, with the number of lanes at the start of each pass."""
         place = np.empty(len(position), np.int64)
         left = np.ones(len(position), np.bool_)
         for era in (*self.eras, None):
@@ -211,7 +211,7 @@ class LeafOrder:
         column: Ints,
         keys: U64,
     ) -> Ints:
-        """Do the same as `_place`, also for rows that do not fill a slice in every column."""
+        """Place rows as `_place` does, also those that do not fill a slice in every column."""
         lanes, size = table.lanes, table.size[leaf]
         length, parallel = table.slice_samples[leaf], table.parallel[leaf]
         sliced = table.sliced_rows[leaf]

@@ -7,7 +7,7 @@ it begins on the line; the documents of a block are looked up when one of its wi
 all at once: picking them one by one would touch pages all over an index of gigabytes.
 
 The order of the documents is the same in each epoch, since a window is a sample: its number has
-to stand for the same tokens whoever asks, in whichever epoch. Which window comes when is up to
+to stand for the same tokens on any rank and in any epoch. Which window comes when is up to
 the plan, as for all samples.
 """
 

@@ -22,7 +22,7 @@ before the sample is yielded; contents of samples that are not needed need not b
 
 
 def every(key: str, row: Row) -> bool:
-    """Return that a sample is needed, whatever it is."""
+    """Return True: every sample is needed."""
     return True
 
 
@@ -47,15 +47,15 @@ class PackSource(ABC):
         return None
 
     def record(self) -> dict[str, Any]:
-        """Return what must be unchanged for an interrupted run to continue."""
+        """Return the settings that an interrupted run must have to continue."""
         return {}
 
     def notes(self) -> list[str]:
-        """Return what the user should know before the samples are packed."""
+        """Return warnings to show before the samples are packed."""
         return []
 
     def skipped(self) -> list[str]:
-        """Return what was skipped so far and why, in words; everything, once all is read."""
+        """Return the skipped rows so far and the reasons, in words; all of them at the end."""
         return [*self._left_out]
 
 

@@ -186,7 +186,7 @@ def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
     given = [value for value in values if value not in (None, "")]
     if not given or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in given):
         return False
-    # Where others are missing, packing says which, rather than taking paths for texts.
+    # Where others are missing, packing names them, rather than taking paths for texts.
     return any(rules.has_file(value) for value in given)
 
 

@@ -92,7 +92,7 @@ CHECKED_BYTES = 8 << 20
 
 
 def with_checksums(path: Path, scan: TarScan) -> TarScan:
-    """Return what was found in a shard, with the checksum of each part."""
+    """Return the index of a shard, with the checksum of each part."""
     found = content_crc32(path, scan.part_offset, scan.part_size)
     return replace(scan, part_crc32=found)
 

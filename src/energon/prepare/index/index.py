@@ -138,7 +138,7 @@ def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
 
 
 def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
-    """Return what preparing a dataset needs to know about a shard."""
+    """Return the summary of the part table of a shard."""
     return IndexedShard(
         name=name,
         num_samples=table.num_samples,
@@ -262,7 +262,7 @@ def _present(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTable |
 
 
 def _with_checksums(file: RemoteFile, scan: TarScan) -> TarScan:
-    """Return what was found in a shard, with the checksum of each part; fetches all of it."""
+    """Return the index of a shard, with the checksum of each part; fetches all of it."""
     sums = RangeSums(scan.part_offset, scan.part_size, SkippingReader(file.object), file.path)
     return replace(scan, part_crc32=sums.finish())
 

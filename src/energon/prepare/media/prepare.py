@@ -136,7 +136,7 @@ class _ProbedShard:
         self.failed += probed.failed
 
     def probed(self, folder: Path) -> Probed:
-        """Return what was found in all of them."""
+        """Return the metadata of all samples."""
         job = self.job or MediaJob(self.name, *file_state(folder / self.name))
         return Probed(job, self.found, self.failed)
 
@@ -241,7 +241,7 @@ def prepare_media(
 def prepare_remote_media(
     address: str, chosen: MediaFilter, *, num_workers: int, progress: Progress
 ) -> MediaReport:
-    """Do the same in an object store; little more than the header of each file is fetched.
+    """Record metadata in an object store; little more than the header of each file is fetched.
 
     Args:
         address: The dataset, or any folder of files.
@@ -274,7 +274,7 @@ def _probe_shards(
     chosen: MediaFilter,
     contents: str | None,
 ) -> Iterator[list[Probed]]:
-    """Yield what is found in shards, as it becomes ready."""
+    """Yield the metadata of media in shards, as it becomes ready."""
     if engine.name == "local":
         yield from probe_shards_isolated(folder, todo, chosen, contents, engine.num_local)
         return
@@ -286,7 +286,7 @@ def _probe_shards(
 def _probe_files(
     engine: Engine, files: FolderFiles, todo: Sequence[str], chosen: MediaFilter
 ) -> Iterator[list[Probed]]:
-    """Yield what is found in files, as it becomes ready."""
+    """Yield the metadata of files, as it becomes ready."""
     if engine.name == "local":
         yield from probe_files_isolated(files, todo, chosen, engine.num_local)
         return

@@ -57,7 +57,7 @@ class FolderFiles(Protocol):
         """Return a file as it is now, or as it was when the folder was listed."""
 
     def only(self, names: Sequence[str]) -> FolderFiles:
-        """Return what is needed to open some of the files."""
+        """Return these files only, for a job in a different process."""
 
     def open(self, names: Sequence[str]) -> Iterator[IO[bytes]]:
         """Open some of the files, in order. Each is closed when the next one is requested."""
@@ -176,7 +176,7 @@ class MediaFilter:
         return self.strategy == "HEADER" or _kind_of(_extension(name)) is not None
 
     def kind(self, name: str, head: Callable[[], bytes]) -> MediaKind | None:
-        """Return what a file is; `head` reads its first bytes."""
+        """Return the kind of a file; `head` reads its first bytes."""
         by_name = _kind_of(_extension(name))
         if self.strategy == "EXTENSION" or (self.strategy == "GLOB" and by_name is not None):
             return by_name

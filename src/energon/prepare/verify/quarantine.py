@@ -56,7 +56,7 @@ class Exclusions:
 
     Raises:
         DatasetNotFoundError: If there is no such file or folder.
-        ConfigError: If a file is invalid, or does not say which of the datasets it is about.
+        ConfigError: If a file is invalid, or does not name its dataset.
     """
 
     def __init__(self, where: str | os.PathLike[str], datasets: Iterable[str]) -> None:
@@ -72,7 +72,7 @@ class Exclusions:
         self._files: dict[str, list[QuarantineEntry]] = {}
 
     def of(self, dataset: str) -> dict[str, list[str]]:
-        """Return what is excluded of a dataset, by file, as in the `exclude` list of a split."""
+        """Return excluded samples of a dataset, by file, as in the `exclude` list of a split."""
         file = self._path / quarantine_name(dataset) if self._is_folder else self._path
         origin = str(file)
         if origin not in self._files:
@@ -149,7 +149,7 @@ def load_quarantine(path: str | os.PathLike[str]) -> list[QuarantineEntry]:
 
 
 def entries_without(path: str | Path, shards: Container[str]) -> list[QuarantineEntry]:
-    """Return what `write_quarantine` wrote about other shards than these; [] without a file."""
+    """Return the lines of `write_quarantine` about other shards; [] without a file."""
     if not any_path(path).is_file():
         return []
     return [entry for entry in load_quarantine(path) if entry.shard not in shards]

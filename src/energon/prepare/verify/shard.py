@@ -228,7 +228,7 @@ def _reserved_parts(path: str, name: str, table: PartTable) -> Iterator[Problem]
 
 
 def missing_shard(path: str, name: str) -> Problem:
-    """Return what is wrong if there is no such shard."""
+    """Return the problem of a missing shard."""
     return Problem("shard-missing", name, f"{path}: no such file", False, name)
 
 

@@ -95,7 +95,7 @@ def sqlite_difference(
     indexed: Sequence[IndexedShard],
     open_table: Callable[[str], PartTable] | None,
 ) -> str | None:
-    """Return what is wrong with an SQL index, or None.
+    """Return the problem of an SQL index, or None.
 
     Args:
         path: The index.
@@ -146,7 +146,7 @@ def _check_pages(reader: SqliteReader) -> None:
 
 
 def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> str | None:
-    """Return what rows of a shard differ from its part table, or None."""
+    """Return the difference between the rows of a shard and its part table, or None."""
     samples = list(reader.rows(_SAMPLES, (number,)))
     if len(samples) != table.num_samples:
         return f"{counted(len(samples), 'sample')}, expected {table.num_samples},"

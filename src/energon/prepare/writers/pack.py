@@ -72,7 +72,7 @@ class PackOptions:
         return sum(ratio > 0 for ratio in ratios.values()) > 1
 
     def record(self) -> dict[str, Any]:
-        """Return what must be unchanged for existing shards to be kept."""
+        """Return the settings under which existing shards are kept."""
         drawn = {"split_ratio": dict(self.split_ratio or {}), "stratify": self.stratify}
         return {
             "maxcount": self.maxcount,

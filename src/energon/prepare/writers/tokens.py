@@ -153,7 +153,7 @@ def pack_tokens(
             done += documents
             progress(done)
         written = _join(prefix, partial, len(ranges), options)
-        # First: without settings, nobody continues from what is left of the parts.
+        # First: without settings, no run continues from the remaining parts.
         (partial / SETTINGS).unlink()
         shutil.rmtree(partial)
     return written

@@ -151,7 +151,7 @@ def _folders(samples: BrowsedSamples, prefix: str) -> dict[str, None]:
 
 
 def _mark(samples: BrowsedSamples, place: SamplePlace) -> str | None:
-    """Return what distinguishes a sample from earlier ones with the same key."""
+    """Return the suffix that distinguishes a sample from earlier ones with the same key."""
     count = samples.repeated.get(place)
     return None if count is None else str(count + 1)
 
@@ -319,7 +319,7 @@ class LazyFolder:
         return self._opener.open(self._address)
 
     def entries(self) -> Iterator[TreeEntry]:
-        """Yield what it holds."""
+        """Yield its entries."""
         return self._folder.entries()
 
     def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:

@@ -235,7 +235,7 @@ _RANGE = (
 
 
 def _behind(prefix: str) -> str:
-    """Return what follows all keys that begin with `prefix`, which ends in a slash."""
+    """Return the first text after all keys that begin with `prefix`, which ends in a slash."""
     return prefix[:-1] + "0"
 
 

@@ -1,6 +1,6 @@
 """Key indexes: in memory, or on local disk, where all processes map the same one.
 
-Sixteen bytes per sample. Keys are not stored: equal hashes are candidates, and whoever reads from a
+Sixteen bytes per sample. Keys are not stored: equal hashes are candidates, and the reader of a
 shard compares the key there.
 """
 

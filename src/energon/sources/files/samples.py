@@ -42,7 +42,7 @@ class OpensSamples(Protocol):
         """Return the samples that a leaf refers to."""
 
     def contents(self, source: Any) -> Contents:
-        """Return what is where in a source."""
+        """Return the parts of the samples of a source."""
 
 
 class SampleFileStore(FileStore[bytes]):

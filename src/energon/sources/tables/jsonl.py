@@ -395,7 +395,7 @@ class JsonlSource(NumberedSource):
         return SliceCost(max(1, int(size / self.mean_sample_bytes)), int(3 * size))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         content = {
             "lines": [len(self.lines), int(self.lines.offsets[-1])],
             "excluded": self.excluded.tolist(),

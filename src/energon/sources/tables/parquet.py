@@ -49,7 +49,7 @@ _Place = tuple[int, tuple[str, ...]]
 
 
 class _DecodedGroup(NamedTuple):
-    """A row group that is decoded, and has rows that nobody took."""
+    """A decoded row group with rows that were not taken yet."""
 
     table: RowTable
     rows_left: int
@@ -93,7 +93,7 @@ class ParquetGroups(RowGroups):
             ) from error
 
     def metadata(self, number: int) -> FileMetaData:
-        """Return what a file says about its content."""
+        """Return the metadata of a file."""
         found = self._metadata.get(number)
         if found is None:
             footer = self.footers[number].footer

@@ -95,7 +95,7 @@ class RowOptions:
 def row_config(
     leaf: Leaf, *, has_folder: bool = True, options: type[RowOptions] = RowOptions
 ) -> DatasetConfig:
-    """Return what happens to the rows that a leaf refers to.
+    """Return the config of the rows that a leaf refers to.
 
     Args:
         leaf: The entry in the document.
@@ -230,14 +230,14 @@ class ItemSource(NumberedSource):
 
     @abstractmethod
     def content(self) -> Any:
-        """Return what must be unchanged in a saved state, besides the range of the split."""
+        """Return the settings that a saved state must match, besides the range of the split."""
 
     @abstractmethod
     def items(self, numbers: Ints) -> Sequence[Item | SampleError]:
         """Return items; the error for one that cannot be read."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         content = {
             "content": self.content(),
             "excluded": self.excluded.tolist(),

@@ -98,7 +98,7 @@ class RowSource(LazySource):
         return size / float(np.diff(self.groups.ends)[groups[0]])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         content = {
             "files": [[each.name, each.size, list(each.rows)] for each in self.groups.footers],
             "excluded": self.excluded.tolist(),

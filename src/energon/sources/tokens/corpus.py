@@ -72,7 +72,7 @@ class TokenFile:
         return memoryview(map_file(self.prefix + DATA))
 
     def digest(self) -> list[Any]:
-        """Return what distinguishes this version of the file, without reading all of it."""
+        """Return the version of the file, without reading all of it."""
         index = self.index
         edges = bytes(index.data[:65_536]) + bytes(index.data[-65_536:])
         digest = hashlib.blake2b(edges, digest_size=8).hexdigest()

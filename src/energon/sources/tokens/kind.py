@@ -353,7 +353,7 @@ class TokenSource(LazySource):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the samples and their order, which a saved state must match."""
+        """Return the identity of the samples and their order, which a saved state must match."""
         options = self.options
         content = {
             "files": [[file.name, *file.digest()] for file in self.corpus.files],

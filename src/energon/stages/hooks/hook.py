@@ -655,7 +655,7 @@ def reapply(
         output = HookRunner(strict, lane)(argument, address)
         if type(output) is GeneratorType:
             if not subs:
-                raise StateError(f"{hook.name} yields several outputs, {key} does not say which")
+                raise StateError(f"{hook.name} yields several outputs, and {key} selects none")
             sub, *rest = subs
             for _ in range(sub):
                 next(output, SKIPPED)

@@ -400,7 +400,7 @@ def _find_torch_memory(default: Any) -> Any:
 
 
 def _mark_gap(memory: Any) -> None:
-    """Mark the bytes between the fields of torch's state: whoever sets it removes the mark."""
+    """Mark the bytes between the fields of torch's state: setting it removes the mark."""
     memory[_TORCH_GAP] = _GAP_MARK
 
 

@@ -81,7 +81,7 @@ class Reader(Protocol):
         """Return the samples of `rows`, in that order."""
 
     def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
-        """Return what prepares samples in this worker; None if nothing needs to be prepared.
+        """Return the preparation of samples in this worker; None if they need none.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.

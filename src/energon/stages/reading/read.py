@@ -302,7 +302,7 @@ def _uncollected() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ReadDataset(Dataset[Any]):
-    """Yield what `reader` returns for the rows of a plan.
+    """Yield the samples that `reader` returns for the rows of a plan.
 
     Args:
         plan: Returns the plan for a number of lanes; called if a lane has no plan of its own.

@@ -269,7 +269,7 @@ class ShardCache:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """Return what is recorded about a file: nothing if damaged, None if a user has placed it."""
+    """Return the record of a file: empty if damaged, None if a user has placed the file."""
     try:
         record = parse_json(read_local_document(record_path(path)), origin="the record")
     except FileNotFoundError:
@@ -351,7 +351,7 @@ def _address(url: str) -> str:
 
 
 def _version(url: str) -> str | None:
-    """Return what identifies the version of an object; None if unknown."""
+    """Return the version of an object; None if unknown."""
     if scheme_of(url) in ("", "pipe"):
         return None
     from energon.io.files import open_store

@@ -26,8 +26,8 @@ class EpochCounter:
     """How many epochs were begun, by all copies of a pipeline in workers together.
 
     All workers of a DataLoader begin an epoch, but it counts once. So the shared number is kept
-    with a mark of those who began the last epoch: whoever has the same mark joins it, anyone else
-    begins the next.
+    with the mark of the loops that began the last epoch: a loop with the same mark joins it, any
+    other one begins the next.
 
     Args:
         epochs: How many there were before.
@@ -63,7 +63,7 @@ class EpochCounter:
         self._word.value = epochs
 
     def _mark(self) -> int:
-        """Return what the workers of one epoch have in common, not 0."""
+        """Return the number that the workers of one epoch share, not 0."""
         info = torch_worker_info()
         # A DataLoader draws this for each epoch, and its workers add their number.
         run = os.getpid() if info is None else info.seed - info.id

@@ -126,7 +126,7 @@ class Snapshot:
         )
 
     def describe(self) -> list[Any]:
-        """Return what a saved state has to agree with, as JSON."""
+        """Return the fingerprint that a saved state must match, as JSON."""
         return [describe(stage) for stage in self.stages]
 
     def open(self, context: Context) -> Iterator[Any]:

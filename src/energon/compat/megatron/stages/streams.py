@@ -406,7 +406,7 @@ class IterMap(Dataset[Any]):
         if len(outputs) != 1:
             raise StateError(
                 f"{self.function} yields {len(outputs)} outputs for the sample {key}, whose key "
-                "does not say which"
+                "selects none"
             )
         return outputs[0], rest
 

@@ -114,7 +114,7 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         return SeedDataset(self.stage).open(lane, state)
 
     def fingerprint(self, lanes: int) -> Described:
-        """Return what a saved state must match, as JSON."""
+        """Return the fingerprint that a saved state must match, as JSON."""
         return {
             "order_version": ORDER_VERSION,
             "seed": self.worker_config.seed_offset,
