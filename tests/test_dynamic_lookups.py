@@ -117,6 +117,9 @@ REASONS = {
     "energon/inspect/lint_batch.py": {
         "pickle.loads(leaf)": PROCESSES,
     },
+    "energon/inspect/measure.py": {
+        "pickle.loads(packed)": PROCESSES,
+    },
     "energon/io/files.py": {
         "getattr(import_module(f'energon.io.{module}'), name)": TABLE,
         "import_module(f'energon.io.{module}')": TABLE,
@@ -223,6 +226,9 @@ REASONS = {
     },
     "energon/samples/sample_types.py": {
         "getattr(sample, name)": FIELDS,
+    },
+    "energon/sources/measures.py": {
+        "getattr(self, name)": FIELDS,
     },
     "energon/sources/shard_samples.py": {
         "eval(f'lambda {columns}: [{loop}]')": "no names of the data are in it",

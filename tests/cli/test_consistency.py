@@ -131,6 +131,7 @@ ON_A_PLACE = {
     "index": "{}",
     "info": "{}",
     "lint": "{}",
+    "measure": "{} --name tokens --with builtins:len",
     "mount": "{} {folder}",
     "pack": "{} {out}",
     "plan": "{}",
@@ -149,7 +150,17 @@ ON_A_PLACE = {
 }
 """Every command, as run on a place."""
 
-OF_METADATASETS = {"doctor", "info", "lint", "mount", "plan", "prepare", "preview", "view"}
+OF_METADATASETS = {
+    "doctor",
+    "info",
+    "lint",
+    "measure",
+    "mount",
+    "plan",
+    "prepare",
+    "preview",
+    "view",
+}
 NOT_THERE = {
     "a missing dataset": "{tmp}/nowhere",
     "a refused connection": "http://127.0.0.1:1/x.tar",

@@ -35,6 +35,7 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | order of a join on all topologies | `test_a_join_with_tar_shards_is_equal_on_all_topologies` |
 | auxiliary data, files of the same dataset | `test_its_parts_are_files_by_name` |
 | info, lint, preview, plan, mount | `test_the_commands_take_it`; mount of lines, others refuse it |
+| measures, stored and looked up | `test_its_samples_can_be_measured` |
 | stores, requests | `test_requests.py`; not Arrow, which is mapped into memory |
 | cut off, of another kind, empty | `test_damaged_files_are_errors_that_name_the_file` |
 | permission denied | `test_a_file_that_may_not_be_read_is_reported_as_that` |
@@ -81,16 +82,19 @@ from energon import (
 )
 from energon.errors import EnergonError, FormatError, NoSuchFileError
 from energon.formats import seek_points
+from energon.inspect.measure import measure_dataset
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.prepare.dataset import prepare_dataset
+from energon.prepare.engines import Engine
 from energon.prepare.index.jsonl import prepare_jsonl
 from energon.samples.crude import key_of
 from energon.samples.provenance import get_source_info
 from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named
+from energon.sources.measures import SourceMeasures
 from energon.sources.tokens.kind import TokenSource
 from energon.stages.hooks.quarantine import quarantine_file
 from tests.commands import run
@@ -335,6 +339,23 @@ def test_single_samples_are_restored_by_their_keys(entry, tmp_path):
     with get_savable_loader(train(path, Cooking())) as loader:
         for sample in samples:
             assert plain(loader.restore_sample(key_of(sample))) == plain(sample)
+
+
+def length_of(sample):
+    return len(str(sorted((name, str(plain(value))) for name, value in sample.items())))
+
+
+def test_its_samples_can_be_measured(entry, tmp_path):
+    path = document(tmp_path, {"path": entry["path"], "read": entry.get("read", {})})
+    named = {"name": "length", "function_name": f"{__name__}:length_of"}
+    for measured in (True, False):
+        (report,) = measure_dataset(path, length_of, **named, engine=Engine(num_workers=1))
+        assert (report.measured > 0) == measured
+    leaf = resolve(path, split_part="train").leaves[0]
+    source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
+    ordinals = np.arange(len(source))
+    lengths = SourceMeasures(source, ordinals)["length"]
+    assert lengths.tolist() == [length_of(each) for each in source.read(ordinals)]
 
 
 class Failing(Cooking):

@@ -26,6 +26,7 @@ COMMANDS = {
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset contains.",
     "lint": "Decode samples, and report those that fail.",
+    "measure": "Store a number for each sample, such as its tokens.",
     "mount": "Mount a dataset as a folder of files.",
     "pack": "Turn files, tables or other datasets into a dataset.",
     "plan": "Show what a training run will read, and when.",

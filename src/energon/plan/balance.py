@@ -123,6 +123,7 @@ class BalancedOrder:
         batch_size: Samples of a micro-batch.
         micro_batches: N, micro-batches of a step.
         seed: Seed of the run.
+        measures: Changes with the stored measures that costs depend on; None if there are none.
     """
 
     costs: Costs
@@ -130,6 +131,7 @@ class BalancedOrder:
     batch_size: int
     micro_batches: int
     seed: int = 0
+    measures: str | None = None
 
     @property
     def window(self) -> int:
@@ -150,6 +152,7 @@ class BalancedOrder:
                 "version": settings.version,
                 "window": settings.window,
                 "pool": settings.pool,
+                **({} if self.measures is None else {"measures": self.measures}),
             },
             "micro_batches": self.micro_batches,
         }

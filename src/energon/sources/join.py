@@ -211,8 +211,12 @@ class JoinedSource:
 
     def ordinals(self, ordinal: int) -> list[int]:
         """Return the numbers of a joined sample in each dataset; -1 where it is missing."""
-        rows = self._rows(np.array([ordinal]))
-        return [int(self.index.ordinals(n, rows)[0]) for n in range(len(self.members))]
+        return [int(numbers[0]) for numbers in self.member_ordinals(np.array([ordinal]))]
+
+    def member_ordinals(self, ordinals: Ints) -> list[Ints]:
+        """Return, for each dataset, the numbers of joined samples there; -1 where it is missing."""
+        rows = self._rows(ordinals)
+        return [self.index.ordinals(number, rows) for number in range(len(self.members))]
 
     def _rows(self, ordinals: Ints) -> Ints:
         outside = ordinals[(ordinals < 0) | (ordinals >= len(self))]

@@ -2,25 +2,41 @@
 
 A measure is a number for each sample, by its number in the dataset. Sizes in the index are
 measures without further work: `bytes` is the size of a sample, `jpg:bytes` that of its part `jpg`.
+`energon measure` stores others beside the index.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.errors import ConfigError
+from energon.errors import ConfigError, FormatError
+from energon.formats.meta.info import META
+from energon.formats.tables.join_index import MISSING
+from energon.formats.tables.measure_table import SUFFIX, MeasureTable
+from energon.io.address import is_remote, join_address, redact
+from energon.io.disk_cache import disk_cache
+from energon.io.epath import AnyPath
+from energon.io.files import file_info, is_file, list_files, read_bytes
+from energon.local_file import map_file
+from energon.messages import shell_word
 from energon.plan.balance import Measures
 from energon.plan.rows import Rows
-from energon.sources.source import Source
+from energon.sources.join import JoinedSource
+from energon.sources.source import FileSamples, Source
 
 CHECKED_SAMPLES = 64
 """Samples of each dataset whose costs are checked before a run begins."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @runtime_checkable
@@ -32,6 +48,25 @@ class HasMeasures(Protocol):
 
     def measure_names(self) -> list[str]:
         """Return the names of its measures."""
+
+
+@runtime_checkable
+class NumbersFiles(Protocol):
+    """A source that tells where samples are in the files of its dataset, for stored measures."""
+
+    path: AnyPath
+
+    def file_samples(self) -> list[FileSamples]:
+        """Return the files of the dataset that the split is in."""
+
+    def in_files(self, ordinals: Ints) -> tuple[Ints, Ints]:
+        """Return the number of the file of each sample, and that of the sample in its file."""
+
+    def index_stamp(self) -> str | None:
+        """Return what changes with the index of the dataset; None if the stamps of files tell."""
+
+    def file_stamp(self, number: int) -> str:
+        """Return what changes with the content of a file."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +105,28 @@ class SampleCosts:
                     f"{self.cost!r}; its measures are: {names}"
                 )
 
+    def digest(self) -> str | None:
+        """Return what changes with the stored measures that `check` has read; None without any."""
+        digests = [
+            (number, name, stored.table.digest)
+            for number, source in enumerate(self.sources)
+            for each in (source.members if isinstance(source, JoinedSource) else [source])
+            for (of, name), stored in self._stored.items()
+            if of == id(each) and stored is not None
+        ]
+        if not digests:
+            return None
+        return blake2b(repr(digests).encode(), digest_size=8).hexdigest()
+
     def _of(self, source: Source, ordinals: Ints) -> NDArray[np.float64]:
-        measures = SourceMeasures(source, ordinals)
+        measures = SourceMeasures(source, ordinals, self._stored)
         if isinstance(self.cost, str):
             return measures[self.cost]
         try:
             costs = np.asarray(self.cost(measures), np.float64)
         except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigError | FormatError):
+                raise
             raise ConfigError(f"the cost function {self.cost!r} failed: {error}") from error
         if costs.shape != ordinals.shape or not np.isfinite(costs).all():
             raise ConfigError(
@@ -86,6 +136,16 @@ class SampleCosts:
             )
         return costs
 
+    @cached_property
+    def _stored(self) -> dict[tuple[int, str], StoredMeasure | None]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
 
 class SourceMeasures(Mapping[str, NDArray[np.float64]]):
     """The measures of some samples of a source, read when they are asked for.
@@ -93,22 +153,195 @@ class SourceMeasures(Mapping[str, NDArray[np.float64]]):
     Args:
         source: The source.
         ordinals: The numbers of the samples.
+        stored: The stored measures that are open, by the identity of a source and their names.
     """
 
-    def __init__(self, source: Source, ordinals: Ints) -> None:
+    def __init__(
+        self,
+        source: Source,
+        ordinals: Ints,
+        stored: dict[tuple[int, str], StoredMeasure | None] | None = None,
+    ) -> None:
         self._source, self._ordinals = source, ordinals
+        self._stored = {} if stored is None else stored
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         source = self._source
-        values = source.measure(name, self._ordinals) if isinstance(source, HasMeasures) else None
+        values = self._of(source, name, self._ordinals)
         if values is None:
             names = ", ".join(self) or "none"
-            raise ConfigError(f"{source.path} has no measure {name!r}; its measures are: {names}")
+            hint = ""
+            if _NAME.fullmatch(name):
+                hint = f"; to add it, run `{measure_command(source.path, name)}`"
+            raise ConfigError(
+                f"{source.path} has no measure {name!r}; its measures are: {names}{hint}"
+            )
         return values
 
     def __iter__(self) -> Iterator[str]:
         source = self._source
-        return iter(source.measure_names() if isinstance(source, HasMeasures) else [])
+        members = source.members if isinstance(source, JoinedSource) else [source]
+        names: dict[str, None] = {}
+        for member in members:
+            free = member.measure_names() if isinstance(member, HasMeasures) else []
+            names |= dict.fromkeys([*free, *stored_measures(member.path)])
+        return iter(names)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def _of(self, source: Source, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
+        """Return a measure of samples of a source; None if there is none.
+
+        The measure of a joined sample is the sum of those of its members that have it.
+        """
+        if isinstance(source, JoinedSource):
+            return self._of_join(source, name, ordinals)
+        values = source.measure(name, ordinals) if isinstance(source, HasMeasures) else None
+        if values is not None or not isinstance(source, NumbersFiles):
+            return values
+        key = id(source), name
+        if key not in self._stored:
+            self._stored[key] = open_measure(source, name)
+        stored = self._stored[key]
+        return None if stored is None else stored.at(ordinals)
+
+    def _of_join(
+        self, source: JoinedSource, name: str, ordinals: Ints
+    ) -> NDArray[np.float64] | None:
+        total = None
+        for member, own in zip(source.members, source.member_ordinals(ordinals), strict=True):
+            present = np.flatnonzero(own != MISSING)
+            values = self._of(member, name, own[present])
+            if values is not None:
+                total = np.zeros(len(ordinals)) if total is None else total
+                total[present] += values
+        return total
+
+
+class StoredMeasure:
+    """A measure of the samples of a source, from a file.
+
+    Args:
+        source: The source.
+        table: The content of the file.
+
+    Raises:
+        FormatError: If it was made for another index, or lacks samples.
+    """
+
+    def __init__(self, source: NumbersFiles, table: MeasureTable) -> None:
+        self._source, self.table = source, table
+        index = source.index_stamp()
+        if table.header.index != index:
+            raise self._stale("the dataset has changed since")
+        numbers = []
+        for own, file in enumerate(source.file_samples()):
+            number = table.numbers.get(file.name, -1)
+            if file.first < file.stop:
+                measured = table.header.files.get(file.name)
+                if measured is None or measured.num_samples != file.num_samples:
+                    raise self._stale(f"it lacks samples of {file.name!r}")
+                if index is None and measured.stamp != source.file_stamp(own):
+                    raise self._stale(f"{file.name!r} has changed since")
+            numbers.append(number)
+        self._numbers = np.array(numbers, np.int64)
+
+    def at(self, ordinals: Ints) -> NDArray[np.float64]:
+        """Return the measure of samples, in the order of `ordinals`."""
+        files, samples = self._source.in_files(ordinals)
+        try:
+            values = self.table.at(self._numbers[files], samples)
+        except FormatError as error:
+            raise self._stale(str(error)) from error
+        if np.isnan(values).any():
+            raise self._stale("it lacks samples")
+        return values
+
+    def _stale(self, problem: str) -> FormatError:
+        header = self.table.header
+        command = measure_command(self._source.path, header.name, header.function)
+        return FormatError(
+            f"the measure {header.name!r} of {self._source.path} cannot be used: {problem}; run "
+            f"`{command}` again"
+        )
+
+
+def check_measure_name(name: str) -> None:
+    """Raise ConfigError if a measure cannot be stored under a name."""
+    if not _NAME.fullmatch(name) or name == "bytes":
+        raise ConfigError(
+            f"a measure cannot be called {name!r}; expected letters, digits, _ and -, as in "
+            "'text_tokens' ('bytes' is the size of a sample)"
+        )
+
+
+def measure_command(path: AnyPath | str, name: str, function: str = "MODULE:FUNCTION") -> str:
+    """Return the command that stores a measure."""
+    where = shell_word(redact(os.fspath(path)))
+    return f"energon measure {where} --name {name} --with {function}"
+
+
+def measure_address(path: AnyPath | str, name: str) -> str:
+    """Return where a measure of a dataset is stored: beside its index."""
+    address = os.fspath(path)
+    if is_file(address) or is_file(f"{address}.idx"):
+        return f"{address}.{name}{SUFFIX}"
+    return join_address(address, f"{META}/{name}{SUFFIX}")
+
+
+def stored_measures(path: AnyPath | str) -> list[str]:
+    """Return the names of the stored measures of a dataset."""
+    pattern = measure_address(path, "*")
+    folder, _, name = pattern.rpartition("/")
+    before = name.partition("*")[0]
+    if is_remote(pattern):
+        names = [each.key for each in list_files(folder)]
+    else:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(
+        each[len(before) : -len(SUFFIX)]
+        for each in names
+        if each.startswith(before)
+        and each.endswith(SUFFIX)
+        and _NAME.fullmatch(each[len(before) : -len(SUFFIX)])
+    )
+
+
+def read_measure(path: AnyPath | str, name: str) -> MeasureTable | None:
+    """Return the content of the file of a measure; None if there is none.
+
+    Raises:
+        FormatError: If it is damaged.
+    """
+    address = measure_address(path, name)
+    if not is_remote(address):
+        if not os.path.isfile(address):
+            return None
+        return MeasureTable(map_file(address), origin=address)
+    about = file_info(address)
+    if about is None:
+        return None
+    shown = redact(address)
+    return disk_cache().load(
+        f"{shown} measure",
+        f"{about.version} {about.size}",
+        lambda: read_bytes(address),
+        lambda data: MeasureTable(data, origin=shown),
+    )
+
+
+def open_measure(source: NumbersFiles, name: str) -> StoredMeasure | None:
+    """Return a stored measure of the samples of a source; None if there is none.
+
+    Raises:
+        FormatError: If it is damaged, or was made for another index.
+    """
+    if not _NAME.fullmatch(name):
+        return None
+    try:
+        table = read_measure(source.path, name)
+    except FormatError as error:
+        command = measure_command(source.path, name)
+        raise FormatError(f"{error}; delete the file, and run `{command}`") from error
+    return None if table is None else StoredMeasure(source, table)

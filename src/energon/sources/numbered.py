@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import exclude_indices, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.source import SplitSource, restore_keys_of
+from energon.sources.source import FileSamples, Source, SplitSource, restore_keys_of
 from energon.sources.webdataset import included, places_of
 from energon.stages.reading.blocks import Block
 
@@ -64,6 +65,26 @@ class NumberedSource(SplitSource, ABC):
             IndexError: If there is no such sample.
         """
         return np.asarray(places_of(self, ordinals) + self.first)
+
+    def file_samples(self) -> list[FileSamples]:
+        """Return the split, as one file: items are numbered over all files."""
+        low, high = (np.array(self.edges()) - self.first).tolist()
+        return [FileSamples(self.split_part, self.last - self.first, low, high)]
+
+    def in_files(self, ordinals: Ints) -> tuple[Ints, Ints]:
+        """Return the number of the file of each sample, and that of the sample in its file."""
+        return np.zeros(len(ordinals), np.int64), self.numbers(ordinals) - self.first
+
+    def index_stamp(self) -> str | None:
+        """Return None: the stamps of files tell whether they have changed."""
+        return None
+
+    def file_stamp(self, number: int) -> str:
+        """Return a digest of what determines the items of the split."""
+        source = copy(self)
+        source.excluded = np.empty(0, np.int64)
+        source.start, source.stop = source.places = 0, self.last - self.first
+        return str(cast("Source", source).fingerprint()["index"])
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key, which has to match as a whole."""

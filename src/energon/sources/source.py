@@ -48,6 +48,18 @@ class Extents(NamedTuple):
     """The byte after the last one needed of each."""
 
 
+class FileSamples(NamedTuple):
+    """The samples that a source has of a file of its dataset, excluded ones among them."""
+
+    name: str
+    num_samples: int
+    """Samples of the file."""
+    first: int
+    """The first sample in the file that is one of the source, and"""
+    stop: int
+    """the one after the last."""
+
+
 def selected_extents(
     table: PartTable, indices: Ints, parts: Container[str] | None
 ) -> tuple[Ints, Ints]:

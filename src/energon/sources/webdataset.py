@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, EmptyDatasetError, ObjectChangedError
-from energon.formats.meta.info import load_info
+from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import Split, load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
@@ -38,6 +39,7 @@ from energon.sources.shard_samples import (
 from energon.sources.shards import OpenShard, ShardPool
 from energon.sources.source import (
     Extents,
+    FileSamples,
     Location,
     Source,
     SplitSource,
@@ -269,6 +271,29 @@ class WebdatasetSource(SplitSource):
     def measure_names(self) -> list[str]:
         """Return the names of the measures of the first sample."""
         return ["bytes", *(f"{name}:bytes" for name in self.locate(0).parts)]
+
+    def file_samples(self) -> list[FileSamples]:
+        """Return the shards, and which of their samples the split has."""
+        ranges = self.ranges()[1]
+        return [
+            FileSamples(shard, count, *ranges.get(shard, (0, 0)))
+            for shard, count in zip(self.shards, self._counts, strict=True)
+        ]
+
+    def in_files(self, ordinals: Ints) -> tuple[Ints, Ints]:
+        """Return the number of the shard of each sample, and that of the sample in its shard."""
+        return self._indices(places_of(self, ordinals))
+
+    def index_stamp(self) -> str | None:
+        """Return the identifier that is replaced whenever the index changes."""
+        file = self.path / META / "index.uuid"
+        return file.read_text().strip() if file.is_file() else None
+
+    def file_stamp(self, number: int) -> str:
+        """Return size and date of a shard when it was indexed, and a digest of its samples."""
+        table = self.open_shard(number).table
+        edges = zlib.crc32(table.sample_offset.tobytes())
+        return f"{table.shard_size}-{table.shard_mtime_ns}-{edges:08x}"
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample is."""

@@ -193,7 +193,14 @@ def _balanced(
     costs = SampleCosts(balance.cost, tuple(leaf.source for leaf in opened))
     costs.check()
     count = balance.micro_batches or workers.lanes or workers.world_size
-    order = BalancedOrder(costs, balance, settings.batch_size or 1, count, workers.seed_offset)
+    order = BalancedOrder(
+        costs,
+        balance,
+        settings.batch_size or 1,
+        count,
+        workers.seed_offset,
+        measures=costs.digest(),
+    )
     order.check(workers.lanes or count)
     return order
 

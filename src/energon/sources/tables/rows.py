@@ -21,7 +21,7 @@ from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, Unreadabl
 from energon.samples.provenance import record_sources
 from energon.sources.numbered import LazySource
 from energon.sources.shard_samples import PartFilter
-from energon.sources.source import Extents, Location, content_fingerprint
+from energon.sources.source import Extents, FileSamples, Location, content_fingerprint
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
@@ -187,6 +187,26 @@ class RowSource(LazySource):
             inside = np.flatnonzero((number == each) & (high > low))
             order = inside[np.argsort(low[inside], kind="stable")]
             yield Extents(self.groups.range_file(each), order, low[order], high[order])
+
+    def file_samples(self) -> list[FileSamples]:
+        """Return the files, and which of their rows the split has."""
+        ranges = self.ranges()[1]
+        counts = np.diff(self.groups.file_ends).tolist()
+        return [
+            FileSamples(name, count, *ranges.get(name, (0, 0)))
+            for name, count in zip(self.names, counts, strict=True)
+        ]
+
+    def in_files(self, ordinals: Ints) -> tuple[Ints, Ints]:
+        """Return the number of the file of each row, and that of the row in its file."""
+        rows = self.numbers(ordinals)
+        files = self.groups.file[self._groups_of(rows)]
+        return files, rows - self.groups.file_ends[files]
+
+    def file_stamp(self, number: int) -> str:
+        """Return the size of a file, and the rows of its groups."""
+        footer = self.groups.footers[number]
+        return f"{footer.size}-{sum(footer.rows)}-{len(footer.rows)}"
 
     def locate(self, ordinal: int) -> Location:
         """Return where a sample is; the offset is that of its row group."""

@@ -1,0 +1,292 @@
+"""Numbers of the user for each sample are stored beside the index, and are found by runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from energon import (
+    Balance,
+    ConfigError,
+    FormatError,
+    SampleError,
+    StateError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    prepare_dataset,
+)
+from energon.errors import DatasetBusyError
+from energon.formats.tables.measure_table import NO_VALUE, MeasureTable
+from energon.inspect.measure import measure_dataset
+from energon.metadataset.resolve import resolve
+from energon.prepare.engines import Engine
+from energon.prepare.files import dataset_lock
+from energon.sources.measures import SourceMeasures
+from energon.sources.webdataset import WebdatasetSource
+from energon.task_encoder.leaves import open_leaves
+from tests.commands import run
+from tests.datasets import write_shard
+from tests.sources.distant import upload
+
+COUNTS = [6, 4, 7]
+
+
+def size(sample):
+    return len(sample["txt"])
+
+
+def half(sample):
+    return len(sample["txt"]) / 2 + 0.25
+
+
+def text(number):
+    return b"x" * (number * number % 101 + 1)
+
+
+def make(root, counts=COUNTS, first=0):
+    for shard, count in enumerate(counts):
+        samples = [(f"{first + n}", {"txt": text(first + n)}) for n in range(count)]
+        write_shard(root / f"{shard}.tar", samples)
+        first += count
+    split = {"split_parts": ["train:[01].tar", "val:2.tar"], "sample_type": "CrudeWebdataset"}
+    prepare_dataset(root, **split)
+    return root
+
+
+def measure(path, function=size, name="size", **settings):
+    called = f"{function.__module__}:{function.__name__}"
+    settings = {"engine": Engine(num_workers=1), **settings}
+    return measure_dataset(path, function, name=name, function_name=called, **settings)
+
+
+def values(path, name="size", split="train", **settings):
+    source = WebdatasetSource(path, split_part=split, **settings)
+    measured = SourceMeasures(source, np.arange(len(source)))[name].tolist()
+    return dict(zip(source.keys(np.arange(len(source))), measured, strict=True))
+
+
+def expected(numbers):
+    return {str(n): float(len(text(n))) for n in numbers}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_sample_of_each_split_has_its_value(tmp_path, workers):
+    make(tmp_path)
+    (report,) = measure(tmp_path, engine=Engine(num_workers=workers))
+    assert (report.num_samples, report.measured) == (17, 17)
+    assert values(tmp_path) == expected(range(10))
+    assert values(tmp_path, split="val") == expected(range(10, 17))
+    assert values(tmp_path, exclude=["1.tar/8"]) == expected([*range(8), 9])
+    assert values(tmp_path, subsets=[(2, 5)]) == expected(range(2, 5))
+
+
+def test_fractions_are_stored_as_such(tmp_path):
+    measure(make(tmp_path), half, "half")
+    assert values(tmp_path, "half") == {key: n / 2 + 0.25 for key, n in expected(range(10)).items()}
+
+
+def test_only_changed_shards_are_read_again(tmp_path):
+    make(tmp_path)
+    measure(tmp_path)
+    assert measure(tmp_path)[0].measured == 0
+    write_shard(tmp_path / "1.tar", [(f"{n}", {"txt": text(n)}) for n in range(50, 55)])
+    prepare_dataset(tmp_path, split_parts=["train:[01].tar", "val:2.tar"])
+    with pytest.raises(FormatError, match=r"has changed since; run `energon measure .* again"):
+        values(tmp_path)
+    (report,) = measure(tmp_path)
+    assert (report.num_samples, report.measured) == (18, 5)
+    assert values(tmp_path) == expected([*range(6), *range(50, 55)])
+    assert values(tmp_path, split="val") == expected(range(10, 17))
+
+
+def test_another_function_replaces_all_values(tmp_path):
+    make(tmp_path)
+    measure(tmp_path)
+    assert measure(tmp_path, half)[0].measured == 17
+    assert values(tmp_path)["3"] == len(text(3)) / 2 + 0.25
+    assert measure(tmp_path, half, again=True)[0].measured == 17
+
+
+_KILLED = """
+import os, sys
+from energon.inspect.measure import measure_dataset
+from energon.metadataset.resolve import resolve
+from energon.prepare.engines import Engine
+from tests.inspect.test_measure import size
+def progress(done, total):
+    if done >= 10: os.kill(os.getpid(), 9)
+measure_dataset(
+    sys.argv[1], size, name="size", function_name="tests.inspect.test_measure:size",
+    engine=Engine(num_workers=1), progress=progress,
+)
+"""
+
+
+def test_a_killed_run_is_continued(tmp_path):
+    make(tmp_path)
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    journal = tmp_path / ".nv-meta/size.measure.partial"
+    with open(journal, "ab") as file:
+        file.write(b'["2.tar", "cut off')
+    with pytest.raises(ConfigError, match="no measure 'size'"):
+        values(tmp_path)
+    (report,) = measure(tmp_path)
+    assert 0 < report.measured < 10
+    assert values(tmp_path) == expected(range(10))
+    assert values(tmp_path, split="val") == expected(range(10, 17))
+    assert not journal.exists()
+
+
+def test_one_process_at_a_time_measures_a_dataset(tmp_path):
+    make(tmp_path)
+    with dataset_lock(tmp_path), pytest.raises(DatasetBusyError, match="wait"):
+        measure(tmp_path)
+
+
+def test_all_datasets_of_a_metadataset_are_measured(tmp_path):
+    for number, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name, first=20 * number)
+    blend = {"blend": [{"path": "a"}, {"path": "b", "subset": {"range": ["0%", "50%"]}}]}
+    document = tmp_path / "blend.yaml"
+    document.write_text(json.dumps({"splits": {"train": blend, "val": {"path": "a"}}}))
+    reports = measure(document)
+    assert [report.measured for report in reports] == [17, 10]
+    assert values(tmp_path / "b") == expected(range(20, 30))
+    with pytest.raises(FormatError, match=r"lacks samples of '2.tar'"):
+        values(tmp_path / "b", split="val")
+
+
+def test_a_dataset_in_a_store_is_measured_there(tmp_path, s3):
+    address = upload(make(tmp_path / "data"), s3.address)
+    assert measure(address)[0].measured == 17
+    assert values(address) == expected(range(10))
+    assert measure(address)[0].measured == 0
+    assert "size" in list(SourceMeasures(WebdatasetSource(address), np.arange(1)))
+
+
+def fail(sample):
+    if sample["__key__"] == "8":
+        raise KeyError("caption")
+    return 1
+
+
+def infinite(sample):
+    return float("inf")
+
+
+def test_failures_name_the_sample(tmp_path):
+    make(tmp_path)
+    with pytest.raises(SampleError, match=r"1\.tar: the measure of sample '8' failed: .*caption"):
+        measure(tmp_path, fail)
+    with pytest.raises(SampleError, match="expected a finite number"):
+        measure(tmp_path, infinite)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-4], "bytes, expected"),
+        (lambda data: data[:-1] + b"\x7f", "do not match their checksum"),
+        (lambda data: b"energonX" + data[8:], "expected b'energonM'"),
+        (lambda data: data[:16] + b"[" + data[17:], "delete the file"),
+        (lambda data: data.replace(b'"version": 1', b'"version": 2'), "version 2"),
+        (lambda data: b"", "begins with b''"),
+    ],
+)
+def test_damaged_values_are_refused_and_replaced(tmp_path, damage, message):
+    make(tmp_path)
+    measure(tmp_path)
+    file = tmp_path / ".nv-meta/size.measure"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(FormatError, match=message) as refused:
+        values(tmp_path, split="val")
+    assert f"energon measure {tmp_path} --name size --with" in str(refused.value)
+    measure(tmp_path)
+    assert values(tmp_path, split="val") == expected(range(10, 17))
+
+
+def test_the_file_is_as_documented(tmp_path):
+    make(tmp_path)
+    measure(tmp_path)
+    data = (tmp_path / ".nv-meta/size.measure").read_bytes()
+    end = 16 + int.from_bytes(data[8:16], "little")
+    header = json.loads(data[16:end])
+    assert end % 64 == 0
+    assert {name: count for name, (count, _) in header["files"].items()} == {
+        f"{n}.tar": count for n, count in enumerate(COUNTS)
+    }
+    stored = np.frombuffer(data, "<i4", offset=end + 4 * len(COUNTS))
+    assert stored.tolist() == [len(text(n)) for n in range(17)]
+    assert NO_VALUE["int32"] not in MeasureTable(data, origin="data").values
+
+
+def test_the_command(tmp_path, monkeypatch):
+    make(tmp_path / "data")
+    (tmp_path / "own_measures.py").write_text("def words(sample):\n    return len(sample['txt'])\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    named = ["measure", "data", "--with", "own_measures:words", "--workers", 1]
+    result = run(*named, "--name", "words", "--json")
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(result.output)["datasets"]
+    assert (report["num_samples"], report["measured"]) == (17, 17)
+    assert "17 samples, 0 of them" in run(*named, "--name", "words").output
+    assert "cannot be called 'a:b'" in run(*named, "--name", "a:b").output
+    del sys.modules["own_measures"]
+
+
+def loader_of(path, state=None, **settings):
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=2),
+        batch_size=2,
+        balance=Balance(cost="size", **settings),
+    )
+    loader = get_savable_loader(dataset)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def test_a_state_with_other_measures_is_refused(tmp_path):
+    make(tmp_path)
+    with pytest.raises(ConfigError, match=r"run `energon measure .* --name size --with MODULE"):
+        loader_of(tmp_path)
+    measure(tmp_path)
+    with loader_of(tmp_path, window=2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    loader_of(tmp_path, state, window=2).close()
+    measure(tmp_path, half)
+    with pytest.raises(StateError, match="balance.measures: saved"):
+        loader_of(tmp_path, state, window=2)
+
+
+def test_the_measure_of_a_joined_sample_is_the_sum_of_those_of_its_members(tmp_path):
+    for name in ("a", "b"):
+        make(tmp_path / name)
+    measure(tmp_path / "a")
+    measure(tmp_path / "b", half)
+    document = tmp_path / "join.yaml"
+    members = [{"path": name} for name in ("a", "b")]
+    joined = {"join": members, "joiner": {"__module__": __name__, "__function__": "joined"}}
+    document.write_text(json.dumps({"splits": {"train": joined}}))
+    result = run("prepare", document, "--non-interactive", "--allow", "code")
+    assert result.exit_code == 0, result.output
+    leaf = resolve(document, split_part="train", allow=("code",)).leaves[0]
+    source = open_leaves([leaf], None, allow=("code",))[0].source
+    summed = SourceMeasures(source, np.arange(len(source)))
+    assert summed["size"].tolist() == [1.5 * len(text(n)) + 0.25 for n in range(10)]
+    assert {"bytes", "txt:bytes", "size"} <= set(summed)
+
+
+def joined(*samples):
+    return samples[0]
