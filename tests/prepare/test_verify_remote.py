@@ -225,14 +225,14 @@ def test_a_store_that_stays_away_is_an_error_and_no_problem_of_the_dataset(
 def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
     s3, dataset, tmp_path, monkeypatch
 ):
-    from energon.prepare.verify import remote as room
-    from energon.prepare.verify.shard import RemoteShard
+    from energon.prepare.index.index import ShardFile
+    from energon.prepare.verify import remote
 
     address = upload(dataset, s3.address)
     write_anew(tmp_path / "new.tar")
     content = (tmp_path / "new.tar").read_bytes()
 
-    class Replaced(RemoteShard):
+    class Replaced(ShardFile):
         """Is replaced between its size being asked for and its content."""
 
         def __init__(self, place):
@@ -240,7 +240,7 @@ def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
             if place.endswith("1.tar"):
                 write_bytes(place, content)
 
-    monkeypatch.setattr(room, "RemoteShard", Replaced)
+    monkeypatch.setattr(remote, "ShardFile", Replaced)
     (problem,) = verify_dataset(address).problems
     assert (problem.kind, problem.shard) == ("index-stale", "part/1.tar")
     assert "was replaced while it was checked" in problem.message

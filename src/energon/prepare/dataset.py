@@ -235,7 +235,8 @@ def index_dataset(
         documents: Returns names and contents of further files of `.nv-meta`.
         check: Called with the names of all parts after the indexes of shards are written, before
             anything else is; may raise.
-        rewrite_sqlite: Whether to rewrite the SQL index even if it looks current.
+        rewrite_sqlite: Whether indexes of shards were wrong, so that the SQL index is rewritten
+            even if it looks current.
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
@@ -256,7 +257,7 @@ def index_dataset(
         )
         for _ in indexed:
             pass  # indexes that were not requested
-        changed = indexing.after_kill or any(shard.was_read for shard in found)
+        changed = indexing.after_kill or rewrite_sqlite or any(each.was_read for each in found)
         check(frozenset(parts))
         for name in reserved_names(parts):
             logger.warning(

@@ -36,12 +36,18 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
 from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
-from energon.io.range_file import RemoteFile
 from energon.io.threads import run_in_threads
 from energon.limits import read_local_document
 from energon.metadataset.advice import advice, explain_missing
 from energon.prepare.dataset import without_shards
-from energon.prepare.index.index import COMPRESSED_SHARDS, IndexOptions, index_remote, known_table
+from energon.prepare.files import FileState
+from energon.prepare.index.index import (
+    COMPRESSED_SHARDS,
+    IndexOptions,
+    ShardFile,
+    index_remote,
+    known_table,
+)
 
 MAX_PARALLEL_COPIES = 16
 """How many shards are read, and files are copied, at the same time."""
@@ -178,7 +184,7 @@ class Mirror:
             lambda name: self._download(infos[name]), outdated, count=MAX_PARALLEL_COPIES
         )
         for name in shards:
-            self.stand_in(infos[name])
+            self.stand_in(name, FileState(infos[name].size, infos[name].mtime_ns))
             if not trusting:
                 versions[name] = known.get(name)
             elif name in known and name in changed:
@@ -199,8 +205,9 @@ class Mirror:
             nonlocal done, read
             known = known_table(self.folder / name, checksum=options.checksum)
             if options.force or known is None:
-                file = RemoteFile(join_address(self.address, name))
-                self.save_index(file.info, name, index_remote(file, self.folder / name, options))
+                shard = ShardFile(join_address(self.address, name))
+                table = index_remote(shard, self.folder / name, options)
+                self.save_index(shard.state(), name, table)
                 read += 1
             done += 1
             progress(done, len(shards))
@@ -209,11 +216,11 @@ class Mirror:
         place = redact(self.address)
         logger.info("%s: %d of %d shards were new or changed", place, read, len(shards))
 
-    def save_index(self, shard: ObjectInfo, name: str, table: PartTable) -> None:
+    def save_index(self, shard: FileState, name: str, table: PartTable) -> None:
         """Upload the index of a shard.
 
         Args:
-            shard: The version of the shard that it belongs to.
+            shard: Size and date of the shard that it belongs to.
             name: Path of the shard.
             table: What was found in it.
         """
@@ -224,7 +231,7 @@ class Mirror:
         ):
             write_bytes(join_address(self.address, os.path.relpath(target, self.folder)), content)
             write_atomic(target, content)
-        self.stand_in(shard._replace(key=name))
+        self.stand_in(name, shard)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -269,9 +276,9 @@ class Mirror:
             for name in names
         )
 
-    def stand_in(self, shard: ObjectInfo) -> None:
+    def stand_in(self, name: str, shard: FileState) -> None:
         """Make a file with the size and date of a shard."""
-        path = self.folder / shard.key
+        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:  # drops any content
             file.truncate(shard.size)

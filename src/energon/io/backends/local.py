@@ -119,6 +119,17 @@ class OpenFile:
                 raise cut_off(self.path, offset + filled, offset, len(buffer))
             filled += read
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` with the bytes from `offset`; return how many were read.
+
+        Raises:
+            ObjectChangedError: If the file was replaced since it was opened.
+        """
+        try:
+            return os.preadv(self._descriptor().number, [buffer], offset)
+        except OSError as error:
+            raise local_error(self.path, error) from error
+
     def will_read(self, offset: int, size: int) -> None:
         """Ask the system to load a range from disk, unless it is in memory."""
         if hasattr(os, "posix_fadvise"):  # macOS has none

@@ -10,24 +10,27 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.tables.part_table import PartTable, RepeatedPart
 from energon.formats.tables.part_table_file import find_misplaced, part_table_path
 from energon.formats.tar.scan import (
+    ReadInto,
     encode_tar_index,
     load_tar_index,
     scan_archive,
-    scan_tar,
     tar_index_path,
 )
 from energon.formats.tar.scan_builder import TarScan
 from energon.io.atomic import write_atomic
-from energon.io.range_file import RemoteFile, SkippingReader
+from energon.io.range_file import RemoteFile, SkippingReader, range_file
 from energon.messages import counted
 from energon.metadataset.advice import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
-from energon.prepare.index.checksums import RangeSums, with_checksums
+from energon.prepare.index.checksums import RangeSums
 
 MAX_PENDING_BYTES = 16 << 20
 """Index files that are written together."""
@@ -51,6 +54,67 @@ class IndexedShard(NamedTuple):
     """Whether it is new or changed, so that it was read now."""
     part_names: tuple[str, ...] = ()
     """The parts of its samples, unordered."""
+
+
+class ShardFile:
+    """A shard on this machine or in a store. Used by one thread.
+
+    Args:
+        address: Its path or address. Everything is read from its current version.
+
+    Raises:
+        DatasetNotFoundError: If it does not exist.
+        StorageError: If it cannot be read.
+    """
+
+    def __init__(self, address: str | os.PathLike[str]) -> None:
+        self.file = range_file(os.fspath(address))
+        self.path = self.file.path
+        """For messages, without secrets."""
+        self._sums: RangeSums | None = None
+
+    def state(self) -> FileState:
+        """Return its size and date."""
+        if isinstance(self.file, RemoteFile):
+            return FileState(self.file.info.size, self.file.info.mtime_ns)
+        return file_state(self.path)
+
+    def scan(self, checked: PartTable | None = None) -> TarScan:
+        """Return the content of its headers.
+
+        Args:
+            checked: The table whose contents `crc32` will be called for, which are then read in
+                the same pass; None for none.
+
+        Raises:
+            FormatError: If it is not an archive, or is truncated.
+        """
+        read_into = self._pass()
+        if checked is not None:
+            self._sums = self._new_sums(checked, read_into)
+            read_into = self._sums.read_into
+        return scan_archive(read_into, self.state().size, origin=self.path)
+
+    def crc32(self, checked: PartTable | TarScan) -> NDArray[np.uint32]:
+        """Return the checksums of the contents that a table lists.
+
+        Raises:
+            TruncatedError: If it ends before the last.
+        """
+        sums, self._sums = self._sums, None
+        return (sums or self._new_sums(checked, self._pass())).finish()
+
+    def _new_sums(self, checked: PartTable | TarScan, read_into: ReadInto) -> RangeSums:
+        return RangeSums(checked.part_offset, checked.part_size, read_into, self.path)
+
+    def _pass(self) -> ReadInto:
+        """Return the function that reads it once, in ascending order."""
+        file = self.file
+        return (
+            SkippingReader(file.object).read_into
+            if isinstance(file, RemoteFile)
+            else file.read_into
+        )
 
 
 class IndexOptions(NamedTuple):
@@ -185,27 +249,35 @@ def index_files(path: Path) -> tuple[Path, Path]:
 
 def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:
     """Return the table of a shard, and the files to be written next to it."""
-    before = file_state(path)
-    with reporting(path):
-        scan = scan_tar(path)
-        if checksum:
-            scan = with_checksums(path, scan)
-    if not scan.num_samples:
-        raise FormatError(
-            f"{path}: has no samples. Files in a shard are named KEY.EXTENSION; links and folders "
-            "are ignored. Remove the shard, or skip it with --exclude"
-        )
-    if file_state(path) != before:
-        raise FormatError(
-            f"{path}: was modified while it was read; wait until shards are complete, and run "
-            "`energon prepare` again"
-        )
-    table = PartTable.from_scan(scan, shard_mtime_ns=before.mtime_ns)
+    table = scan_shard(ShardFile(path), checksum=checksum)
     files = [
-        (tar_index_path(path), encode_tar_index(scan.sample_offset)),
+        (tar_index_path(path), encode_tar_index(table.sample_offset)),
         (part_table_path(path), table.to_bytes()),
     ]
     return table, files
+
+
+def scan_shard(shard: ShardFile, *, checksum: bool) -> PartTable:
+    """Return the table of a shard.
+
+    Raises:
+        FormatError: If the shard is damaged, truncated or empty, or changes meanwhile.
+    """
+    before = shard.state()
+    scan = shard.scan()
+    if not scan.num_samples:
+        raise FormatError(
+            f"{shard.path}: has no samples. Files in a shard are named KEY.EXTENSION; links and "
+            "folders are ignored. Remove the shard, or skip it with --exclude"
+        )
+    if checksum:
+        scan = replace(scan, part_crc32=shard.crc32(scan))
+    if shard.state() != before:
+        raise FormatError(
+            f"{shard.path}: was modified while it was read; wait until shards are complete, and "
+            "run `energon prepare` again"
+        )
+    return PartTable.from_scan(scan, shard_mtime_ns=before.mtime_ns)
 
 
 def _duplicate(table: PartTable) -> str | None:
@@ -224,11 +296,11 @@ def _duplicate(table: PartTable) -> str | None:
 PROBED_SAMPLES = 8
 
 
-def index_remote(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTable:
+def index_remote(shard: ShardFile, copy: Path, options: IndexOptions) -> PartTable:
     """Return the part table of a shard in a store.
 
     Args:
-        file: The shard.
+        shard: The shard.
         copy: Local path next to which the table of an earlier run may be. It is kept if only its
             date differs, as when shards were indexed before they were uploaded.
         options: How to index.
@@ -236,35 +308,21 @@ def index_remote(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTab
     Raises:
         FormatError: If the shard is damaged, truncated or empty.
     """
-    if not options.force and (table := _present(file, copy, options)) is not None:
-        return replace(table, shard_mtime_ns=file.info.mtime_ns)
-    reader = SkippingReader(file.object)
-    scan = scan_archive(reader.read_into, file.info.size, origin=file.path)
-    if not scan.num_samples:
-        raise FormatError(
-            f"{file.path}: has no samples. Files in a shard are named KEY.EXTENSION; links and "
-            "folders are ignored. Remove the shard, or skip it with --exclude"
-        )
-    if options.checksum:
-        scan = _with_checksums(file, scan)
-    return PartTable.from_scan(scan, shard_mtime_ns=file.info.mtime_ns)
+    table = None if options.force else _present(shard, copy, options)
+    if table is None:
+        return scan_shard(shard, checksum=options.checksum)
+    return replace(table, shard_mtime_ns=shard.state().mtime_ns)
 
 
-def _present(file: RemoteFile, copy: Path, options: IndexOptions) -> PartTable | None:
+def _present(shard: ShardFile, copy: Path, options: IndexOptions) -> PartTable | None:
     try:
         table = PartTable.open(part_table_path(copy), verify=True)
     except (FileNotFoundError, FormatError):
         return None
-    if table.shard_size != file.info.size or (options.checksum and table.part_crc32 is None):
+    if table.shard_size != shard.state().size or (options.checksum and table.part_crc32 is None):
         return None
-    misplaced = find_misplaced(table, file.pread, count=PROBED_SAMPLES)
+    misplaced = find_misplaced(table, shard.file.pread, count=PROBED_SAMPLES)
     return table if misplaced is None else None
-
-
-def _with_checksums(file: RemoteFile, scan: TarScan) -> TarScan:
-    """Return the index of a shard, with the checksum of each part; fetches all of it."""
-    sums = RangeSums(scan.part_offset, scan.part_size, SkippingReader(file.object), file.path)
-    return replace(scan, part_crc32=sums.finish())
 
 
 COMPRESSED_SHARDS = (".tgz", ".tar.gz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")

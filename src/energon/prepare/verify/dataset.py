@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from energon.errors import ConfigError
+from energon.formats.meta.info import load_info
 from energon.io.address import is_remote, local_path, redact
-from energon.prepare.dataset import Indexing
+from energon.prepare.dataset import Indexing, dataset_locked
 from energon.prepare.engines import Engine
+from energon.prepare.files import clear_leftovers
 from energon.prepare.remote import check_writable
 from energon.prepare.upkeep import Repair, Report, upkeep_of
-from energon.prepare.verify.remote import repair_remote, verify_remote
+from energon.prepare.verify.remote import RemoteCheck
 from energon.prepare.verify.repair import repair_folder, write_lost
 from energon.prepare.verify.shard import Depth
-from energon.prepare.verify.verify import verify_folder
+from energon.prepare.verify.verify import FolderCheck
 
 
 def verify_dataset(
@@ -44,9 +47,10 @@ def verify_dataset(
     if upkeep is not None:
         return upkeep.verify(address, depth)
     if not is_remote(address):
-        return verify_folder(Path(address), depth=depth, engine=engine, progress=progress)
+        return FolderCheck(Path(address), depth, engine, progress).run()
     _refuse_cluster(address, engine)
-    return verify_remote(address, depth=depth, num_workers=engine.num_workers, progress=progress)
+    with RemoteCheck.opened(address, depth, engine, progress) as check:
+        return check.run()
 
 
 def repair_dataset(
@@ -92,12 +96,28 @@ def repair_dataset(
             after = replace(done.after, notes=[*done.after.notes, note])
             done = done._replace(after=after)
         return done
-    if not is_remote(address):
-        return repair_folder(
-            Path(address), depth=depth, drop=drop, quarantine=quarantine, indexing=indexing
-        )
-    _refuse_cluster(address, indexing.engine)
-    return repair_remote(address, depth=depth, drop=drop, quarantine=quarantine, indexing=indexing)
+    with _locked_check(address, depth, indexing) as (check, held):
+        return repair_folder(check, drop=drop, quarantine=quarantine, indexing=held)
+
+
+@contextmanager
+def _locked_check(
+    address: str, depth: Depth, indexing: Indexing
+) -> Iterator[tuple[FolderCheck, Indexing]]:
+    """Yield the check of a dataset that is locked meanwhile, and the settings for its repair."""
+    engine, progress = indexing.engine, indexing.progress
+    if is_remote(address):
+        _refuse_cluster(address, engine)
+        with RemoteCheck.opened(address, depth, engine, progress) as remote:
+            load_info(remote.folder)
+            with remote.mirror.changing():
+                yield remote, indexing
+        return
+    dataset = Path(address)
+    load_info(dataset)
+    with dataset_locked(dataset, indexing) as held:
+        clear_leftovers(dataset, load_info(dataset).shard_counts)
+        yield FolderCheck(dataset, depth, engine, progress), held
 
 
 def _address(path: str | os.PathLike[str]) -> str:

@@ -5,63 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.meta.split import excludes_any, load_split
-from energon.formats.tables.part_table_file import part_table_path
-from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
-from energon.prepare.files import clear_leftovers, reporting
-from energon.prepare.index.index import IndexOptions, index_batch
+from energon.prepare.dataset import Indexing, index_dataset
+from energon.prepare.index.index import IndexOptions
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.splits import named_split
 from energon.prepare.upkeep import LOST, Repair, Report
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
-from energon.prepare.verify.shard import Depth
-from energon.prepare.verify.verify import verify_folder
+from energon.prepare.verify.verify import FolderCheck
 
 BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
 
 
 def repair_folder(
-    dataset: Path,
-    *,
-    depth: Depth,
-    drop: bool,
-    quarantine: str | Path | None,
-    indexing: Indexing,
+    check: FolderCheck, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
 ) -> Repair:
-    """Repair the index of a folder of shards on this machine, see `repair_dataset`."""
-    load_info(dataset)
-    with dataset_locked(dataset, indexing) as held:
-        clear_leftovers(dataset, load_info(dataset).shard_counts)
-        place = _LocalRepair(dataset, depth, held)
-        return repair_at(place, drop=drop, quarantine=quarantine, indexing=held)
-
-
-class RepairTarget(Protocol):
-    """The place of a dataset to repair."""
-
-    folder: Path
-    """Folder of the dataset, or its mirror."""
-
-    def verify(self) -> Report:
-        """Check the dataset."""
-
-    def index_some(self, stale: Sequence[str]) -> None:
-        """Index these shards, if the dataset as a whole cannot be indexed."""
-
-    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        """Make sure that stale shards are indexed again when all shards are indexed."""
-
-
-def repair_at(
-    place: RepairTarget, *, drop: bool, quarantine: str | Path | None, indexing: Indexing
-) -> Repair:
-    """Check a dataset and rewrite what is wrong in its index, see `repair_dataset`."""
-    dataset = place.folder
-    before = place.verify()
+    """Check a folder of shards and rewrite what is wrong in its index, see `repair_dataset`."""
+    dataset = check.folder
+    before = check.run()
     lost = _named(before, LOST)
     if quarantine is not None:
         # A killed run may already have dropped shards, which are then only in the file.
@@ -69,45 +33,21 @@ def repair_at(
         write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
     stale = [name for name in _repairable(before) if name not in lost]
     dropped = lost if drop else []
+    options = IndexOptions(indexing.checksum)
     if (indexing.after_kill or not before.ok) and (drop or not lost):
         shards = [name for name in load_info(dataset).shard_counts if name not in dropped]
         if not shards:
             raise ConfigError(
                 f"{dataset}: no shard would be left; restore the shards, or delete the dataset"
             )
-        place.before_all(stale, shards)
+        check.reindex(stale, shards, options)
         bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
         rewrite_sqlite = bad_sqlite or bool(stale)
         _index_all(dataset, shards, dropped, indexing, rewrite_sqlite=rewrite_sqlite)
     elif stale:
-        place.index_some(stale)
+        check.reindex(stale, stale, options)
     changed = bool(stale or dropped or _repairable_kinds(before))
-    return Repair(before, place.verify() if changed else before, stale, dropped)
-
-
-class _LocalRepair:
-    """A dataset on this machine."""
-
-    def __init__(self, dataset: Path, depth: Depth, indexing: Indexing) -> None:
-        self.folder = dataset
-        self._depth = depth
-        self._indexing = indexing
-
-    def verify(self) -> Report:
-        how = self._indexing
-        return verify_folder(
-            self.folder, depth=self._depth, engine=how.engine, progress=how.progress
-        )
-
-    def index_some(self, stale: Sequence[str]) -> None:
-        options = IndexOptions(self._indexing.checksum, force=True)
-        index_batch(str(self.folder), stale, options)
-
-    def before_all(self, stale: Sequence[str], shards: Sequence[str]) -> None:
-        for name in stale:
-            # Without its table, a shard is read again, whatever its date.
-            with reporting(self.folder / name):
-                part_table_path(self.folder / name).unlink(missing_ok=True)
+    return Repair(before, check.run() if changed else before, stale, dropped)
 
 
 def _repairable_kinds(report: Report) -> list[str]:

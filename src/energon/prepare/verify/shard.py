@@ -5,111 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.arrays import distinct
 from energon.errors import DatasetNotFoundError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_bytes import has_other_version
 from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.scan import load_tar_index, scan_archive, scan_tar, tar_index_path
-from energon.formats.tar.scan_builder import TarScan
-from energon.io.range_file import RemoteFile, SkippingReader
+from energon.formats.tar.scan import load_tar_index, tar_index_path
 from energon.local_file import open_binary
 from energon.messages import counted
-from energon.prepare.files import FileState, file_state, reporting
-from energon.prepare.index.checksums import RangeSums, content_crc32
-from energon.prepare.index.index import IndexedShard, summarize
+from energon.prepare.files import FileState, reporting
+from energon.prepare.index.index import IndexedShard, ShardFile, summarize
 from energon.samples.crude import RESERVED, reserved_names
-
-
-class ShardFile(Protocol):
-    """A shard to compare with its index."""
-
-    path: str
-    """For messages, without secrets."""
-
-    def state(self) -> FileState:
-        """Return its size and date."""
-
-    def scan(self, checked: PartTable | None) -> TarScan:
-        """Return the content of its headers.
-
-        Args:
-            checked: The table whose contents `crc32` will be called for; None for none.
-
-        Raises:
-            FormatError: If it is not an archive, or is truncated.
-        """
-
-    def crc32(self, checked: PartTable) -> NDArray[np.uint32]:
-        """Return the checksums of the contents that a table lists.
-
-        Raises:
-            TruncatedError: If it ends before the last.
-        """
-
-
-class LocalShard:
-    """A shard on this machine.
-
-    Args:
-        path: Where it is.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.path = str(path)
-
-    def state(self) -> FileState:
-        return file_state(self._path)
-
-    def scan(self, checked: PartTable | None) -> TarScan:
-        with reporting(self._path):
-            return scan_tar(self._path)
-
-    def crc32(self, checked: PartTable) -> NDArray[np.uint32]:
-        with reporting(self._path):
-            return content_crc32(self._path, checked.part_offset, checked.part_size)
-
-
-class RemoteShard:
-    """A shard in a store: headers and contents are read in one pass. Used by one thread.
-
-    Args:
-        address: Its address. Everything is read from its current version.
-
-    Raises:
-        DatasetNotFoundError: If it does not exist.
-        StorageError: If the store cannot be reached.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.file = RemoteFile(address)
-        self.path = self.file.path
-        self._sums: RangeSums | None = None
-
-    def state(self) -> FileState:
-        return FileState(self.file.info.size, self.file.info.mtime_ns)
-
-    def scan(self, checked: PartTable | None) -> TarScan:
-        reader = SkippingReader(self.file.object)
-        read_into = reader.read_into
-        if checked is not None:
-            self._sums = RangeSums(checked.part_offset, checked.part_size, reader, self.path)
-            read_into = self._sums.read_into
-        return scan_archive(read_into, self.file.info.size, origin=self.path)
-
-    def crc32(self, checked: PartTable) -> NDArray[np.uint32]:
-        sums, self._sums = self._sums, None
-        if sums is None:
-            reader = SkippingReader(self.file.object)
-            sums = RangeSums(checked.part_offset, checked.part_size, reader, self.path)
-        return sums.finish()
-
 
 Depth = Literal["quick", "headers", "content"]
 DEPTHS: tuple[Depth, ...] = ("quick", "headers", "content")
@@ -170,11 +80,11 @@ def verify_shard(
             "content" reads all of it, and compares contents with their checksums.
         shard: The shard, if it is not in the folder.
     """
-    shard = LocalShard(dataset / name) if shard is None else shard
     try:
+        shard = ShardFile(dataset / name) if shard is None else shard
         state = shard.state()
     except DatasetNotFoundError:
-        return ShardReport([missing_shard(shard.path, name)], None)
+        return ShardReport([missing_shard(str(dataset / name), name)], None)
     problems: list[Problem] = []
     table = _open_table(dataset, name, problems)
     if depth == "quick":

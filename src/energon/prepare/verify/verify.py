@@ -25,7 +25,7 @@ from energon.messages import counted, shell_word
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import list_dataset_files
-from energon.prepare.index.index import IndexedShard
+from energon.prepare.index.index import IndexedShard, IndexOptions, index_shards
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.upkeep import Report, check_verify_depth
 from energon.prepare.verify.duplicates import check_unique
@@ -173,93 +173,97 @@ def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> st
 BATCH_SHARDS = 16
 
 
-def verify_folder(
-    dataset: Path, *, depth: Depth, engine: Engine, progress: Callable[[int, int], None]
-) -> Report:
-    """Check a folder of shards on this machine, see `verify_dataset`."""
-
-    def compare(shards: list[str]) -> Iterator[ShardReport]:
-        return _verify_shards(dataset, shards, depth, engine, progress)
-
-    return check_dataset(dataset, depth, compare, lambda name: _open_table(dataset / name))
-
-
-def _open_table(shard: Path) -> PartTable:
-    """Return the table of a shard; if it is damaged, what is in the shard."""
-    try:
-        return open_part_table(shard)
-    except FormatError:
-        return PartTable.from_scan(scan_tar(shard))
-
-
-def check_dataset(
-    dataset: Path,
-    depth: Depth,
-    compare: Callable[[list[str]], Iterator[ShardReport]],
-    open_table: Callable[[str], PartTable],
-) -> Report:
-    """Check the folder of a dataset, see `verify_dataset`.
+class FolderCheck:
+    """The check of a folder of shards, which can be repeated after shards were indexed again.
 
     Args:
-        dataset: The folder.
-        depth: How much to read.
-        compare: Returns the results for some shards, in order.
-        open_table: Returns the table of a shard that has one, or whose headers could be read.
+        folder: The folder.
+        depth: How much to read, see `verify_dataset`.
+        engine: Where to read.
+        progress: Called with the number of finished shards, and the total.
+
+    Raises:
+        ConfigError: If there is no such depth.
     """
-    check_verify_depth(depth)
-    report = Report(str(dataset), depth)
-    try:
-        info = load_info(dataset)
-    except FormatError as error:
-        report.problems.append(Problem("info-damaged", f"{META}/.info.json", str(error), False))
+
+    def __init__(
+        self, folder: Path, depth: Depth, engine: Engine, progress: Callable[[int, int], None]
+    ) -> None:
+        check_verify_depth(depth)
+        self.folder = folder
+        self.depth = depth
+        self.engine = engine
+        self.progress = progress
+
+    def run(self) -> Report:
+        """Check the dataset, and return its problems."""
+        dataset, depth = self.folder, self.depth
+        report = Report(str(dataset), depth)
+        try:
+            info = load_info(dataset)
+        except FormatError as error:
+            report.problems.append(Problem("info-damaged", f"{META}/.info.json", str(error), False))
+            return report
+        shards = list(info.shard_counts)
+        indexed: list[IndexedShard] = []
+        other_dates = 0
+        for result in self.compare(shards):
+            other_dates += result.has_other_date and not result.problems
+            report.problems += result.problems
+            report.num_checksums += result.num_checksums
+            if result.indexed is not None:
+                indexed.append(result.indexed)
+        _note_missing_tables(report, dataset, shards)
+        report.num_shards = len(shards)
+        report.num_samples = sum(shard.num_samples for shard in indexed)
+        report.problems += _check_counts(info, indexed)
+        report.problems += _check_keys(self.open_table, indexed)
+        report.problems += _check_sqlite(dataset, shards, indexed, depth, self.open_table)
+        report.problems += check_documents(dataset, info, report.notes)
+        if other_dates:
+            report.notes.append(
+                f"{counted(other_dates, 'shard has', 'shards have')} another date than when "
+                f"indexed, as after copying; `energon index {shell_word(dataset)}` records the new "
+                "one"
+            )
+        _note_new_shards(dataset, shards, report.notes)
+        if depth == "content" and report.ok and not report.num_checksums:
+            report.notes.append("contents have no checksums; `energon index --checksum` adds them")
         return report
-    shards = list(info.shard_counts)
-    indexed: list[IndexedShard] = []
-    other_dates = 0
-    for found in compare(shards):
-        other_dates += found.has_other_date and not found.problems
-        report.problems += found.problems
-        report.num_checksums += found.num_checksums
-        if found.indexed is not None:
-            indexed.append(found.indexed)
-    _note_missing_tables(report, dataset, shards)
-    report.num_shards = len(shards)
-    report.num_samples = sum(shard.num_samples for shard in indexed)
-    report.problems += _check_counts(info, indexed)
-    report.problems += _check_keys(open_table, indexed)
-    report.problems += _check_sqlite(dataset, shards, indexed, depth, open_table)
-    report.problems += check_documents(dataset, info, report.notes)
-    if other_dates:
-        report.notes.append(
-            f"{counted(other_dates, 'shard has', 'shards have')} another date than when indexed, "
-            f"as after copying; `energon index {shell_word(dataset)}` records the new one"
-        )
-    _note_new_shards(dataset, shards, report.notes)
-    if depth == "content" and report.ok and not report.num_checksums:
-        report.notes.append("contents have no checksums; `energon index --checksum` adds them")
-    return report
 
+    def compare(self, shards: list[str]) -> Iterator[ShardReport]:
+        """Yield the result for each shard, in order."""
+        batches = [shards[at : at + BATCH_SHARDS] for at in range(0, len(shards), BATCH_SHARDS)]
+        is_alone = len(batches) == 1 and self.engine.name == "local"
+        engine = Engine(num_workers=1) if is_alone else self.engine
+        results: dict[int, list[ShardReport]] = {}
+        done = 0
+        arguments = ((str(self.folder), batch, self.depth) for batch in batches)
+        for number, reports in run_batches(engine, verify_batch, arguments):
+            results[number] = reports
+            done += len(reports)
+            self.progress(done, len(shards))
+        for number in sorted(results):
+            yield from results[number]
 
-def _verify_shards(
-    dataset: Path,
-    shards: list[str],
-    depth: Depth,
-    engine: Engine,
-    progress: Callable[[int, int], None],
-) -> Iterator[ShardReport]:
-    """Yield the result for each shard, in order."""
-    batches = [shards[at : at + BATCH_SHARDS] for at in range(0, len(shards), BATCH_SHARDS)]
-    if len(batches) == 1 and engine.name == "local":
-        engine = Engine(num_workers=1)
-    results: dict[int, list[ShardReport]] = {}
-    done = 0
-    arguments = ((str(dataset), batch, depth) for batch in batches)
-    for number, reports in run_batches(engine, verify_batch, arguments):
-        results[number] = reports
-        done += len(reports)
-        progress(done, len(shards))
-    for number in sorted(results):
-        yield from results[number]
+    def open_table(self, name: str) -> PartTable:
+        """Return the table of a shard that has one, or whose headers could be read."""
+        try:
+            return open_part_table(self.folder / name)
+        except FormatError:
+            return PartTable.from_scan(scan_tar(self.folder / name))
+
+    def reindex(self, stale: Sequence[str], shards: Sequence[str], options: IndexOptions) -> None:
+        """Index shards again.
+
+        Args:
+            stale: Shards whose index is wrong.
+            shards: Shards whose index has to record when they were written.
+            options: How to index.
+        """
+        forced = options._replace(force=True)
+        for _ in index_shards(self.folder, stale, engine=self.engine, options=forced):
+            pass
 
 
 def _note_missing_tables(report: Report, dataset: Path, shards: list[str]) -> None:

@@ -17,11 +17,10 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import delete_file, list_files, write_bytes
-from energon.io.range_file import RemoteFile
 from energon.io.threads import WaitingThreads
 from energon.prepare.dataset import Indexing
 from energon.prepare.importers.row import PackSource
-from energon.prepare.index.index import IndexOptions
+from energon.prepare.index.index import IndexOptions, ShardFile
 from energon.prepare.remote import INDEX_FILES, Mirror, check_writable
 from energon.prepare.writers.pack import PackOptions, pack_dataset
 
@@ -136,10 +135,10 @@ class _Uploads:
         address = join_address(self._mirror.address, name)
         table = PartTable.open(part_table_path(shard))
         write_bytes(address, shard)
-        info = RemoteFile(address).info
-        if info.size != table.shard_size:
+        state = ShardFile(address).state()
+        if state.size != table.shard_size:
             raise ObjectChangedError(
-                f"{redact(address)}: has {info.size} bytes, not the {table.shard_size} that were "
+                f"{redact(address)}: has {state.size} bytes, not the {table.shard_size} that were "
                 "uploaded; another program writes to the same folder"
             )
-        self._mirror.save_index(info, name, replace(table, shard_mtime_ns=info.mtime_ns))
+        self._mirror.save_index(state, name, replace(table, shard_mtime_ns=state.mtime_ns))

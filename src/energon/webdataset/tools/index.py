@@ -12,9 +12,8 @@ from energon.formats.tar.scan import encode_tar_index
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.atomic import temporary_folder
 from energon.io.files import is_file, read_bytes, write_bytes
-from energon.io.range_file import RemoteFile
 from energon.messages import shell_word
-from energon.prepare.index.index import IndexOptions, index_remote, index_shard
+from energon.prepare.index.index import IndexOptions, ShardFile, index_remote, index_shard
 from energon.webdataset.gopen import open_url
 
 
@@ -64,7 +63,7 @@ def _index_remote(url: str) -> PartTable:
         before = _content(parts)
         if before is not None:
             part_table_path(copy).write_bytes(before)
-        table = index_remote(RemoteFile(url), copy, IndexOptions())
+        table = index_remote(ShardFile(url), copy, IndexOptions())
     content = table.to_bytes()
     if content != before or not is_file(index):
         write_bytes(parts, content)
