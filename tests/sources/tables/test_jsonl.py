@@ -26,7 +26,7 @@ from energon.formats.meta.jsonl import jsonl_split_path
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl, prepare_remote_jsonl
+from energon.prepare.index.jsonl import prepare_jsonl
 from energon.sources.files.open import open_file_store
 from energon.sources.tables.jsonl import (
     JsonlFile,
@@ -77,7 +77,7 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
         assert prepare_jsonl(here) == N
-    assert prepare_remote_jsonl(there) == N
+    assert prepare_jsonl(there) == N
     assert caplog.text.count("cannot write next to it") == 2
     assert [each.name for each in here.parent.iterdir()] == [name]
     for address in (here, there):

@@ -32,15 +32,15 @@ from energon.formats.meta.jsonl import (
 from energon.formats.seek_points import LongFrameError, unpacked_blocks
 from energon.io.address import (
     address_name,
+    is_remote,
     join_address,
     local_path,
     parent_address,
     redact,
 )
 from energon.io.atomic import atomic_path, temporary_folder, write_atomic
-from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
-from energon.io.files import file_info, open_store, read_bytes, write_bytes
+from energon.io.files import file_info, open_store, write_bytes
 from energon.local_file import map_file
 from energon.prepare.dataset import Progress, no_progress
 from energon.prepare.files import reporting
@@ -57,21 +57,19 @@ def prepare_jsonl(
     *,
     split_ratio: Mapping[str, float] | None = None,
     exclude_from: Sequence[str | os.PathLike[str]] = (),
-    address: str | None = None,
     progress: Progress = no_progress,
 ) -> int:
-    """Index a JSONL file, and assign its samples to splits.
+    """Index a JSONL file, here or in a store, and assign its samples to splits.
 
     A compressed file that is a single member or frame is copied into short ones, from which lines
     are read.
 
     Args:
-        path: The file.
+        path: Its path or address.
         split_ratio: Ratio by name of the split, for consecutive samples; None keeps the existing
             splits. If there are none, each split is the whole file.
         exclude_from: Quarantine files, or folders of them, whose samples are excluded in addition
             to those already excluded.
-        address: The name by which users and quarantine files know it; None for `path`.
         progress: Called with the number of bytes that were read, and the size of the file.
 
     Returns:
@@ -79,6 +77,7 @@ def prepare_jsonl(
 
     Raises:
         DatasetNotFoundError: If there is no such file.
+        StorageError: If a store cannot be read or written.
         ConfigError: If it is compressed so that lines cannot be read one by one, or there is no
             room for a copy, or an excluded sample does not exist.
         FormatError: If a line is not a JSON object, or it is damaged.
@@ -89,18 +88,46 @@ def prepare_jsonl(
         >>> prepare_jsonl("notes.jsonl", split_ratio={"train": 3, "val": 1})
         4
     """
-    file = Path(local_path(path))
-    if file.suffix in _ADVICE:
+    address = os.fspath(path)
+    address = address if is_remote(address) else os.path.abspath(local_path(address))
+    suffix = os.path.splitext(address_name(address))[1]
+    if suffix in _ADVICE:
+        shown = redact(os.fspath(path))
         raise ConfigError(
-            f"{file}: lines of a compressed file cannot be read one by one; unpack it first with "
-            f"`{_ADVICE[file.suffix]} {file}`"
+            f"{shown}: lines of a compressed file cannot be read one by one; unpack it first with "
+            f"`{_ADVICE[suffix]} {shown}`"
         )
-    name = os.path.abspath(file) if address is None else address
+    with opened_jsonl(os.fspath(path)) as file:
+        return index_jsonl(
+            file,
+            address,
+            split_ratio=split_ratio,
+            exclude_from=exclude_from,
+            progress=progress,
+        )
+
+
+def index_jsonl(
+    file: Path,
+    address: str,
+    *,
+    split_ratio: Mapping[str, float] | None = None,
+    exclude_from: Sequence[str | os.PathLike[str]] = (),
+    progress: Progress = no_progress,
+) -> int:
+    """Write the index and the splits of a JSONL file beside it, see `prepare_jsonl`.
+
+    Args:
+        file: The file, from `opened_jsonl`.
+        address: The name by which users and quarantine files know it.
+        split_ratio: See `prepare_jsonl`, like the others.
+        exclude_from: Quarantine files.
+        progress: Called with the number of bytes that were read, and the size of the file.
+    """
     listed: dict[str, list[str]] = {}
     for where in exclude_from:
-        listed |= Exclusions(where, [name]).of(name)
-    index = _index_lines if os.access(file.parent, os.W_OK) else _keep_index
-    numbers = index(file, progress=progress)
+        listed |= Exclusions(where, [address]).of(address)
+    numbers = _index_lines(file, address, progress=progress)
     split = _present_split(file)
     for origin, keys in {split.origin: split.exclude, **listed}.items():
         unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
@@ -115,39 +142,28 @@ def prepare_jsonl(
     return numbers - 1
 
 
-def _keep_index(file: Path, *, progress: Progress) -> int:
-    """Write the index of a file in a read-only folder to the user's cache."""
-    with temporary_folder("jsonl") as folder:
-        beside = folder / file.name
-        numbers = _index_lines(file, beside, progress=progress)
-        _keep(beside, os.fspath(file))
-    return numbers
-
-
-def _keep(beside: Path, address: str) -> None:
-    """Keep what was made from a file in the user's cache, since its folder is read-only.
+def _keep(address: str, indexes: Mapping[str, Path]) -> None:
+    """Keep the index of a file in the user's cache, since its folder is read-only.
 
     Args:
-        beside: The file in the folder next to which it would have been.
         address: The file.
+        indexes: The files of its index, by their addresses.
     """
     logger.warning(
         "%s: cannot write next to it; its index is kept in the user's cache, where this "
         "user's programs on this machine find it",
         redact(address),
     )
-    about = file_info(address)
-    if about is None:
+    info = file_info(address)
+    if info is None:
         raise DatasetNotFoundError(
             f"{redact(address)}: was deleted while it was indexed; restore it and run "
             "`energon prepare` again"
         )
-    for path in (jsonl_copy_path, jsonl_index_path, jsonl_points_path):
-        made = Path(path(beside))
-        if made.exists():
-            _check_cacheable(address, made.stat().st_size)
-            content: Callable[[], Any] = partial(map_file, made)
-            disk_cache().keep_for(path(address), about, content)
+    for index, path in indexes.items():
+        _check_cacheable(address, path.stat().st_size)
+        content: Callable[[], Any] = partial(map_file, path)
+        disk_cache().keep_for(index, info, content)
 
 
 def _kept_index(index: str, address: str) -> bytes:
@@ -176,19 +192,18 @@ def index_content(index: Path, file: Path) -> bytes:
     return _kept_index(os.fspath(index), os.fspath(file))
 
 
-def _index_lines(file: Path, beside: Path | None = None, *, progress: Progress) -> int:
-    """Write the index of a file, next to it or elsewhere; return how many numbers it has."""
-    beside = beside or file
+def _index_lines(file: Path, address: str, *, progress: Progress) -> int:
+    """Write the index of a file beside it; return how many numbers it has."""
     try:
-        numbers = _write_index(file, beside, progress=progress, copies=False)
+        numbers = _write_index(file, progress=progress, copies=False)
     except LongFrameError as error:
-        _announce_copy(file, beside, error)
-        return _write_index(file, beside, progress=progress, copies=True)
-    Path(jsonl_copy_path(beside)).unlink(missing_ok=True)  # of an earlier version of the file
+        _announce_copy(file, str(error).replace(str(file), redact(address)))
+        return _write_index(file, progress=progress, copies=True)
+    Path(jsonl_copy_path(file)).unlink(missing_ok=True)  # of an earlier version of the file
     return numbers
 
 
-def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) -> int:
+def _write_index(file: Path, *, progress: Progress, copies: bool) -> int:
     numbers = 0
     with ExitStack() as stack:
 
@@ -196,10 +211,10 @@ def _write_index(file: Path, beside: Path, *, progress: Progress, copies: bool) 
             return stack.enter_context(open(stack.enter_context(atomic_path(path)), "wb"))
 
         stack.enter_context(reporting(file))
-        out, unpack = create(jsonl_index_path(beside)), None
+        out, unpack = create(jsonl_index_path(file)), None
         if is_packed(file):
-            copy = create(jsonl_copy_path(beside)) if copies else None
-            table = create(jsonl_points_path(beside))
+            copy = create(jsonl_copy_path(file)) if copies else None
+            table = create(jsonl_points_path(file))
             unpack = partial(unpacked_blocks, table=table, copy=copy)
         for offsets in scan_jsonl(file, unpack=unpack, progress=progress):
             out.write(offsets.astype("<u8").tobytes())
@@ -218,24 +233,22 @@ def _check_cacheable(address: str, size: int) -> None:
         )
 
 
-def _announce_copy(file: Path, beside: Path, error: LongFrameError) -> None:
+def _announce_copy(file: Path, reason: str) -> None:
     """Say that a copy is written, and how to do without.
 
     Raises:
         ConfigError: If there is no room for it.
     """
-    size, free = file.stat().st_size, shutil.disk_usage(beside.parent).free
-    if beside != file:
-        _check_cacheable(os.fspath(file), size)
+    size, free = file.stat().st_size, shutil.disk_usage(file.parent).free
     if size > free:
         raise ConfigError(
-            f"{error}. A copy in such frames would take about {_gigabytes(size)} next to it, where "
-            f"{_gigabytes(free)} are free"
-        ) from error
+            f"{reason}. A copy in such frames would take about {_gigabytes(size)} next to it, "
+            f"where {_gigabytes(free)} are free"
+        )
     logger.warning(
         "%s. Otherwise, lines are read from a copy in short frames, %s, of about %s, which is "
         "written now",
-        *(error, jsonl_copy_path(file.name), _gigabytes(size)),
+        *(reason, jsonl_copy_path(file.name), _gigabytes(size)),
     )
 
 
@@ -257,139 +270,90 @@ def _dealt(num_samples: int, ratios: Mapping[str, float]) -> dict[str, tuple[int
     return {name: (a, b) for name, (a, b) in zip(names, pairwise(edges), strict=True) if a < b}
 
 
-class JsonlCopy:
-    """A local file that stands for a remote one; `opened` returns it.
+_INDEXES = (jsonl_copy_path, jsonl_index_path, jsonl_points_path)
+_FRAMES = os.path.splitext(jsonl_copy_path("x"))[1]
+
+
+@contextmanager
+def opened_jsonl(address: str, *, content: bool = True, with_index: bool = False) -> Iterator[Path]:
+    """Yield the local path of a JSONL file, beside which its index and splits are written.
+
+    A file in a store or a read-only folder is in a temporary folder meanwhile. What the block
+    writes there is written beside the file at the end, or, if that is impossible, an index is kept
+    in the user's cache.
 
     Args:
-        address: The remote file.
-        folder: Where to put the copy.
+        address: The file.
+        content: Whether the content is read; if not, the file only has the size.
+        with_index: Whether its index is read.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        StorageError: If a store cannot be read or written.
     """
-
-    def __init__(self, address: str, folder: Path) -> None:
-        self.address = address
-        self.path = folder / address_name(address)
-
-    @classmethod
-    @contextmanager
-    def opened(cls, address: str, *, content: bool = True) -> Iterator[JsonlCopy]:
-        """Yield a copy of the file and its splits, which is deleted at the end.
-
-        Args:
-            address: The remote file.
-            content: Whether to copy the content; if not, the copy only has the size.
-
-        Raises:
-            DatasetNotFoundError: If there is no such file.
-            StorageError: If it cannot be read.
-        """
-        with temporary_folder("jsonl") as folder:
-            copy = cls(address, folder)
-            info = file_info(address)
-            if info is None:
-                raise DatasetNotFoundError(f"{redact(address)}: there is no such file")
-            _fetch_large(address, info, copy.path, content=content)
-            copy.fetch(copy.beside(copy.splits), copy.splits)
-            try:
-                yield copy
-            except EnergonError as error:
-                # Users know the file by its address.
-                raise type(error)(copy.said(str(error))) from error
-
-    @property
-    def splits(self) -> Path:
-        """Where the splits are."""
-        return Path(jsonl_split_path(self.path))
-
-    @property
-    def indexes(self) -> list[Path]:
-        """Where the index is, if `fetch_index` was called or it was made."""
-        made = [jsonl_index_path(self.path)]
-        if is_packed(self.path):
-            made.append(jsonl_points_path(self.path))
-        return [Path(path) for path in made]
-
-    @property
-    def frames(self) -> Path:
-        """Where the copy in short frames is, if one was made."""
-        return Path(jsonl_copy_path(self.path))
-
-    def fetch_index(self, *, content: bool = True) -> None:
-        """Copy the index, if there is one, also from the user's cache.
-
-        Args:
-            content: Whether to copy the content of short frames; see `opened`.
-        """
-        frames = self.beside(self.frames)
-        if is_packed(self.path) and (info := file_info(frames)) is not None:
-            _fetch_large(frames, info, self.frames, content=content)
-        for path in self.indexes:
-            self.fetch(self.beside(path), path)
-            if not path.exists():
+    in_store = is_remote(address)
+    if not in_store and os.access(Path(local_path(address)).parent, os.W_OK):
+        yield Path(local_path(address))
+        return
+    with temporary_folder("jsonl") as folder:
+        file = folder / address_name(address)
+        if not _fetch(address, file, content=content):
+            raise DatasetNotFoundError(f"{redact(address)}: no such file")
+        splits = Path(jsonl_split_path(file))
+        _fetch(_beside(address, splits), splits)
+        paths = _INDEXES if is_packed(file) else (jsonl_index_path,)
+        indexes = {path(address): Path(path(file)) for path in paths}
+        for index, path in indexes.items() if with_index else ():
+            is_read = content or path.suffix != _FRAMES
+            if not _fetch(_beside(address, path), path, content=is_read):
                 with suppress(DatasetNotFoundError):
-                    path.write_bytes(_kept_index(self.beside(path), self.address))
-
-    def write_index(self) -> None:
-        """Put the index next to the remote file, or in the user's cache if that is read-only."""
-        made = [self.frames] if self.frames.exists() else []
+                    path.write_bytes(_kept_index(index, address))
+        before = {path: _identity(path) for path in (splits, *indexes.values())}
         try:
-            for path in [*made, *self.indexes]:
-                write_bytes(self.beside(path), path)
+            yield file
+        except EnergonError as error:
+            # Users know the file by its address.
+            raise type(error)(str(error).replace(str(file), redact(address))) from error
+        changed = [path for path in before if _identity(path) not in (None, before[path])]
+        made = {index: path for index, path in indexes.items() if path in changed}
+        if splits in changed:
+            write_bytes(_beside(address, splits), splits)
+        try:
+            if made and not in_store:
+                raise StorageAccessError(f"{address}: is in a read-only folder")
+            for path in made.values():
+                write_bytes(_beside(address, path), path)
         except StorageAccessError:
-            _keep(self.path, self.address)
-
-    def beside(self, copy: Path) -> str:
-        """Return the remote address of the file whose copy is or will be next to this one."""
-        return join_address(parent_address(self.address), copy.name)
-
-    def said(self, text: str) -> str:
-        """Return a message about the copy as one about the address."""
-        return text.replace(os.fspath(self.path), redact(self.address))
-
-    @staticmethod
-    def fetch(address: str, path: Path) -> None:
-        """Copy a file next to the remote one, if it exists."""
-        try:
-            path.write_bytes(read_bytes(address))
-        except DatasetNotFoundError:
-            return
+            _keep(address, made)
 
 
-def _fetch_large(address: str, info: ObjectInfo, path: Path, *, content: bool) -> None:
-    """Copy a remote file; without its content, write one of the same size."""
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when a file is written; None if there is no file."""
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.exists() else None
+
+
+def _beside(address: str, path: Path) -> str:
+    """Return the address of the file beside another whose local copy is at `path`."""
+    if not is_remote(address):
+        return os.fspath(Path(local_path(address)).absolute().with_name(path.name))
+    return join_address(parent_address(address), path.name)
+
+
+def _fetch(address: str, path: Path, *, content: bool = True) -> bool:
+    """Copy a remote file, or link to a local one; return False if there is none.
+
+    Without its content, a copy only has its size.
+    """
+    info = file_info(address)
+    if info is None:
+        return False
+    if not is_remote(address):
+        path.symlink_to(os.path.abspath(local_path(address)))
+        return True
     store, key = open_store(address)
     with open(path, "wb") as file:
         if content:
             file.writelines(store.stream(key, version=info.version))
         else:
             file.truncate(info.size)
-
-
-def prepare_remote_jsonl(
-    address: str,
-    *,
-    split_ratio: Mapping[str, float] | None = None,
-    exclude_from: Sequence[str | os.PathLike[str]] = (),
-    progress: Progress = no_progress,
-) -> int:
-    """Index a JSONL file, and assign its samples to splits; see `prepare_jsonl`.
-
-    Returns:
-        The number of samples.
-
-    Raises:
-        DatasetNotFoundError: If there is no such file.
-        StorageError: If the store cannot be read or written.
-    """
-    with JsonlCopy.opened(address) as copy:
-        before = copy.splits.read_bytes() if copy.splits.exists() else None
-        num_samples = prepare_jsonl(
-            copy.path,
-            split_ratio=split_ratio,
-            exclude_from=exclude_from,
-            address=address,
-            progress=progress,
-        )
-        if copy.splits.exists() and copy.splits.read_bytes() != before:
-            write_bytes(copy.beside(copy.splits), copy.splits)
-        copy.write_index()
-    return num_samples
+    return True

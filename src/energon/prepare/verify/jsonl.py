@@ -30,16 +30,16 @@ from energon.formats.meta.jsonl import (
     scan_jsonl,
 )
 from energon.formats.seek_points import SeekPoints, unpacked_blocks
-from energon.io.address import is_remote, redact
+from energon.io.address import redact
 from energon.local_file import open_binary
 from energon.messages import shell_word
 from energon.plan.leaves.subset import resolve_range
 from energon.prepare.files import file_state, reporting
 from energon.prepare.index.jsonl import (
-    JsonlCopy,
     index_content,
+    index_jsonl,
+    opened_jsonl,
     prepare_jsonl,
-    prepare_remote_jsonl,
 )
 from energon.prepare.upkeep import Repair, Report, check_verify_depth
 from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
@@ -59,8 +59,7 @@ class JsonlUpkeep:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> int:
         """Index the lines, and assign them to splits; return the number of samples."""
-        prepare = prepare_remote_jsonl if is_remote(address) else prepare_jsonl
-        return prepare(
+        return prepare_jsonl(
             address, split_ratio=split_ratio, exclude_from=exclude_from, progress=progress
         )
 
@@ -71,11 +70,8 @@ class JsonlUpkeep:
             DatasetNotFoundError: If there is no such file.
             StorageError: If the store cannot be read.
         """
-        if not is_remote(address):
-            return _report(Path(address), depth)
-        with JsonlCopy.opened(address, content=depth != "quick") as copy:
-            copy.fetch_index(content=depth != "quick")
-            return _copy_report(copy, depth)
+        with opened_jsonl(address, content=depth != "quick", with_index=True) as file:
+            return _report(file, address, depth)
 
     def repair(self, address: str, depth: Depth) -> Repair:
         """Check the file, and index it again if that helps.
@@ -84,41 +80,24 @@ class JsonlUpkeep:
             DatasetNotFoundError: If there is no such file.
             StorageError: If the store cannot be read or written.
         """
-        if not is_remote(address):
-            path = Path(address)
-            before = _report(path, depth)
-            if not _can_be_repaired(before):
+        with opened_jsonl(address, with_index=True) as file:
+            before = _report(file, address, depth)
+            if not any(problem.repairable for problem in before.problems):
                 return Repair(before, before, [], [])
-            prepare_jsonl(path)
-            return Repair(before, _report(path, depth), [path.name], [])
-        with JsonlCopy.opened(address) as copy:
-            copy.fetch_index()
-            before = _copy_report(copy, depth)
-            if not _can_be_repaired(before):
-                return Repair(before, before, [], [])
-            prepare_jsonl(copy.path)
-            copy.write_index()
-            return Repair(before, _copy_report(copy, depth), [copy.path.name], [])
+            index_jsonl(file, address)
+            return Repair(before, _report(file, address, depth), [file.name], [])
 
 
 UPKEEP = JsonlUpkeep()
 
 
-def _report(path: Path, depth: Depth) -> Report:
+def _report(file: Path, address: str, depth: Depth) -> Report:
     check_verify_depth(depth)
-    report = Report(str(path), depth, num_shards=1)
-    report.num_samples, report.problems = verify_jsonl(path, depth)
+    report = Report(str(file), depth, num_shards=1)
+    report.num_samples, report.problems = verify_jsonl(file, depth)
+    shown = redact(address)
+    report.rename(shown, lambda text: text.replace(str(file), shown))
     return report
-
-
-def _copy_report(copy: JsonlCopy, depth: Depth) -> Report:
-    report = _report(copy.path, depth)
-    report.rename(redact(copy.address), copy.said)
-    return report
-
-
-def _can_be_repaired(report: Report) -> bool:
-    return any(problem.repairable for problem in report.problems)
 
 
 def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
