@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import TruncatedError
-from energon.prepare.index import checksums
-from energon.prepare.index.checksums import RangeSums
+from energon.prepare.index import index
+from energon.prepare.index.index import RangeSums
 
 
 def reader_of(data, *, at_most):
@@ -36,7 +36,7 @@ def test_each_range_has_its_checksum_whatever_else_is_read(pieces, at_most, piec
         starts.append(len(data) + gap)
         data += bytes(gap) + np.random.default_rng(len(data)).bytes(size)
     sizes = [size for _, size in pieces]
-    before, checksums.CHECKED_PIECE_BYTES = checksums.CHECKED_PIECE_BYTES, piece_bytes
+    before, index.CHECKED_PIECE_BYTES = index.CHECKED_PIECE_BYTES, piece_bytes
     try:
         read_into = reader_of(data, at_most=at_most)
         sums = RangeSums(np.array(starts), np.array(sizes), read_into, "x")
@@ -44,7 +44,7 @@ def test_each_range_has_its_checksum_whatever_else_is_read(pieces, at_most, piec
             sums.read_into(offset, memoryview(bytearray(512)))
         crc32 = sums.finish()
     finally:
-        checksums.CHECKED_PIECE_BYTES = before
+        index.CHECKED_PIECE_BYTES = before
     assert crc32.tolist() == [
         zlib.crc32(data[start : start + size]) for start, size in zip(starts, sizes, strict=True)
     ]
