@@ -91,7 +91,8 @@ _ROOMS = {
     ],
     "samples.crude": ["CrudeSample", "basic_sample_keys"],
     "samples.provenance": ["SourceInfo"],
-    "samples.sample": ["Batch", "Sample", "edataclass", "short_text"],
+    "samples.description": ["short_text"],
+    "samples.sample": ["Batch", "Sample", "edataclass"],
     "samples.sample_types": [
         "CaptioningSample",
         "ImageClassificationSample",

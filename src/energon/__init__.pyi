@@ -79,12 +79,12 @@ from energon.samples.collate import (
     homogeneous_concat_mix as homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample as CrudeSample, basic_sample_keys as basic_sample_keys
+from energon.samples.description import short_text as short_text
 from energon.samples.provenance import SourceInfo as SourceInfo
 from energon.samples.sample import (
     Batch as Batch,
     Sample as Sample,
     edataclass as edataclass,
-    short_text as short_text,
 )
 from energon.samples.sample_types import (
     CaptioningSample as CaptioningSample,

@@ -154,7 +154,10 @@ def test_a_missing_file_names_the_next_step(tmp_path):
             CAPTIONING + "sample_loader: a.py\n",
             ["dataset.yaml:7: both field_map and sample_loader"],
         ),
-        (CAPTIONING + "part_filter: [a]\n", ["dataset.yaml:7: field_map selects the parts to load"]),
+        (
+            CAPTIONING + "part_filter: [a]\n",
+            ["dataset.yaml:7: field_map selects the parts to load"],
+        ),
         (
             "sample_loader: a.py\nsample_type: {__module__: a, __class__: b}",
             ["dataset.yaml:1: needs a part_filter"],

@@ -40,7 +40,7 @@ def test_samples_and_batches_are_tables_of_what_they_have(tmp_path):
     train = get_train_dataset(root, worker_config=INLINE, batch_size=3, task_encoder=encoder)
     page = next(iter(train))._repr_html_()
     assert page.count("<img src=") == 3
-    assert "Tensor 3 x 3 x 8 x 12 torch.float32" in page
+    assert "Tensor (3, 3, 8, 12) torch.float32" in page
     assert re.findall(r"caption \d", page)
     assert str(root) in page
     assert "shards/000.tar" in page
@@ -138,7 +138,7 @@ def test_a_notebook_shows_what_hooks_return_as_tables(tmp_path, monkeypatch):
             for batch in (next(iter(loader)), next(iter(train))):
                 assert type(batch) in (dict, list, Pair)
                 assert formatter(batch).count("<img") == 2
-                assert "ndarray 2 x 4 x 4 x 3 uint8" in formatter(batch)
+                assert "ndarray (2, 4, 4, 3) uint8" in formatter(batch)
                 assert ("images" in formatter(batch)) == (form != 1)
                 assert formatter(copy.copy(batch)) is None
             assert "<td" in formatter(loader)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from energon.samples.crude import CrudeSample, basic_sample_keys
+from energon.samples.description import short_text
 from energon.samples.provenance import SourceInfo, add_source_info, get_source_info, sources_of
-from energon.samples.sample import Batch, Sample, edataclass, short_text
+from energon.samples.sample import Batch, Sample, edataclass
 from energon.samples.sample_types import CaptioningSample, TextSample
 
 SOURCE = SourceInfo(dataset_path="/data", index=3, shard_name="a.tar", file_names=("k.txt",))

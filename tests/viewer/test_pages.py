@@ -358,7 +358,7 @@ def test_a_card_says_what_samples_without_text_hold(tmp_path):
         r'<span class="words">(.*?)</span>', page(browse(tmp_path / "ds"), "/s/0/0"), re.S
     )
     assert words == [
-        "tokens: 5 int64 [0, 1, 2, 3, 4]\nlabel: 3",
+        "tokens: ndarray (5,) int64 [0, 1, 2, 3, 4]\nlabel: 3",
         "How many?",
         "name: tree",
         "json, npy",

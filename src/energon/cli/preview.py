@@ -30,14 +30,13 @@ from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
+from energon.samples.description import describe_value
 from energon.samples.notebook import (
     as_pixels,
     contact_sheet,
     half_blocks,
-    recording_in_words,
     sources_in_words,
 )
-from energon.samples.sample import short_text
 
 if TYPE_CHECKING:
     from energon.inspect.saved_run import SavedRun
@@ -261,7 +260,7 @@ def _go_through(samples: Iterable[Any]) -> bool:
     for number, sample in enumerate(samples):
         lines = [f"Sample {number}"]
         for name, value in _sample_fields(sample).items():
-            lines.append(f" - {name} ({type(value)}): {_value_in_words(value)}")
+            lines.append(f" - {name} ({type(value)}): {describe_value(value)}")
         echo_lines(lines)
         try:
             if not click.confirm("Continue?", default=True):
@@ -365,7 +364,7 @@ def _page_fields(sample: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _value_in_words(value)
+    return value if isinstance(value, str) else describe_value(value)
 
 
 def _sample_fields(sample: Any) -> dict[str, Any]:
@@ -380,12 +379,12 @@ def _sample_lines(sample: Any) -> Iterator[str]:
     values = _sample_fields(sample)
     yield f"{type(sample).__name__} {values['__key__']!r}"
     if values.get("__subflavors__"):
-        yield f"  subflavors: {_value_in_words(values['__subflavors__'])}"
+        yield f"  subflavors: {describe_value(values['__subflavors__'])}"
     if values.get("__sources__"):
         yield f"  sources: {', '.join(sources_in_words(values['__sources__']))}"
     for name, value in values.items():
         if not name.startswith("__"):
-            yield f"  {name}: {_value_in_words(value)}"
+            yield f"  {name}: {describe_value(value)}"
 
 
 def _plain_sample(sample: Any) -> dict[str, Any]:
@@ -410,10 +409,4 @@ def _plain(value: Any) -> Any:
         return {**about, "shape": list(value.shape), "dtype": str(value.dtype)}
     if isinstance(value, bytes | bytearray | memoryview):
         return {**about, "bytes": len(value)}
-    return {**about, "text": _value_in_words(value)}
-
-
-def _value_in_words(value: Any) -> str:
-    """Return the value of a field in one short line."""
-    recording = recording_in_words(value)
-    return short_text(value) if recording is None else recording
+    return {**about, "text": describe_value(value)}

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import EnergonError
-from energon.messages import bytes_in_words, counted, escape_text
+from energon.messages import counted, escape_text
+from energon.samples.description import describe_value
 from energon.samples.provenance import SourceInfo
 
 T = TypeVar("T")
@@ -145,21 +146,14 @@ def table_html(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def value_html(value: Any) -> str:
-    """Return a value as HTML: images, or what it is and how large, or the beginning of a text."""
-    recording = recording_in_words(value)
+    """Return a value as HTML: its images, the beginning of a text, or one line about it."""
     images = list(images_in(value))
     shown = "".join(image_html(each) for each in images[:MAX_NOTEBOOK_IMAGES])
     if len(images) > MAX_NOTEBOOK_IMAGES:
         shown += f" and {len(images) - MAX_NOTEBOOK_IMAGES} more"
-    if recording is not None:
-        return f"{shown}<div>{safe_html(recording)}</div>"
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return shown if images else _text(value)
-    shape = " x ".join(map(str, value.shape)) or "()"
-    device = getattr(value, "device", "cpu")
-    place = "" if str(device) == "cpu" else f" on {device}"
-    about = f"{type(value).__name__} {shape} {value.dtype}{place}"
-    return f"{shown}<div>{safe_html(about)}</div>"
+    if images and isinstance(value, list | tuple):
+        return shown
+    return f"{shown}<div>{_text(value)}</div>" if images else _text(value)
 
 
 def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:
@@ -211,26 +205,6 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
     return np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3]
 
 
-def recording_in_words(value: Any) -> str | None:
-    """Return size, rate and duration of a video or a sound; None if a value is neither."""
-    if not hasattr(value, "get_metadata"):
-        return None
-    try:
-        found = value.get_metadata(get_video_frame_count=False)
-    except EnergonError as error:
-        return f"cannot be decoded: {error}"
-    words = []
-    if found.video_width is not None:
-        words.append(f"video of {found.video_width} x {found.video_height} pixels")
-        words += [f"{found.video_fps:g} frames/s"] if found.video_fps else []
-    elif found.audio_sample_rate is not None:
-        words.append("sound")
-    if found.audio_sample_rate is not None:
-        words.append(f"{found.audio_channels} x {found.audio_sample_rate:,} Hz")
-    duration = found.video_duration or found.audio_duration
-    return ", ".join([*words, f"{duration:.1f} s"] if duration else words)
-
-
 def image_html(pixels: NDArray[np.uint8], size: int = NOTEBOOK_THUMBNAIL_PIXELS) -> str:
     """Return an image as an element that carries its data."""
     from PIL import Image
@@ -256,11 +230,7 @@ def _text(value: Any) -> str:
         items = "".join(f"<li>{_text(each)}</li>" for each in value[:MAX_ITEMS])
         more = f"<li>and {len(value) - MAX_ITEMS} more</li>" if len(value) > MAX_ITEMS else ""
         return f'<ul style="margin:0">{items}{more}</ul>'
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return value_html(value)
-    if isinstance(value, bytes):
-        return safe_html(bytes_in_words(value))
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else describe_value(value)
     return safe_html(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…")
 
 
@@ -335,8 +305,9 @@ def _sheet_value(value: Any) -> str:
     if pixels is None:
         return safe_html(str(value)[:SHEET_TEXT])
     height, width = pixels.shape[:2]
-    about = recording_in_words(value) or f"{width} x {height} pixels"
-    return f"{image_html(pixels, SHEET_PIXELS)}<br>{safe_html(about)}"
+    is_recording = hasattr(value, "get_metadata")
+    text = describe_value(value) if is_recording else f"{width} x {height} pixels"
+    return f"{image_html(pixels, SHEET_PIXELS)}<br>{safe_html(text)}"
 
 
 def half_blocks(pixels: NDArray[np.uint8], columns: int, rows: int) -> Iterator[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from reprlib import Repr
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overload
 
-from energon.messages import bytes_in_words
 from energon.samples.collate import generic_batch, map_tensors
 from energon.samples.crude import basic_sample_keys
+from energon.samples.description import META_FIELDS, SHORT
 from energon.samples.provenance import SourceInfo, get_source_info
 
 if TYPE_CHECKING:
@@ -54,50 +53,6 @@ def edataclass(cls: type[T] | None = None) -> Any:
     return decorate if cls is None else decorate(cls)
 
 
-class _ShortText(Repr):
-    """Text of values in one line: of arrays and bytes their size, of the rest the beginning."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 200
-        self.maxdict = self.maxtuple
-        self.maxlist = 3
-
-    def repr1(self, x: Any, level: int) -> str:
-        """Return the text of a value inside of others."""
-        shape = getattr(x, "shape", None)
-        if shape is not None and hasattr(x, "dtype"):
-            return f"{type(x).__name__} {tuple(shape)} {x.dtype}"
-        if isinstance(x, bytes | bytearray | memoryview):
-            return bytes_in_words(x)
-        return super().repr1(x, level)
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """Return all fields of a batch, but only some entries of a dict inside of others."""
-        if level < self.maxlevel:
-            return super().repr_dict(x, level)
-        shown = ((name, value) for name, value in x.items() if name not in _META[1:])
-        fields = (f"{name!r}: {self.repr1(value, level - 1)}" for name, value in shown)
-        return f"{{{', '.join(fields)}}}"
-
-
-_short = _ShortText()
-
-
-def short_text(batch: Any) -> str:
-    """Return a batch or sample in one line, as `print` shows those that have a type.
-
-    Samples without a type make batches that are plain dicts, so that PyTorch and JAX map over them.
-    The text of a dict has all of its data.
-
-    Example:
-        >>> import numpy as np
-        >>> short_text({"image": np.zeros((8, 3, 32, 32), np.uint8), "n": [1, 2]})
-        "{'image': ndarray (8, 3, 32, 32) uint8, 'n': [1, 2]}"
-    """
-    return _short.repr(batch)
-
-
 class PinMemoryMixin:
     """Adds `pin_memory`, `to_device` and `to` to dataclasses with tensors.
 
@@ -130,9 +85,9 @@ class PinMemoryMixin:
     def __repr__(self) -> str:
         if not is_dataclass(self):
             return super().__repr__()
-        shown = (name for name in _field_names(self) if name not in _META[1:])
-        level = _short.maxlevel - 1
-        values = (f"{name}={_short.repr1(getattr(self, name, None), level)}" for name in shown)
+        shown = (name for name in _field_names(self) if name not in META_FIELDS[1:])
+        level = SHORT.maxlevel - 1
+        values = (f"{name}={SHORT.repr1(getattr(self, name, None), level)}" for name in shown)
         return f"{type(self).__qualname__}({', '.join(values)})"
 
     def _repr_html_(self) -> str:
@@ -246,13 +201,10 @@ class Batch(PinMemoryMixin):
         return cls(**{**_meta(src), **_own_fields(src), **values})
 
 
-_META = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
-
-
 def _meta(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return basic_sample_keys(value)
-    return {name: getattr(value, name) for name in _META}
+    return {name: getattr(value, name) for name in META_FIELDS}
 
 
 def _field_names(value: Any) -> list[str]:
@@ -262,4 +214,4 @@ def _field_names(value: Any) -> list[str]:
 def _own_fields(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return {name: value[name] for name in value if not name.startswith("__")}
-    return {name: getattr(value, name) for name in _field_names(value) if name not in _META}
+    return {name: getattr(value, name) for name in _field_names(value) if name not in META_FIELDS}

@@ -16,6 +16,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, npy_header, part_extension, part_kind
 from energon.messages import counted, describe_error, escape_text
+from energon.samples.description import describe_value
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
@@ -155,7 +156,7 @@ def snippet(
         tokens = _tokens(value, tokenizer_of(name, tokenizer), SNIPPET_TOKENS)
         if tokens:
             return "".join(text for text, _ in tokens)[:length]
-        return f"{shown_value(value) if value.ndim else value.dtype} [{_first(value)}]"[:length]
+        return f"{describe_value(value)} [{_first(value)}]"[:length]
     if turns := reading_order(value, images or {}):
         said = [turn for turn in turns if turn.who != "system"] or turns
         pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
@@ -312,28 +313,21 @@ def _color(value: Any) -> str:
 def _short(value: Any, length: int = 200) -> str:
     array = as_array(value)
     if array is not None:
-        text = f"{shown_value(array)}: {_first(array)}"
+        text = f"{describe_value(array)}: {_first(array)}"
     elif isinstance(value, str):
         text = value
-    elif isinstance(value, bytes):
-        text = f"{len(value)} bytes: {value[:32].hex(' ')}{'…' if len(value) > 32 else ''}"
     elif value is None or isinstance(value, bool | Mapping | Sequence):
         text = json.dumps(value, ensure_ascii=False, default=repr)
     else:
-        text = repr(value)
+        text = describe_value(value)
     return text if len(text) <= length else f"{text[:length]}…"
 
 
 def shown_value(value: Any) -> str:
-    """Return a value, or a description of it, in a few words.
-
-    Example:
-        >>> shown_value(np.zeros((2, 3))), shown_value("a cat")
-        ('2 x 3 float64', 'a cat')
-    """
-    if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
-        return f"{' x '.join(map(str, value.shape))} {value.dtype}"
-    return _short(value.item() if hasattr(value, "item") else value)
+    """Return a number or text as it is, and one line about any other value."""
+    if hasattr(value, "item") and not value.shape:
+        return _short(value.item())
+    return value if isinstance(value, str) else describe_value(value)
 
 
 def _safe(text: str) -> Markup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from energon.formats.meta.info import META, DatasetInfo
 from energon.formats.meta.split import SPLIT_WORDS
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.io.epath import AnyPath
-from energon.messages import counted
+from energon.messages import counted, escape_line
 from energon.prepare.assistant.fields import (
     SeenSample,
     check_field,
@@ -38,9 +37,9 @@ from energon.prepare.splits import (
     split_by_folder,
     split_dataset,
 )
-from energon.samples.notebook import half_blocks, recording_in_words
+from energon.samples.description import describe_value
+from energon.samples.notebook import half_blocks
 from energon.samples.registry import resolve_class, sample_types
-from energon.samples.sample import short_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -248,7 +247,9 @@ class Assistant:
         """Show the first samples."""
         for table in map(show_sample, self.samples[:SHOWN_SAMPLES]):
             self.console.print(table)
-        names = ", ".join(map(printable, part_names(self.samples))) or "none: no file has a sample"
+        names = (
+            ", ".join(map(escape_line, part_names(self.samples))) or "none: no file has a sample"
+        )
         self._say(f"Parts of samples: {names}")
 
     def ask_split(self, **settings: Any) -> SplitRequest:
@@ -359,7 +360,7 @@ class Assistant:
 
     def _show_values(self, values: Sequence[Any]) -> None:
         for value in values[:SHOWN_SAMPLES]:
-            self._say(f"  = {describe_value(value)}")
+            self._say(f"  = {_line(value)}")
 
     def _split_folders(self) -> list[str]:
         try:
@@ -390,7 +391,7 @@ class Assistant:
         from rich.syntax import Syntax
 
         language = "python" if name.endswith(".py") else "yaml"
-        content = "\n".join(printable(line) for line in content.splitlines())
+        content = "\n".join(escape_line(line) for line in content.splitlines())
         self.console.print(Panel(Syntax(content, language), title=name, title_align="left"))
 
 
@@ -424,7 +425,7 @@ def show_sample(sample: SeenSample) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"{sample.shard}: {printable(sample.key)}"), title_justify="left")
+    table = Table(title=Text(f"{sample.shard}: {escape_line(sample.key)}"), title_justify="left")
     table.add_column("part", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("content")
@@ -432,7 +433,7 @@ def show_sample(sample: SeenSample) -> Table:
         content: Any = Text("too large to show")
         if part in sample.decoded:
             content = preview(sample.decoded[part])
-        table.add_row(Text(printable(part)), f"{size:,}", content)
+        table.add_row(Text(escape_line(part)), f"{size:,}", content)
     return table
 
 
@@ -442,7 +443,7 @@ def preview(value: Any) -> Any:
     from rich.text import Text
 
     if isinstance(value, EnergonError):
-        return Text(printable(f"cannot be decoded: {value}"), style="red")
+        return Text(escape_line(f"cannot be decoded: {value}"), style="red")
     if _is_rgb_image(value):
         height, width, _ = value.shape
         lines = half_blocks(value, IMAGE_COLUMNS, IMAGE_ROWS)
@@ -450,25 +451,12 @@ def preview(value: Any) -> Any:
             Text(f"image, {width} by {height} pixels"),
             Text.from_ansi("\n".join(lines), no_wrap=True),
         )
-    return Text(describe_value(value))
+    return Text(_line(value))
 
 
-def describe_value(value: Any) -> str:
-    """Return one line about a value.
-
-    Example:
-        >>> describe_value({"caption": "a cat", "boxes": [[1, 2, 3, 4]]})
-        "{'caption': 'a cat', 'boxes': [[1, 2, 3, ...]]}"
-    """
-    text = printable(recording_in_words(value) or short_text(value))
+def _line(value: Any) -> str:
+    text = escape_line(describe_value(value))
     return text if len(text) <= TEXT_LETTERS else text[: TEXT_LETTERS - 1] + "…"
-
-
-def printable(text: str) -> str:
-    """Return a text without characters that would move the cursor or change colors."""
-    return "".join(
-        "\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text
-    )
 
 
 def _is_rgb_image(value: Any) -> bool:
