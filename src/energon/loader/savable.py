@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ from energon.errors import StateError
 from energon.loader.distributed import gather_states, merge_saved, scatter_states
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import logger
-from energon.loader.pipeline import Continues, CountsRows
+from energon.loader.pipeline import Continues, CountsRows, Pipeline
 from energon.loader.state import (
-    LanePosition,
     build_state,
+    check_lanes,
     check_steps,
     covered_by,
     flatten,
@@ -26,6 +26,7 @@ from energon.loader.state_differences import check_fingerprint, may_differ
 from energon.messages import counted, warn_once
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State, T_co
+from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from energon.loader.relane import Relaned
@@ -102,7 +103,8 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         if state is None:
             self._check_fresh()
         else:
-            self._restore(self._of_other_ranks(_merged(state, strict)), strict, relane)
+            continuation = self._continuation(strict, relane)
+            self._restore(continuation.of_other_ranks(continuation.merged(state)), continuation)
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
         """Return the positions of the lanes of all ranks, or None if this is not `global_dst_rank`.
@@ -144,15 +146,16 @@ class SavableDataLoader(BasicDataLoader[T_co]):
                 of others, or the configuration differs.
         """
         self._check_fresh()
+        continuation = self._continuation(strict, relane)
         if src_rank is None:
-            merged = self._complete(state, strict)
+            merged = continuation.complete(continuation.merged(state))
         else:
             merged = scatter_states(
-                lambda: self._dealt(self._complete(state, strict), strict, relane),
+                lambda: continuation.dealt(continuation.complete(continuation.merged(state))),
                 self.worker_config,
                 src_rank=src_rank,
             )
-        self._restore(merged, strict, relane)
+        self._restore(merged, continuation)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of `save_state_rank` as a flat dict of plain data.
@@ -186,67 +189,152 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         Takes what `state_dict`, `save_state_rank` or `save_state_global` returned, or a list of
         these from all ranks. Arguments are those of `restore_state_global`.
         """
-        self._restore(_merged(state_dict, strict), strict, relane)
+        continuation = self._continuation(strict, relane)
+        self._restore(continuation.merged(state_dict), continuation)
 
-    def _restore(self, state: State, strict: bool | Collection[str], relane: bool = False) -> None:
+    def _continuation(self, strict: bool | Collection[str], relane: bool) -> Continuation:
+        return Continuation(self.dataset, self.worker_config, strict, relane)
+
+    def _restore(self, state: State, continuation: Continuation) -> None:
         """Go to the merged `state`."""
         self._check_fresh()
-        state = self._fitted(self._in_own_batches(state, strict), relane=relane)
+        state = continuation.continued(state)
         lanes = state["lanes"]
-        if self.worker_config.lanes not in (None, lanes):
-            raise StateError(
-                f"the state was saved with {counted(lanes, 'lane')}, this loader has "
-                f"WorkerConfig(lanes={self.worker_config.lanes}); leave lanes out to take them "
-                "from the state, or pass relane=True to continue with these, to within a batch of "
-                "each"
-            )
-        own_lanes = self.worker_config.rank_lanes(lanes)
-        state, whose = self._filled(state, own_lanes), covered_by(state)
-        read_positions(state, own_lanes)
-        saved, present = state["fingerprint"], self.dataset.fingerprint(lanes)
-        for difference in check_fingerprint(saved, present, strict=strict):
-            logger.warning("restored although the configuration differs: %s", difference)
-        positions = read_positions(self._with_mix(state), map(int, state["positions"]))
+        positions = read_positions(state, map(int, state["positions"]))
         if isinstance(self.dataset, Continues):
-            self.dataset = self.dataset.continuing(saved)
-        if saved.get("mix") != present.get("mix"):
-            # Whether the data end there, too, is for the new mix to say.
-            positions = {v: replace(position, ended=False) for v, position in positions.items()}
+            self.dataset = self.dataset.continuing(state["fingerprint"])
+        own_lanes = self.worker_config.rank_lanes(lanes)
         self._note_idle_workers(len(own_lanes))
-        self._began_together = self._is_turn(state, whose)
+        self._began_together = self._is_turn(state)
         self._lanes = lanes
         self._positions = {v: positions.pop(v) for v in own_lanes}
         self._others = {v: position for v, position in positions.items() if not position.ended}
         self._pass_length = self._endless_length()
 
-    def _complete(
-        self, state: State | Sequence[State] | None, strict: bool | Collection[str]
-    ) -> State:
-        """Return `state` merged, with all lanes."""
-        merged = _merged(state, strict)
-        lanes = range(merged["lanes"])
-        merged = self._filled(merged, lanes)
-        read_positions(merged, lanes)
+    def _note_idle_workers(self, lanes: int) -> None:
+        """Log if a restored run has fewer lanes than workers."""
+        workers = self.worker_config.num_workers
+        if lanes < workers:
+            logger.warning(
+                "the state has %s for each rank, so %d of %d workers have nothing to do; change "
+                "the number of lanes once, with WorkerConfig(lanes=...) and relane=True",
+                counted(lanes, "lane"),
+                workers - lanes,
+                workers,
+            )
+
+    def _is_turn(self, state: State) -> bool:
+        """Return whether all ranks of this run continue with the same turn from a state."""
+        config, lanes = self.worker_config, state["lanes"]
+        if len(state["positions"]) < lanes:
+            whose = covered_by(state)
+            return whose is not None and whose[1:] == (config.world_size, True)
+        numbers = (p["batches"] * lanes + int(v) for v, p in state["positions"].items())
+        turn: int = min(numbers)
+        return turn % config.world_size == 0
+
+    def _check_fresh(self) -> None:
+        if self._stream is not None or self._delivered:
+            raise StateError(
+                f"this loader has delivered {counted(self._delivered, 'batch')}; restore a state "
+                "before the first batch, on a new loader"
+            )
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """How a run continues from saved states: functions from one merged state to another.
+
+    None of them parses positions, which is done once, at the end.
+
+    Args:
+        dataset: The present pipeline.
+        config: The present rank and number of ranks.
+        strict: Which differences between saved and present configuration are errors.
+        relane: Whether the run may continue with other lanes.
+    """
+
+    dataset: Pipeline[Any]
+    config: WorkerConfig
+    strict: bool | Collection[str]
+    relane: bool
+
+    def merged(self, state: State | Sequence[State] | None) -> State:
+        """Return one state of all that is given, checked to be of one step of the run."""
+        merged = merge_states(state)
+        if ahead := check_steps(state, merged, strict=self.strict):
+            logger.warning("%s; each lane continues from where it was", ahead)
         return merged
 
-    def _filled(self, state: State, own_lanes: Iterable[int]) -> State:
-        """Return a state with some lanes, if they are there or follow from those that are."""
-        whose = covered_by(state)
-        if whose is None or set(map(str, own_lanes)) <= state["positions"].keys():
-            return state
-        return self._with_all_lanes(state, *whose)
+    def continued(self, state: State) -> State:
+        """Return a state of this run, with the lanes of this rank at least."""
+        state = self.with_rank_lanes(self.with_batch_size(state))
+        lanes = state["lanes"]
+        if self.config.lanes not in (None, lanes):
+            raise StateError(
+                f"the state was saved with {counted(lanes, 'lane')}, this loader has "
+                f"WorkerConfig(lanes={self.config.lanes}); leave lanes out to take them "
+                "from the state, or pass relane=True to continue with these, to within a batch of "
+                "each"
+            )
+        own_lanes = self.config.rank_lanes(lanes)
+        state = self.with_missing_lanes(state, own_lanes)
+        check_lanes(state, own_lanes)
+        for difference in self.differences(state):
+            logger.warning("restored although the configuration differs: %s", difference)
+        return self.with_mix(state)
 
-    def _in_own_batches(self, state: State, strict: bool | Collection[str]) -> State:
+    def differences(self, state: State) -> list[str]:
+        """Return the permitted differences between the configuration of a state and this one.
+
+        Raises:
+            StateError: If it differs in anything else.
+        """
+        present = self.dataset.fingerprint(state["lanes"])
+        return check_fingerprint(state["fingerprint"], present, strict=self.strict)
+
+    def of_other_ranks(self, state: State) -> State:
+        """Return the state of a rank of a run with another number of ranks, with all lanes.
+
+        The lanes become as many as can be dealt to the ranks of this run. All of its ranks make
+        the same lanes of the states of different ranks.
+        """
+        whose, config, lanes = covered_by(state), self.config, state["lanes"]
+        if whose is None or whose[1] == config.world_size or config.lanes not in (None, lanes):
+            return state
+        times = lcm(lanes, config.world_size) // lanes
+        own = config.rank_lanes(lanes) if times == 1 else range(lanes)
+        if set(map(str, own)) <= state["positions"].keys():
+            return state
+        state = self._with_all_lanes(state, *whose, estimates=True)
+        if (
+            times == 1
+            or len(state["positions"]) < lanes
+            or not isinstance(self.dataset, CountsRows)
+        ):
+            return state
+        from energon.loader.relane import divide_lanes
+
+        return divide_lanes(state, times, self.dataset.state_at)
+
+    def complete(self, state: State) -> State:
+        """Return a state with all lanes."""
+        lanes = range(state["lanes"])
+        state = self.with_missing_lanes(state, lanes)
+        check_lanes(state, lanes)
+        return state
+
+    def with_batch_size(self, state: State) -> State:
         """Return a state with the batch size of this run, if each global batch keeps its samples.
 
         That is tried only where it may differ, and the program has not chosen the lanes. Ranks must
         not differ in whether it is done, so a state that lacks lanes is refused.
         """
         dataset, saved = self.dataset, state["fingerprint"].get("batch_size")
-        if not isinstance(dataset, CountsRows) or not may_differ("batch_size", strict):
+        if not isinstance(dataset, CountsRows) or not may_differ("batch_size", self.strict):
             return state
         size = dataset.batch_size
-        if self.worker_config.lanes or size in (None, saved):
+        if self.config.lanes or size in (None, saved):
             return state
         if not isinstance(saved, int) or saved < 1:
             return state
@@ -255,7 +343,9 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         try:
             if dataset.batch_rows is None:
                 raise IndivisibleError("which samples a batch has is not known in advance")
-            changed = rebatch(self._filled(state, range(state["lanes"])), size, dataset.state_at)
+            changed = rebatch(
+                self.with_missing_lanes(state, range(state["lanes"])), size, dataset.state_at
+            )
         except IndivisibleError as error:
             logger.warning(
                 "lanes continue from their rows with batches of %d instead of %d, so the samples "
@@ -275,24 +365,24 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         )
         return changed
 
-    def _fitted(self, state: State, *, relane: bool) -> State:
+    def with_rank_lanes(self, state: State) -> State:
         """Return a state whose lanes can be dealt to the ranks of this run.
 
         It gets others if they cannot, and that is needed or costs nothing.
         """
-        config, lanes = self.worker_config, state["lanes"]
+        config, lanes = self.config, state["lanes"]
         if (config.lanes or lanes) == lanes and lanes % config.world_size == 0:
             return state
-        if not relane and config.lanes is not None:
+        if not self.relane and config.lanes is not None:
             return state
         try:
             relaned = self._relaned(state)
         except StateError as error:
-            if relane:
+            if self.relane:
                 raise
             config.rank_lanes(lanes, hint=f"nor can the number of lanes be changed ({error})")
             raise
-        if not relane and (relaned.again or relaned.left_out):
+        if not self.relane and (relaned.again or relaned.left_out):
             config.rank_lanes(
                 lanes,
                 hint=f"or pass relane=True to continue with {relaned.describe()}. To convert "
@@ -310,76 +400,37 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         dataset = self.dataset
         streams = dataset.default_streams if isinstance(dataset, Continues) else None
         lanes = dataset.default_lanes
-        if self.worker_config.lanes is None:
+        if self.config.lanes is None:
             lanes = lcm(lanes, PlanRecipe.from_json(state["fingerprint"]).parts)
-        return relane(self._filled(state, range(state["lanes"])), lanes, streams=streams)
+        return relane(self.with_missing_lanes(state, range(state["lanes"])), lanes, streams=streams)
 
-    def _dealt(self, state: State, strict: bool | Collection[str], relane: bool) -> list[State]:
-        """Return for each rank what it needs of a state that has all lanes."""
-        state = self._fitted(self._in_own_batches(state, strict), relane=relane)
-        present = self.dataset.fingerprint(state["lanes"])
-        check_fingerprint(state["fingerprint"], present, strict=strict)
-        state, ranks = self._with_mix(state), self.worker_config.world_size
+    def dealt(self, state: State) -> list[State]:
+        """Return for each rank the part that it needs of a state that has all lanes."""
+        state = self.with_rank_lanes(self.with_batch_size(state))
+        self.differences(state)
+        state, ranks = self.with_mix(state), self.config.world_size
         # Where data ends, ranks have to know whether others are within the same pass.
         ends = self.dataset.num_batches(0, state["lanes"]) is not None
         return [state] * ranks if ends else _deal(state, ranks)
 
-    def _with_mix(self, state: State) -> State:
-        """Return a state in which the mix of this loader has begun, in all its lanes."""
-        if not isinstance(self.dataset, Continues):
+    def with_mix(self, state: State) -> State:
+        """Return a state in which the present mix has begun, in all its lanes."""
+        saved, positions, lanes = state["fingerprint"], state["positions"], state["lanes"]
+        if isinstance(self.dataset, Continues):
+            states = {int(lane): position["state"] for lane, position in positions.items()}
+            begun = self.dataset.begin_mix(saved, states, lanes)
+            positions = {v: {**each, "state": begun[int(v)]} for v, each in positions.items()}
+        if saved.get("mix") != self.dataset.fingerprint(lanes).get("mix"):
+            # Whether the data end there, too, is for the new mix to say.
+            positions = {v: {**each, "ended": False} for v, each in positions.items()}
+        return {**state, "positions": positions}
+
+    def with_missing_lanes(self, state: State, lanes: Iterable[int]) -> State:
+        """Return a state with some lanes, if it has them or they follow from its own."""
+        whose = covered_by(state)
+        if whose is None or set(map(str, lanes)) <= state["positions"].keys():
             return state
-        saved = {int(lane): LanePosition.from_json(p) for lane, p in state["positions"].items()}
-        found = self.dataset.begin_mix(
-            state["fingerprint"], {v: p.saved_state() for v, p in saved.items()}, state["lanes"]
-        )
-        for lane, position in saved.items():
-            position.state = found[lane]
-        return {**state, "positions": {str(lane): p.to_json() for lane, p in saved.items()}}
-
-    def _note_idle_workers(self, lanes: int) -> None:
-        """Log if a restored run has fewer lanes than workers."""
-        workers = self.worker_config.num_workers
-        if lanes < workers:
-            logger.warning(
-                "the state has %s for each rank, so %d of %d workers have nothing to do; change "
-                "the number of lanes once, with WorkerConfig(lanes=...) and relane=True",
-                counted(lanes, "lane"),
-                workers - lanes,
-                workers,
-            )
-
-    def _is_turn(self, state: State, whose: tuple[int, int, bool] | None) -> bool:
-        """Return whether all ranks of this run continue with the same turn from a state."""
-        config, lanes = self.worker_config, state["lanes"]
-        if len(state["positions"]) < lanes:
-            return whose is not None and whose[1:] == (config.world_size, True)
-        numbers = (p["batches"] * lanes + int(v) for v, p in state["positions"].items())
-        turn: int = min(numbers)
-        return turn % config.world_size == 0
-
-    def _of_other_ranks(self, state: State) -> State:
-        """Return the state of a rank of a run with another number of ranks, with all lanes.
-
-        The lanes become as many as can be dealt to the ranks of this run. All of its ranks make
-        the same lanes of the states of different ranks.
-        """
-        whose, config, lanes = covered_by(state), self.worker_config, state["lanes"]
-        if whose is None or whose[1] == config.world_size or config.lanes not in (None, lanes):
-            return state
-        times = lcm(lanes, config.world_size) // lanes
-        own = config.rank_lanes(lanes) if times == 1 else range(lanes)
-        if set(map(str, own)) <= state["positions"].keys():
-            return state
-        state = self._with_all_lanes(state, *whose, estimates=True)
-        if (
-            times == 1
-            or len(state["positions"]) < lanes
-            or not isinstance(self.dataset, CountsRows)
-        ):
-            return state
-        from energon.loader.relane import divide_lanes
-
-        return divide_lanes(state, times, self.dataset.state_at)
+        return self._with_all_lanes(state, *whose)
 
     def _with_all_lanes(
         self, state: State, rank: int, world_size: int, alone: bool, *, estimates: bool = False
@@ -404,7 +455,7 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         )
         if complete is None:
             return state
-        ranks = self.worker_config.world_size
+        ranks = self.config.world_size
         logger.warning(
             "continued from the state of rank %d of %d on %s, %s. To continue from where each rank "
             "was, pass the states of all ranks as a list, or convert their files before the run: "
@@ -421,21 +472,6 @@ class SavableDataLoader(BasicDataLoader[T_co]):
             redist_command(state["lanes"], ranks),
         )
         return complete
-
-    def _check_fresh(self) -> None:
-        if self._stream is not None or self._delivered:
-            raise StateError(
-                f"this loader has delivered {counted(self._delivered, 'batch')}; restore a state "
-                "before the first batch, on a new loader"
-            )
-
-
-def _merged(state: State | Sequence[State] | None, strict: bool | Collection[str]) -> State:
-    """Return `state` merged, and checked to be of one step of the run."""
-    merged = merge_states(state)
-    if ahead := check_steps(state, merged, strict=strict):
-        logger.warning("%s; each lane continues from where it was", ahead)
-    return merged
 
 
 def _deal(state: State, world_size: int) -> list[State]:

@@ -168,13 +168,13 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     return merged
 
 
-def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition]:
-    """Return the positions of some lanes from one merged state.
+def check_lanes(state: State, lanes: Iterable[int]) -> None:
+    """Check that a merged state has some lanes.
 
     Raises:
-        StateError: If some of them are missing.
+        StateError: If it lacks some of them.
     """
-    lanes, saved = list(lanes), state["positions"]
+    saved = state["positions"]
     missing = [lane for lane in lanes if str(lane) not in saved]
     if missing:
         whose = covered_by(state)
@@ -184,6 +184,16 @@ def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition
             f"lanes {_ranges(missing)} are missing; pass a global state or the states of all ranks "
             f"as a list, or convert their files: {redist_command(state['lanes'])}"
         )
+
+
+def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition]:
+    """Return the positions of some lanes from one merged state.
+
+    Raises:
+        StateError: If some of them are missing.
+    """
+    lanes, saved = list(lanes), state["positions"]
+    check_lanes(state, lanes)
     return {lane: LanePosition.from_json(saved[str(lane)]) for lane in lanes}
 
 

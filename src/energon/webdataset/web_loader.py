@@ -633,7 +633,7 @@ class LaneLoader(SavableDataLoader):
         """Move to a saved position, even after the first batch."""
         self._stream = None
         self._delivered = self._began_after = 0
-        self._restore(merge_states(state), True)
+        self._restore(merge_states(state), self._continuation(strict=True, relane=False))
         self.dataset = replace(self.dataset, lanes=self._lanes)
 
 
