@@ -25,7 +25,7 @@ K = D + k·V + v, and an epoch that has begun keeps its columns, so it is not pe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -144,120 +144,33 @@ class LeafOrder:
         pass_, position = divided(numbers, size)
         numbered = self._numbered(leaf, pass_)
         keys = combine(table.key[leaf], shared(numbered))
-        if not self.eras or (pass_ * size >= table.before[leaf]).all():
-            place = self._place(table, leaf, position, keys)
-        else:
-            place = self._place_by_era(leaf, pass_ * size, position, keys)
+        place = np.empty(len(position), np.int64)
+        for of_pass, chosen in self._tables_of(leaf, pass_ * size):
+            some = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+            place[chosen] = _line_places(of_pass, *some)
         # One pass over m copies is m epochs.
         copy, ordinal = divided(place, table.num_samples[leaf])
         return numbered * table.copies[leaf] + copy, ordinal
 
-    def _place_by_era(
-        self, leaf: NDArray[np.int32], begin: Ints, position: Ints, keys: U64
-    ) -> Ints:
-        """Place rows as `_place` does, with the number of lanes at the start of each pass."""
-        place = np.empty(len(position), np.int64)
-        left = np.ones(len(position), np.bool_)
+    def _tables_of(
+        self, leaf: NDArray[np.int32], begin: Ints
+    ) -> Iterator[tuple[LeafTable, slice | Ints]]:
+        """Yield the tables as they were when passes began, and the draws of these passes.
+
+        Args:
+            leaf: The leaf of each draw.
+            begin: The number of the first draw of its pass.
+        """
+        if not self.eras or (begin >= self.table.before[leaf]).all():
+            yield self.table, slice(None)
+            return
+        left = np.ones(len(begin), np.bool_)
         for era in (*self.eras, None):
             begun = left if era is None else left & (begin < np.array(era.draws)[leaf])
             chosen = np.flatnonzero(begun)
             if len(chosen):
-                table = self.table if era is None else self._table_of(era.lanes)
-                some = picked(leaf, chosen), position[chosen], picked(keys, chosen)
-                place[chosen] = self._place(table, *some)
+                yield self.table if era is None else self._table_of(era.lanes), chosen
                 left &= ~begun
-        return place
-
-    def _place(self, table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
-        """Return the place on the line of samples of each position in a pass."""
-        if table.lines:
-            in_blocks = table.has_lines[leaf]
-            if in_blocks.all():
-                return _place_by_block(table, leaf, position, keys)
-            if in_blocks.any():
-                place = np.empty(len(position), np.int64)
-                for chosen in np.flatnonzero(in_blocks), np.flatnonzero(~in_blocks):
-                    own = picked(leaf, chosen), position[chosen], picked(keys, chosen)
-                    place[chosen] = self._place(table, *own)
-                return place
-        lanes, size = table.lanes, table.size[leaf]
-        row, column = divided(position, lanes)
-        length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
-        if (row >= sliced).any():
-            leaf, keys = np.broadcast_to(leaf, row.shape), np.broadcast_to(keys, row.shape)
-            return self._place_with_rest(table, leaf, row, column, keys)
-        window_rows = length * table.parallel[leaf]
-        window = row // window_rows
-        begin = window * window_rows
-        span = np.minimum(window_rows, sliced - begin)
-        column, mixed, inner = shared(column), length > 1, row - begin
-        if mixed.any():
-            places = slice(None) if mixed.all() else np.flatnonzero(mixed)
-            numbers = WINDOW, picked(column, places), shared(picked(window, places))
-            inner[places] = permute(
-                inner[places], picked(span, places), combine(picked(keys, places), *numbers)
-            )
-        slice_row, within = divided(begin + inner, length)
-        slice_ = permute(slice_row * lanes + column, sliced // length * lanes, combine(keys, SLICE))
-        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
-        place = slice_ * length + within + rotation
-        return place - np.where(place < size, 0, size)
-
-    def _place_with_rest(
-        self,
-        table: LeafTable,
-        leaf: NDArray[np.int32],
-        row: Ints,
-        column: Ints,
-        keys: U64,
-    ) -> Ints:
-        """Place rows as `_place` does, also those that do not fill a slice in every column."""
-        lanes, size = table.lanes, table.size[leaf]
-        length, parallel = table.slice_samples[leaf], table.parallel[leaf]
-        sliced = table.sliced_rows[leaf]
-        window_rows = length * parallel
-        # Rows of full slices: permute inside the window, then find the slice.
-        window = row // window_rows
-        begin = window * window_rows
-        in_rest = row >= sliced
-        begin = np.where(in_rest, sliced, begin)
-        rest_rows = size // lanes - sliced
-        stop = np.where(in_rest, sliced + rest_rows, np.minimum(begin + window_rows, sliced))
-        inner = row - begin
-        span = np.maximum(stop - begin, 1)
-        mixed = length > 1
-        single = row >= size // lanes
-        chosen = np.flatnonzero(mixed & ~single)
-        if len(chosen):
-            inner = inner.copy()
-            inner[chosen] = permute(
-                inner[chosen],
-                span[chosen],
-                combine(keys[chosen], WINDOW, column[chosen], window[chosen]),
-            )
-        slice_row, within = np.divmod(begin + inner, length)
-        number = slice_row * lanes + column
-        count = (sliced // length) * lanes
-        base = np.zeros_like(size)
-        width = length
-        purpose = np.full(len(leaf), SLICE, np.int64)
-        if in_rest.any():
-            # The rows that fill no slice: one shorter slice a column, behind the others.
-            number = np.where(in_rest, column, number)
-            within = np.where(in_rest, inner, within)
-            count = np.where(in_rest, lanes, count)
-            base = np.where(in_rest, sliced * lanes, base)
-            width = np.where(in_rest, rest_rows, width)
-            purpose = np.where(in_rest, REST, purpose)
-            # The last, incomplete row.
-            within = np.where(single, 0, within)
-            count = np.where(single, size % lanes, count)
-            base = np.where(single, size - size % lanes, base)
-            width = np.where(single, 1, width)
-            purpose = np.where(single, SINGLE, purpose)
-        slice_ = permute(number, count, combine(keys, purpose))
-        rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
-        return (base + slice_ * width + within + rotation) % size
 
     def _replaced(self, leaf: NDArray[np.int32], numbers: Ints) -> tuple[Ints, Ints]:
         table = self.table
@@ -360,7 +273,62 @@ class LeafTable:
         return np.tile(sizes, copies) if len(sizes) * copies <= MAX_BLOCKS else None
 
 
-def _place_by_block(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+def _line_places(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+    """Return the place on the line of samples of each position in a pass."""
+    if table.lines:
+        in_blocks = table.has_lines[leaf]
+        if in_blocks.all():
+            return _line_places_in_blocks(table, leaf, position, keys)
+        if in_blocks.any():
+            place = np.empty(len(position), np.int64)
+            for chosen in np.flatnonzero(in_blocks), np.flatnonzero(~in_blocks):
+                own = picked(leaf, chosen), position[chosen], picked(keys, chosen)
+                place[chosen] = _line_places(table, *own)
+            return place
+    lanes, size = table.lanes, table.size[leaf]
+    length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
+    row, column = divided(position, lanes)
+    window_rows = length * table.parallel[leaf]
+    window = row // window_rows
+    begin = window * window_rows
+    stop, mixed = np.minimum(begin + window_rows, sliced), length > 1
+    in_rest = row >= sliced
+    if has_rest := bool(in_rest.any()):
+        # The rows that fill no slice are permuted together. The last, incomplete one is not.
+        begin = np.where(in_rest, sliced, begin)
+        stop = np.where(in_rest, size // lanes, stop)
+        is_single = row >= size // lanes
+        mixed = mixed & ~is_single
+    inner, column = row - begin, shared(column)
+    if mixed.any():
+        places = slice(None) if mixed.all() else np.flatnonzero(mixed)
+        numbers = WINDOW, picked(column, places), shared(picked(window, places))
+        inner[places] = permute(
+            inner[places], picked(stop - begin, places), combine(picked(keys, places), *numbers)
+        )
+    slice_row, within = divided(begin + inner, length)
+    number, count = slice_row * lanes + column, sliced // length * lanes
+    width: Ints = length
+    base: Ints | int = 0
+    purpose: Ints | int = SLICE
+    if has_rest:
+        # One shorter slice a column, behind the others, and behind these single samples.
+        kinds = [is_single, in_rest]
+        number = np.where(in_rest, column, number)
+        within = np.select(kinds, [0, inner], within)
+        count = np.select(kinds, [size % lanes, lanes], count)
+        base = np.select(kinds, [size - size % lanes, sliced * lanes], 0)
+        width = np.select(kinds, [1, size // lanes - sliced], length)
+        purpose = np.select(kinds, [SINGLE, REST], SLICE)
+    slice_ = permute(number, count, combine(keys, purpose))
+    rotation = (combine(keys, ROTATION) % size.astype(np.uint64)).astype(np.int64)
+    behind: Ints = base + slice_ * width + within + rotation
+    return behind - np.where(behind < size, 0, size)
+
+
+def _line_places_in_blocks(
+    table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64
+) -> Ints:
     """Return the place on the line of samples of each position in a pass, for leaves in blocks."""
     row, column = divided(position, table.lanes)
     rows, rest = divided(table.size[leaf], table.lanes)
