@@ -14,7 +14,7 @@ from energon.loader.options import logger
 from energon.loader.pipeline import Continues, CountsRows, Pipeline
 from energon.loader.state import (
     build_state,
-    check_lanes,
+    check_coverage,
     check_steps,
     covered_by,
     flatten,
@@ -279,7 +279,7 @@ class Continuation:
             )
         own_lanes = self.config.rank_lanes(lanes)
         state = self.with_missing_lanes(state, own_lanes)
-        check_lanes(state, own_lanes)
+        check_coverage(state, own_lanes)
         for difference in self.differences(state):
             logger.warning("restored although the configuration differs: %s", difference)
         return self.with_mix(state)
@@ -321,7 +321,7 @@ class Continuation:
         """Return a state with all lanes."""
         lanes = range(state["lanes"])
         state = self.with_missing_lanes(state, lanes)
-        check_lanes(state, lanes)
+        check_coverage(state, lanes)
         return state
 
     def with_batch_size(self, state: State) -> State:

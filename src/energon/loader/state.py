@@ -168,7 +168,7 @@ def merge_states(state: State | Sequence[State] | None) -> State:
     return merged
 
 
-def check_lanes(state: State, lanes: Iterable[int]) -> None:
+def check_coverage(state: State, lanes: Iterable[int]) -> None:
     """Check that a merged state has some lanes.
 
     Raises:
@@ -193,7 +193,7 @@ def read_positions(state: State, lanes: Iterable[int]) -> dict[int, LanePosition
         StateError: If some of them are missing.
     """
     lanes, saved = list(lanes), state["positions"]
-    check_lanes(state, lanes)
+    check_coverage(state, lanes)
     return {lane: LanePosition.from_json(saved[str(lane)]) for lane in lanes}
 
 
