@@ -16,6 +16,7 @@ from energon.io.backends import reader_process
 from energon.io.backends.reader_process import ForkSafeBackend
 from energon.io.files import open_store, write_bytes
 from tests.datasets import make_crude
+from tests.effort import some
 from tests.servers.places import open_place
 from tests.sources.distant import upload
 from tests.waiting import wait_until
@@ -99,7 +100,7 @@ def test_documents_are_read_and_forks_read_samples(distant):
     ]
 
 
-@pytest.mark.parametrize("start", ["loader(2)", "stream(2)"])
+@pytest.mark.parametrize("start", some(["loader(2)", "stream(2)"], 2))
 def test_a_program_that_has_read_samples_gets_the_fork_server_and_a_message(distant, start):
     program = f"""
         inline = next(iter({start.replace("2", "0")}))
@@ -118,6 +119,7 @@ def test_a_program_that_has_read_samples_gets_the_fork_server_and_a_message(dist
     assert others == ["False True"] * 2
 
 
+@pytest.mark.slow
 def test_a_loader_in_line_beside_workers_leaves_the_program_forkable(distant):
     """Such as one for validation, while the workers of training may have to be replaced."""
     program = """
@@ -156,11 +158,12 @@ FORKED = """
 """
 
 
-@pytest.mark.parametrize("before", ["documents", "samples"])
+@pytest.mark.parametrize("before", some(["documents", "samples"], 2))
 def test_forks_of_the_programs_own_can_read_whatever_was_read_before(distant, before):
     assert run(FORKED, distant, before) == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_workers_of_torchs_dataloader_read_after_the_program_has(distant):
     program = """
         from torch.utils.data import DataLoader
@@ -211,6 +214,7 @@ def test_a_reader_that_dies_is_replaced(place):
     assert reader_process._reader._process.pid != first.pid
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_process(distant):
     program = """
         from energon.io.backends import reader_process

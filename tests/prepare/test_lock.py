@@ -42,11 +42,11 @@ def test_another_process_that_holds_it_is_named(holder, tmp_path):
         pass
 
 
-@pytest.mark.parametrize("note", ["[" * 4000, "[]", '{"pid": [1]}', "{", ""])
-def test_whatever_a_lock_says_of_its_holder_it_is_held(holder, tmp_path, note):
-    (tmp_path / ".nv-meta/.lock").write_text(note)
-    with pytest.raises(DatasetBusyError, match="process"), dataset_lock(tmp_path):
-        pass
+def test_a_lock_is_held_if_the_note_about_its_holder_is_damaged(holder, tmp_path):
+    for note in ["[" * 4000, "[]", '{"pid": [1]}', "{", ""]:
+        (tmp_path / ".nv-meta/.lock").write_text(note)
+        with pytest.raises(DatasetBusyError, match="process"), dataset_lock(tmp_path):
+            pass
 
 
 def test_waiting_ends_when_the_other_is_done_or_killed(holder, tmp_path, monkeypatch):

@@ -10,14 +10,16 @@ from __future__ import annotations
 import io
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DecodeError
+from energon.formats.media import ImageMetadata
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import bytes_in_words, warn_once
 from energon.samples.batch_arrays import empty_row
@@ -40,6 +42,21 @@ IMAGE_EXTENSIONS = frozenset(
     }
 )
 """Of all that Pillow registers, what it decodes on its own, and what holds nothing but images."""
+
+
+def image_metadata(stream: IO[bytes]) -> ImageMetadata:
+    """Return size, format and mode of an image, of which only the header is read."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        # Nothing is decompressed here, so the size of the image does no harm.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(stream) as image:
+            if image.format is None:
+                raise DecodeError("the format of the image is unknown")
+            return ImageMetadata(
+                width=image.width, height=image.height, format=image.format, mode=image.mode
+            )
 
 
 JPEG_START = b"\xff\xd8"

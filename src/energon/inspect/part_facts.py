@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from energon.decode.av_container import AUDIO_EXTENSIONS, AV_EXTENSIONS
-from energon.decode.images import IMAGE_EXTENSIONS
+from energon.decode.images import IMAGE_EXTENSIONS, image_metadata
 from energon.errors import DecodeError
-from energon.formats.media import SIGNATURE_BYTES, guess_extension
+from energon.formats.media import SIGNATURE_BYTES, AVMetadata, guess_extension
 from energon.sources.browse.tree import BrowsedFile
 
 MAX_MEASURED_TEXT = 4 << 20
@@ -103,26 +103,29 @@ def npy_header(file: BrowsedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _image_size(file: BrowsedFile) -> tuple[int, int]:
-    from PIL import Image
-
     with file.open() as stream:
         try:
-            with Image.open(stream) as image:
-                return image.size
+            metadata = image_metadata(stream)
         except Exception as error:  # Pillow raises whatever the data make it
             raise DecodeError(f"not a readable image: {error}".partition(" <")[0]) from error
+    return metadata.width, metadata.height
 
 
-def _av_facts(file: BrowsedFile) -> dict[str, float]:
+def av_metadata(file: BrowsedFile) -> AVMetadata:
+    """Return size, rates and duration of a video or a sound, without counting frames."""
     from energon.decode.av import AVDecoder
 
     with file.open() as stream:
-        found = AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
-    known: dict[str, Any] = {
-        "duration": found.video_duration or found.audio_duration,
-        "width": found.video_width,
-        "height": found.video_height,
-        "fps": found.video_fps,
-        "rate": found.audio_sample_rate,
+        return AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
+
+
+def _av_facts(file: BrowsedFile) -> dict[str, float]:
+    metadata = av_metadata(file)
+    facts: dict[str, Any] = {
+        "duration": metadata.video_duration or metadata.audio_duration,
+        "width": metadata.video_width,
+        "height": metadata.video_height,
+        "fps": metadata.video_fps,
+        "rate": metadata.audio_sample_rate,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}

@@ -63,10 +63,10 @@ class NumbersFiles(Protocol):
         """Return the number of the file of each sample, and that of the sample in its file."""
 
     def index_stamp(self) -> str | None:
-        """Return what changes with the index of the dataset; None if the stamps of files tell."""
+        """Return a stamp of the index of the dataset; None if the stamps of files tell."""
 
     def file_stamp(self, number: int) -> str:
-        """Return what changes with the content of a file."""
+        """Return a stamp of the content of a file."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class SampleCosts:
                 )
 
     def digest(self) -> str | None:
-        """Return what changes with the stored measures that `check` has read; None without any."""
+        """Return a stamp of the stored measures that `check` has read; None without any."""
         digests = [
             (number, name, stored.table.digest)
             for number, source in enumerate(self.sources)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
-from energon.inspect.part_facts import PartKind, npy_header, part_extension, part_kind
+from energon.inspect.part_facts import PartKind, av_metadata, npy_header, part_extension, part_kind
 from energon.messages import counted, describe_error, escape_text
 from energon.samples.description import describe_value
 from energon.samples.notebook import as_array
@@ -369,17 +369,15 @@ def _show_image(view: PartView, file: BrowsedFile) -> None:
 
 
 def _av_facts(file: BrowsedFile) -> dict[str, str]:
-    from energon.decode.av import AVDecoder
-
-    with file.open() as stream:
-        found = AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
-    size = f"{found.video_width} x {found.video_height} pixels" if found.video_width else None
+    metadata = av_metadata(file)
+    width, height = metadata.video_width, metadata.video_height
+    size = f"{width} x {height} pixels" if width else None
     facts = {
-        "duration": _with_unit(found.video_duration or found.audio_duration, "s"),
+        "duration": _with_unit(metadata.video_duration or metadata.audio_duration, "s"),
         "size": size,
-        "frame rate": _with_unit(found.video_fps, "frames/s"),
-        "sampling rate": _with_unit(found.audio_sample_rate, "Hz"),
-        "channels": None if found.audio_channels is None else str(found.audio_channels),
+        "frame rate": _with_unit(metadata.video_fps, "frames/s"),
+        "sampling rate": _with_unit(metadata.audio_sample_rate, "Hz"),
+        "channels": str(metadata.audio_channels) if metadata.audio_channels else None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 

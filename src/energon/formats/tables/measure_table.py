@@ -64,14 +64,14 @@ class MeasureHeader:
     files: Mapping[str, MeasuredFile]
 
     def to_bytes(self) -> bytes:
-        """Return what the file begins with."""
+        """Return the header of the file."""
         text = json.dumps({"version": VERSION, **vars(self)})
         text += " " * (-(len(text) + 16) % HEADER_ALIGNMENT)
         return MAGIC + len(text).to_bytes(8, "little") + text.encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, origin: str) -> MeasureHeader:
-        """Return what a file says that begins with `data`.
+        """Return the header in the first bytes of a file.
 
         Raises:
             FormatError: If it is damaged.

@@ -6,7 +6,6 @@ They are the parts of shards, or the files of a folder on this machine or in an 
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import IO, Literal, NamedTuple, Protocol
 
 from energon.decode.av import AVDecoder
 from energon.decode.av_container import AV_EXTENSIONS, check_size
+from energon.decode.images import IMAGE_EXTENSIONS, image_metadata
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -26,7 +26,6 @@ from energon.errors import (
 from energon.formats.media import (
     SIGNATURE_BYTES,
     AVMetadata,
-    ImageMetadata,
     MediaMetadata,
     guess_extension,
 )
@@ -135,13 +134,6 @@ class RemoteFiles:
 
 MediaKind = Literal["image", "av"]
 
-IMAGES = frozenset(
-    {
-        *("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"),
-        "avif",
-    }
-)
-
 
 @dataclass(frozen=True)
 class MediaFilter:
@@ -188,7 +180,7 @@ def _extension(name: str) -> str:
 
 
 def _kind_of(extension: str | None) -> MediaKind | None:
-    if extension in IMAGES:
+    if extension in IMAGE_EXTENSIONS:
         return "image"
     return "av" if extension in AV_EXTENSIONS else None
 
@@ -365,20 +357,6 @@ def _probe_all(
     return found, failed
 
 
-def _image_metadata(stream: IO[bytes]) -> ImageMetadata:
-    from PIL import Image
-
-    with warnings.catch_warnings():
-        # Nothing is decompressed here, so the size of the image does no harm.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(stream) as image:
-            if image.format is None:
-                raise DecodeError("the format of the image is unknown")
-            return ImageMetadata(
-                width=image.width, height=image.height, format=image.format, mode=image.mode
-            )
-
-
 def _av_metadata(stream: IO[bytes]) -> MediaMetadata:
     check_size(stream, after_header=False)
     metadata = AVDecoder(stream).get_metadata(get_audio_num_samples=True)
@@ -387,4 +365,4 @@ def _av_metadata(stream: IO[bytes]) -> MediaMetadata:
     return metadata
 
 
-_METADATA = {"image": _image_metadata, "av": _av_metadata}
+_METADATA = {"image": image_metadata, "av": _av_metadata}
