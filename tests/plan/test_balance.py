@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
 from energon.plan.balance import Balance, BalancedOrder, BalancedPlan, deal
+from energon.plan.dealt import rows_of_lanes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 
@@ -128,6 +129,19 @@ def test_every_sample_of_a_pass_comes_once_up_to_the_end_of_all_lanes(shape, win
     for lane in range(lanes):
         for row, sample in enumerate(triples(plan.rows(lane, 0, 10**4))):
             assert plan.find(*sample) == (lane, row)
+
+
+@given(
+    st.sampled_from([None, 1, 2, 6]),
+    st.sampled_from([{}, {"shuffle_window": 20}, {"kind": "epochized", "repeat": False}]),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 900), st.integers(0, 40)), max_size=8),
+)
+def test_rows_of_several_lanes_are_those_of_each(streams, settings, requests):
+    before, _ = plans(6, 6, streams=streams, **settings)
+    rows, edges = rows_of_lanes(before, requests)
+    together = triples(rows)
+    for (lane, start, count), begin, stop in zip(requests, edges[:-1], edges[1:], strict=True):
+        assert together[begin:stop] == triples(before.rows(lane, start, count))
 
 
 def test_leaves_are_counted_as_they_are_drawn():

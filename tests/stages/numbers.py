@@ -23,10 +23,13 @@ class NumberPlan:
         return self.at(lane, np.arange(start, start + count, dtype=np.int64))
 
     def at(self, lane: int, rows: np.ndarray, *, gaps: bool = False) -> Rows:
-        count = len(rows)
-        return Rows(
-            np.full(count, self.leaf, np.int32), np.zeros(count, np.int64), rows * self.lanes + lane
-        )
+        return self.samples(*self.numbers(lane, rows))
+
+    def numbers(self, lane: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(rows), self.leaf, np.int32), rows * self.lanes + lane
+
+    def samples(self, source: np.ndarray, numbers: np.ndarray, *, gaps: bool = False) -> Rows:
+        return Rows(source, np.zeros(len(source), np.int64), numbers)
 
     def num_rows(self, lane: int) -> int | None:
         return None if self.total is None else -(-(self.total - lane) // self.lanes)

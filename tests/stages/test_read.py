@@ -77,9 +77,9 @@ class WatchedPlan(NumberPlan):
 
     planned: list[np.ndarray] = field(default_factory=list)
 
-    def at(self, lane, rows, *, gaps=False):
+    def numbers(self, lane, rows):
         self.planned.append(rows)
-        return super().at(lane, rows, gaps=gaps)
+        return super().numbers(lane, rows)
 
 
 LANES, BATCH = 6, 4

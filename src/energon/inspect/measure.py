@@ -60,7 +60,7 @@ from energon.sources.source import Source, SplitSource
 
 MEASURED_TOGETHER = 4096
 BYTES_MEASURED_TOGETHER = 64 << 20
-"""What is measured again if a run is killed, in each process."""
+"""The part that each process measures again after a run was killed."""
 READ_TOGETHER = 64
 LARGEST_INT = np.iinfo(np.int32).max
 
@@ -68,7 +68,7 @@ Progress = Callable[[int, int], None]
 
 
 class MeasureReport(NamedTuple):
-    """What was measured of a dataset."""
+    """The result of measuring a dataset."""
 
     path: str
     num_samples: int
@@ -171,7 +171,7 @@ class _MeasuredDataset:
         address: Where it is.
         leaves: Its splits.
         name: Name of the measure.
-        function: What computes it.
+        function: The function that computes it, as `module:function`.
     """
 
     def __init__(self, address: str, leaves: Sequence[Leaf], name: str, function: str) -> None:
@@ -309,7 +309,7 @@ class _Journal:
 
     Args:
         path: The file; created if missing.
-        about: What is measured; the records of anything else are dropped.
+        about: Identifies the measure; the records of other ones are dropped.
     """
 
     def __init__(self, path: Path, about: list[Any]) -> None:
@@ -392,7 +392,7 @@ def measure_batch(
     Args:
         run: The run it belongs to: sources are unpacked once for each.
         folder: The working directory of the command, where the function may be.
-        packed: The source, the function and what decodes samples, pickled.
+        packed: The source, the function and the decoder of samples, pickled.
         ordinal: The number of the first sample.
         count: How many.
 

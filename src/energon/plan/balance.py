@@ -35,8 +35,9 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, StateError, is_whole
+from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, divided, permute
-from energon.plan.rows import COUNTED_ROWS, Plan, Rows
+from energon.plan.rows import COUNTED_ROWS, DrawPlan, Rows
 
 Costs = Callable[[Rows], NDArray[np.float64]]
 """Return the cost of each sample; 0 for gaps."""
@@ -320,10 +321,8 @@ class _Chunk:
         rows, windows = plan.window_rows, plan.chunk_windows
         start = number * windows * rows
         lanes = plan.lanes_of_pool(pool)
-        unbalanced = [plan.plan.rows(lane, start, windows * rows) for lane in lanes]
-        counts = [len(each.leaf) for each in unbalanced]
-        self._rows = Rows(*map(np.concatenate, zip(*unbalanced, strict=True)))
-        self._edges = np.cumsum([0, *counts])
+        requests = [(lane, start, windows * rows) for lane in lanes]
+        self._rows, self._edges = rows_of_lanes(plan.plan, requests)
         self._costs = plan.order.costs(self._rows)
         self._plan, self._pool, self._first = plan, pool, number * windows
         self._windows: dict[int, tuple[_Window, Ints]] = {}
@@ -385,7 +384,7 @@ class BalancedPlan:
         order: How samples are exchanged.
     """
 
-    plan: Plan
+    plan: DealtPlan | DrawPlan
     order: BalancedOrder
 
     @property

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.randomness import divided
-from energon.plan.rows import COUNTED_ROWS, Plan, Rows
+from energon.plan.rows import COUNTED_ROWS, DrawPlan, Plan, Rows
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DealtPlan:
         deal: Which lanes share which stream.
     """
 
-    plan: Plan
+    plan: DrawPlan
     deal: Deal
 
     @property
@@ -172,27 +172,41 @@ class DealtPlan:
         return None if found is None else self.deal.lane_of(*found)
 
 
-def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[Rows]:
-    """Return rows of several lanes of one stream; fewer only where lanes end.
+def rows_of_lanes(
+    plan: DealtPlan | DrawPlan, requests: Sequence[tuple[int, int, int]]
+) -> tuple[Rows, Ints]:
+    """Return rows of several lanes one after another; fewer only where lanes end.
 
     One call for all costs a fraction of one for each.
 
     Args:
         plan: The order.
         requests: For each lane its number, the first row, and how many.
+
+    Returns:
+        The rows, and where those of each lane begin, with the end.
     """
+    drawn_by = plan.plan if isinstance(plan, DealtPlan) else plan
+    rows: list[Ints] = []
+    lanes_of: dict[int, list[int]] = {}
+    for place, (lane, start, count) in enumerate(requests):
+        end = plan.num_rows(lane)
+        stop = start + count if end is None else max(start, min(start + count, end))
+        rows.append(plan.stream_rows(lane, np.arange(start, stop, dtype=np.int64)))
+        stream = plan.stream_of(lane) if isinstance(plan, DealtPlan) else lane
+        lanes_of.setdefault(stream, []).append(place)
+    edges = np.cumsum([0, *map(len, rows)])
+    source, numbers = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int64)
+    for stream, places in lanes_of.items():
+        at = np.concatenate([np.arange(*edges[place : place + 2]) for place in places])
+        own = np.concatenate([rows[place] for place in places])
+        source[at], numbers[at] = drawn_by.numbers(stream, own)
+    return drawn_by.samples(source, numbers, gaps=True), edges
+
+
+def plan_together(plan: Plan, requests: Sequence[tuple[int, int, int]]) -> list[Rows]:
+    """Return rows of several lanes, see `rows_of_lanes`."""
     if not isinstance(plan, DealtPlan):
         return [plan.rows(lane, start, count) for lane, start, count in requests]
-    deal, stream = plan.deal, plan.stream_of(requests[0][0])
-    end = plan.plan.num_rows(stream)
-    counts = [
-        count if end is None else max(0, min(count, deal.rows_before(lane, end) - start))
-        for lane, start, count in requests
-    ]
-    edges = np.cumsum([0, *counts])
-    rows = np.arange(edges[-1]) + np.repeat(
-        [start for _, start, _ in requests] - edges[:-1], counts
-    )
-    places = np.repeat([deal.place_of(lane) for lane, _, _ in requests], counts)
-    found = plan.plan.at(stream, deal.rows_of_places(places, rows), gaps=True)
-    return [found.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]
+    rows, edges = rows_of_lanes(plan, requests)
+    return [rows.pick(slice(start, stop)) for start, stop in pairwise(edges.tolist())]

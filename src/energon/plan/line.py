@@ -199,9 +199,12 @@ class LinePlan(LanesAreStreams):
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return the samples at `rows` of a lane, in any order; a line has no gaps."""
-        _, numbers = self.numbers(lane, rows)
+        return self.samples(*self.numbers(lane, rows))
+
+    def samples(self, source: NDArray[np.int32], numbers: Ints, *, gaps: bool = False) -> Rows:
+        """Return the samples of draws from the line."""
         if self.shuffle:
-            line, position = self._order.at(np.zeros(len(rows), np.int32), numbers)
+            line, position = self._order.at(source, numbers)
         else:
             line, position = np.divmod(numbers, self.length)
             line = line + self.pass_number

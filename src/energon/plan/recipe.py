@@ -149,9 +149,8 @@ class PlanRecipe:
         """Return the plan for `lanes` lanes, the same object each time."""
         if lanes not in self._plans:
             deal = self.deal(lanes)
-            plan: Plan = self.of_streams(deal.streams)
-            if deal.streams != lanes:
-                plan = DealtPlan(plan, deal)
+            streams = self.of_streams(deal.streams)
+            plan = streams if deal.streams == lanes else DealtPlan(streams, deal)
             self._plans[lanes] = plan if self.balance is None else BalancedPlan(plan, self.balance)
         return self._plans[lanes]
 

@@ -96,16 +96,28 @@ class Plan(Protocol):
         """
 
 
-class StreamPlan(Plan, Protocol):
-    """A plan whose lanes are streams, with the draws from its sources."""
+class DrawPlan(Plan, Protocol):
+    """A plan that tells draws from their samples, so that those of many lanes are found at once."""
 
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> StreamPlan:
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> DrawPlan:
         """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def numbers(
         self, lane: int, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the source of each row, and the number of the draw among all from that source."""
+
+    def samples(
+        self, source: NDArray[np.int32], numbers: NDArray[np.int64], *, gaps: bool = False
+    ) -> Rows:
+        """Return the samples that `numbers` returns the draws of; see `at`."""
+
+
+class StreamPlan(DrawPlan, Protocol):
+    """A plan whose lanes are streams, with the draws from its sources."""
+
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> StreamPlan:
+        """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def drawn(self, lane: int, row: int) -> NDArray[np.int64]:
         """Return how often each source comes in the rows of a lane before `row`."""
@@ -205,6 +217,14 @@ class WindowPlan(LanesAreStreams):
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return the samples at `rows` of a lane, in any order."""
         return self.plan.at(lane, self.unmixed(lane, rows), gaps=gaps)
+
+    def numbers(self, lane: int, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return the source of each row, and the number of the draw among all from that source."""
+        return self.plan.numbers(lane, self.unmixed(lane, rows))
+
+    def samples(self, source: NDArray[np.int32], numbers: Ints, *, gaps: bool = False) -> Rows:
+        """Return the samples of draws."""
+        return self.plan.samples(source, numbers, gaps=gaps)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
         """Return which leaf comes at `rows` of a lane; below 0 for a gap."""

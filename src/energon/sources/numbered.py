@@ -80,7 +80,7 @@ class NumberedSource(SplitSource, ABC):
         return None
 
     def file_stamp(self, number: int) -> str:
-        """Return a digest of what determines the items of the split."""
+        """Return a digest of the items of the split."""
         source = copy(self)
         source.excluded = np.empty(0, np.int64)
         source.start, source.stop = source.places = 0, self.last - self.first

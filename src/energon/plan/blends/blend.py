@@ -107,28 +107,32 @@ class BlendPlan(LanesAreStreams):
             StateError: If a row was drawn from a source that is gone, and `gaps` is not set: then
                 its leaf is below 0.
         """
-        source, draws = self.draws(lane, rows)
+        return self.samples(*self.numbers(lane, rows), gaps=gaps)
+
+    def samples(self, source: NDArray[np.int32], numbers: Ints, *, gaps: bool = False) -> Rows:
+        """Return the samples of draws, see `at`."""
         if (gone := source < 0).any():
             if not gaps:
                 raise StateError(
-                    f"lane {lane}: samples of {self.gone[-1 - int(source.min())]} wait in a window "
-                    "that the run should read again, but it is no longer in the blend; give it "
-                    "weight 0 instead of removing it"
+                    f"samples of {self.gone[-1 - int(source.min())]} wait in a window that the run "
+                    "should read again, but it is no longer in the blend; give it weight 0 instead "
+                    "of removing it"
                 )
-            found, there = self.at(lane, rows[~gone]), np.flatnonzero(~gone)
-            columns = [np.full(len(rows), -1, column.dtype) for column in found]
-            for column, values in zip(columns, found, strict=True):
+            there = np.flatnonzero(~gone)
+            drawn = self.samples(source[there], numbers[there])
+            columns = [np.full(len(source), -1, column.dtype) for column in drawn]
+            for column, values in zip(columns, drawn, strict=True):
                 column[there] = values
             return Rows(*columns)
-        epoch, ordinal = self._order.draw(lane, source, draws)
+        epoch, ordinal = self._order.at(source, numbers)
         if self._is_plain:
             return Rows(source, epoch, ordinal)
-        leaf = np.empty(len(rows), np.int32)
+        leaf = np.empty(len(source), np.int32)
         for number in sorted(set(source.tolist())):
             chosen = np.flatnonzero(source == number)
-            found = self._lines[number].at(epoch[chosen], ordinal[chosen])
-            leaf[chosen] = np.array(self.sources[number], np.int32)[found.leaf]
-            epoch[chosen], ordinal[chosen] = found.epoch, found.ordinal
+            of_line = self._lines[number].at(epoch[chosen], ordinal[chosen])
+            leaf[chosen] = np.array(self.sources[number], np.int32)[of_line.leaf]
+            epoch[chosen], ordinal[chosen] = of_line.epoch, of_line.ordinal
         return Rows(leaf, epoch, ordinal)
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:

@@ -272,9 +272,14 @@ class BlendStages:
         }
 
     def _phase(self, lane: int, pattern: Pattern) -> int:
+        return int(self._phases[lane]) * pattern.size // self.clock.lanes
+
+    @cached_property
+    def _phases(self) -> Ints:
+        """The order in which lanes enter a pattern, one after another."""
         lanes = np.array([self.clock.lanes])
         key = np.array([derive_seed(self.seed, "phase")], np.uint64)
-        return int(permute(np.array([lane]), lanes, key)[0]) * pattern.size // self.clock.lanes
+        return permute(np.arange(self.clock.lanes), lanes, key)
 
     def _name(self, source: int) -> str:
         return self.gone[-1 - source] if source < 0 else self.lines[source].order.uid
