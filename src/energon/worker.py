@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from operator import index
@@ -23,6 +23,7 @@ from typing import Any, Literal, cast, get_args
 
 from energon.errors import ConfigError, is_whole
 from energon.messages import counted
+from energon.replica import Replica, form_replica, initialized_distributed
 
 logger = logging.getLogger("energon")
 
@@ -50,6 +51,8 @@ class WorkerConfig:
             explicit number have the same global order on any topology from the start.
         data_parallel_group: Process group of torch.distributed over which global states are
             gathered; None means the default group.
+        replica: The processes that need the same batches, of which one loads; None if this is the
+            only one. Set by `from_mesh`, `from_megatron` and `from_groups`.
         seed_offset: The seed of the run.
         worker_debug_path: File to which the keys of batches are written, with {worker_id} (see
             `log_number`) and {pid} in it replaced; None for the logger "energon".
@@ -74,6 +77,7 @@ class WorkerConfig:
     num_workers: int
     lanes: int | None = None
     data_parallel_group: Any = field(default=None, compare=False)
+    replica: Replica | None = field(default=None, compare=False)
     seed_offset: int = 0
     worker_debug_path: str | None = None
     worker_log_level: int = 0
@@ -206,6 +210,147 @@ class WorkerConfig:
             data_parallel_group=data_parallel_group,
             seed_offset=seed_offset,
         )
+
+    @staticmethod
+    def from_mesh(
+        device_mesh: Any,
+        *,
+        data_dims: Sequence[str] = ("dp_replicate", "dp_shard"),
+        num_workers: int = 4,
+        lanes: int | None = None,
+        seed_offset: int = 0,
+        needs_data: bool = True,
+        host: str | None = None,
+    ) -> WorkerConfig:
+        """Return the configuration of this process in a `torch.distributed` device mesh.
+
+        The processes that differ only in the other dimensions form a replica: one of them loads,
+        and all get its batches. All processes of the job must call this at the same time.
+
+        Args:
+            device_mesh: A `DeviceMesh` of all processes, with names of its dimensions.
+            data_dims: The dimensions over which data is divided; those that the mesh lacks are
+                left out.
+            num_workers: Loader workers of each replica.
+            lanes: As for the class.
+            seed_offset: As for the class.
+            needs_data: Whether this process gets batches. Others, like pipeline stages in the
+                middle, get None for each batch.
+            host: The machine of this process; None finds out.
+
+        Raises:
+            ConfigError: If the mesh has none of the dimensions, or is not that of all processes.
+        """
+        names = tuple(device_mesh.mesh_dim_names or ())
+        own_dims = [names.index(name) for name in data_dims if name in names]
+        if not own_dims:
+            raise ConfigError(
+                f"the mesh has the dimensions {', '.join(names) or '(without names)'}, none of "
+                f"{', '.join(data_dims)}; name those over which data is divided as data_dims"
+            )
+        world = initialized_distributed("a device mesh").get_world_size()
+        if device_mesh.size() != world:
+            raise ConfigError(
+                f"the mesh has {device_mesh.size()} of {world} processes; pass that of all of them"
+            )
+        rank, size = 0, 1
+        for dim in own_dims:
+            rank = rank * device_mesh.size(dim) + device_mesh.get_local_rank(dim)
+            size *= device_mesh.size(dim)
+        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host)
+
+    @staticmethod
+    def from_megatron(
+        *,
+        num_workers: int = 4,
+        lanes: int | None = None,
+        seed_offset: int = 0,
+        needs_data: bool | None = None,
+        host: str | None = None,
+    ) -> WorkerConfig:
+        """Return the configuration of this process in the parallel state of Megatron-Core.
+
+        The tensor, pipeline and context-parallel ranks of a data-parallel rank form a replica, as
+        in `from_mesh`.
+
+        Args:
+            num_workers: Loader workers of each replica.
+            lanes: As for the class.
+            seed_offset: As for the class.
+            needs_data: As in `from_mesh`; None means the first and the last pipeline stage.
+            host: As in `from_mesh`.
+
+        Raises:
+            ConfigError: If the parallel state is not initialized.
+        """
+        state: Any = sys.modules.get("megatron.core.parallel_state")
+        if state is None or not state.model_parallel_is_initialized():
+            raise ConfigError(
+                "the parallel state of Megatron-Core is not initialized; call "
+                "megatron.core.parallel_state.initialize_model_parallel first"
+            )
+        if needs_data is None:
+            needs_data = state.is_pipeline_first_stage() or state.is_pipeline_last_stage()
+        rank, size = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
+        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host)
+
+    @staticmethod
+    def from_groups(
+        *,
+        data_parallel: Any,
+        replica: Any,
+        num_workers: int = 4,
+        lanes: int | None = None,
+        seed_offset: int = 0,
+        needs_data: bool = True,
+        host: str | None = None,
+    ) -> WorkerConfig:
+        """Return the configuration of this process in process groups of torch.distributed.
+
+        Args:
+            data_parallel: The group of the processes that have this one's position in each of the
+                replicas.
+            replica: The group of the processes that need the same batches as this one.
+            num_workers: Loader workers of each replica.
+            lanes: As for the class.
+            seed_offset: As for the class.
+            needs_data: As in `from_mesh`.
+            host: As in `from_mesh`.
+
+        Raises:
+            ConfigError: If the groups do not divide all processes into replicas.
+        """
+        distributed = initialized_distributed("a replica")
+        rank = distributed.get_rank(data_parallel)
+        size = distributed.get_world_size(data_parallel)
+        ranks = distributed.get_process_group_ranks(replica)
+        return _in_replica(
+            rank, size, num_workers, lanes, seed_offset, needs_data, host, ranks=ranks
+        )
+
+
+def _in_replica(
+    rank: int,
+    size: int,
+    num_workers: int,
+    lanes: int | None,
+    seed_offset: int,
+    needs_data: bool,
+    host: str | None,
+    *,
+    ranks: Sequence[int] | None = None,
+) -> WorkerConfig:
+    """Return the configuration of a process with this data rank, in its replica."""
+    replica, group = form_replica(rank, size, host=host, needs_data=needs_data, ranks=ranks)
+    return WorkerConfig(
+        rank=rank,
+        world_size=size,
+        num_workers=num_workers,
+        lanes=lanes,
+        data_parallel_group=group,
+        replica=replica if len(replica.members) > 1 else None,
+        seed_offset=seed_offset,
+    )
 
 
 def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:

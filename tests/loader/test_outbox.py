@@ -172,7 +172,7 @@ def test_samples_that_hold_others_stay_the_same_objects(parent, nest):
 
 def test_a_batch_of_many_objects_does_not_slow_down_later_ones(parent, always_quick):
     parent.outbox.put(Event(0, [str(number) for number in range(200_000)]))
-    assert sys.getsizeof(parent.outbox._pickler) < 1 << 16
+    assert sys.getsizeof(parent.outbox._writer._pickler) < 1 << 16
 
 
 def test_slow_events_go_alone(parent, monkeypatch):

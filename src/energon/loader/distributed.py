@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from energon.errors import ConfigError, StateError
 from energon.loader.options import logger
 from energon.loader.state import check_steps, merge_states
 from energon.messages import counted
+from energon.replica import initialized_distributed
 from energon.stages.base import State
 from energon.worker import WorkerConfig
 
@@ -77,13 +77,10 @@ def _answers(make: Callable[[], list[State]], world_size: int) -> list[str]:
 
 
 def _distributed(config: WorkerConfig) -> Any:
-    torch: Any = sys.modules.get("torch")
-    distributed = torch and torch.distributed
-    if not distributed or not distributed.is_available() or not distributed.is_initialized():
-        raise ConfigError(
-            f"a global state of world size {config.world_size} needs torch.distributed; call "
-            "init_process_group first, or save and restore the state of each rank"
-        )
+    distributed = initialized_distributed(
+        f"a global state of world size {config.world_size}",
+        hint=", or save and restore the state of each rank",
+    )
     size = distributed.get_world_size(config.data_parallel_group)
     if size != config.world_size:
         raise ConfigError(

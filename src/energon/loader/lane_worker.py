@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from energon.loader.state import LanePosition
+from energon.loader.transport.slots import EventLayout, SharedMemory
 
 
 class Event(NamedTuple):
@@ -30,6 +31,20 @@ class Event(NamedTuple):
     times: Mapping[str, int] | None = None
     ended: bool = False
     error: BaseException | None = None
+
+
+class SharedEvent(NamedTuple):
+    """An event as it was written by another process.
+
+    Args:
+        layout: Where its pickle and its buffers begin and end.
+        content: What these are offsets of.
+        lease: The view of shared memory that keeps it from being overwritten.
+    """
+
+    layout: EventLayout
+    content: bytes | SharedMemory
+    lease: Any = None
 
 
 class WorkerStatus(NamedTuple):
@@ -59,6 +74,10 @@ class LaneWorker(Protocol):
 
     def take(self) -> Event:
         """Return the next event of the hosted lanes; raise only if there can be none."""
+
+    @property
+    def shared(self) -> SharedEvent | None:
+        """The last event as other processes can read it; None if it was made in this one."""
 
     def arrived(self) -> Event | None:
         """Return the event that `take` returns next if it is here already; never wait."""

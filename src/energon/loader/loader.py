@@ -31,6 +31,8 @@ from energon.worker import WorkerConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from energon.loader.replica import ReplicaWorker
+
 
 T = TypeVar("T")
 
@@ -118,6 +120,13 @@ class BasicDataLoader(Generic[T_co]):
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
+        self._replica: ReplicaWorker | None = None
+        if self.worker_config.replica is not None:
+            from energon.loader.replica import ReplicaWorker
+
+            self._replica = ReplicaWorker(
+                self.worker_config.replica, self.options, self._make_workers
+            )
         self._pin = pin_batches(self.options.pin_memory)
         self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)
@@ -310,6 +319,11 @@ class BasicDataLoader(Generic[T_co]):
 
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
+        self._stop_workers()
+        if self._replica is not None:
+            self._replica.leave()
+
+    def _stop_workers(self) -> None:
         self._stream = None
         if self._pin is not None:
             self._pin.clear()
@@ -353,7 +367,7 @@ class BasicDataLoader(Generic[T_co]):
             self.dataset = before.restarted()
         keeps_order = self.dataset is before
         if not keeps_order:
-            self.close()
+            self._stop_workers()
         self._positions = {
             lane: LanePosition(
                 skip_rows=position.skip_rows if keeps_order else (),
@@ -373,8 +387,8 @@ class BasicDataLoader(Generic[T_co]):
         if all(position.ended for position in self._positions.values()):
             raise StopIteration
         if not self._workers:
-            self._workers += make_workers(
-                self.dataset, self.options, lanes=len(self._positions), trace=self._trace
+            self._workers += (
+                self._make_workers() if self._replica is None else [self._replica]
             )
         self._stream = RankStream(
             self._workers,
@@ -384,6 +398,11 @@ class BasicDataLoader(Generic[T_co]):
             is_pass=self.dataset.restart,
         )
         return self._stream
+
+    def _make_workers(self) -> list[LaneWorker]:
+        return make_workers(
+            self.dataset, self.options, lanes=len(self._positions), trace=self._trace
+        )
 
     def _pinned(self, batch: Any) -> Any:
         """Return a batch, pinned if batches are."""

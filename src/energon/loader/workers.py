@@ -242,6 +242,10 @@ class InlineWorker:
         self._watchdog.seconds = self._options.watchdog_timeout_seconds
         return event
 
+    @property
+    def shared(self) -> None:
+        """None: events are made here."""
+
     def arrived(self) -> None:
         """Return None: events are made when they are taken."""
 
@@ -312,6 +316,10 @@ class ThreadWorker:
             raise WorkerError("this loader is closed; build a new one")
         self._timeout = self._options.watchdog_timeout_seconds
         return event
+
+    @property
+    def shared(self) -> None:
+        """None: events are made in this process."""
 
     def arrived(self) -> Event | None:
         """Return the next event if there is one."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from energon.errors import WorkerError
-from energon.loader.lane_worker import Event
+from energon.loader.lane_worker import Event, SharedEvent
 from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import (
@@ -37,6 +37,7 @@ from energon.loader.transport.slots import (
     LEASES,
     EventLayout,
     Heartbeat,
+    SharedMemory,
     map_shared,
     read_table,
     share_bytes,
@@ -79,9 +80,31 @@ class UnreadEvent(NamedTuple):
     def read(self) -> Event:
         """Rebuild the event."""
         begun = time.perf_counter()
-        event = _read_event(self.data, self.layout, copied=False)
+        event = read_event(self.data, self.layout, copied=False)
         self.link.count_rebuilding(begun)
         return event
+
+    @property
+    def shared(self) -> SharedEvent | None:
+        """The event as other processes can read it."""
+        if not self.link.is_shared:
+            return None
+        lane, start, stop, _ = self.layout
+        return SharedEvent(EventLayout(lane, 0, stop - start), bytes(self.data[start:stop]))
+
+
+class ReadEvent(NamedTuple):
+    """An event that was rebuilt over shared memory, and that other processes can read there."""
+
+    event: Event
+    shared: SharedEvent
+
+    def read(self) -> Event:
+        """Return the event."""
+        return self.event
+
+
+Received = Sequence[Event | UnreadEvent | ReadEvent]
 
 
 class ProcessLink:
@@ -89,12 +112,15 @@ class ProcessLink:
 
     Args:
         rebuilt: Called with the times at which rebuilding events here began and ended.
+        is_shared: Whether other processes read the events, too.
     """
 
-    def __init__(self, *, rebuilt: TellsTime | None = None) -> None:
+    def __init__(self, *, rebuilt: TellsTime | None = None, is_shared: bool = False) -> None:
         self._rebuilt_at = rebuilt
+        self.is_shared = is_shared
         _every_link.add(self)
         self._slots: dict[int, mmap.mmap] = {}
+        self._memory: dict[int, SharedMemory] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
         self._generation = 0
@@ -173,7 +199,7 @@ class ProcessLink:
                 Message(MessageKind.OPEN, generation=self._generation), share_bytes(data)
             )
 
-    def receive(self, timeout: float) -> Sequence[Event | UnreadEvent] | None:
+    def receive(self, timeout: float) -> Received | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
         self._give_back()
         read_logs_if_due()
@@ -251,6 +277,7 @@ class ProcessLink:
         for each in self._ours:
             each.close()
         self._slots.clear()
+        self._memory.clear()
 
     def forget(self) -> None:
         """Give up all that a fork has inherited of a worker of its parent."""
@@ -276,9 +303,12 @@ class ProcessLink:
         if self._rebuilt_at is not None:
             self._rebuilt_at(begun, ended)
 
-    def _read(self, message: Message) -> Sequence[Event | UnreadEvent]:
+    def _read(self, message: Message) -> Received:
         """Return the events in a slot, and tell the worker what happened to the slot."""
         if message.descriptors:
+            if self.is_shared:
+                descriptor = os.dup(message.descriptors[0])
+                self._memory[message.slot] = SharedMemory(descriptor)
             self._slots[message.slot] = map_shared(message.descriptors[0])
         slot = message.slot
         if message.generation != self._generation:
@@ -295,17 +325,22 @@ class ProcessLink:
         self._send(Message(MessageKind.FREE, slot))
         return [UnreadEvent(self, data, layout) for layout in layouts]
 
-    def _rebuilt(self, slot: int, layouts: Sequence[EventLayout]) -> list[Event]:
+    def _rebuilt(self, slot: int, layouts: Sequence[EventLayout]) -> Received:
         """Return the events in a slot, which have arrays."""
         mapping = self._slots[slot]
         if len(self._leases) >= LEASES:
             self.num_copied += 1
-            events = [_read_event(memoryview(mapping), each, copied=True) for each in layouts]
+            events = [read_event(memoryview(mapping), each, copied=True) for each in layouts]
             self._send(Message(MessageKind.FREE, slot))
             return events
-        lease = np.frombuffer(mapping, np.uint8)
+        memory = self._memory.get(slot)
+        lease = np.frombuffer(mapping, np.uint8) if memory is None else memory.view()
         self._leases[slot] = weakref.ref(lease, partial(_note, self._returned, slot))
-        events = [_read_event(lease.data, each, copied=False) for each in layouts]
+        events: Received = [read_event(lease.data, each, copied=False) for each in layouts]
+        if memory is not None:
+            shared = [SharedEvent(layout, memory, lease) for layout in layouts]
+            events = list(map(ReadEvent, events, shared))
+            del shared
         del lease
         if slot in self._returned:
             # The contents of the slot were copied while the batch was rebuilt.
@@ -359,7 +394,7 @@ def _note(returned: deque[int], slot: int, _: object) -> None:
     returned.append(slot)
 
 
-def _read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
+def read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
     """Return the event at `layout`, whose arrays are views of `view` unless they are copied."""
     buffers: list[Any] = [view[start:stop] for start, stop in layout.buffers]
     if copied:

@@ -142,6 +142,8 @@ def main(
     """
     if death_line_descriptor is not None:
         _leave_program(death_line_descriptor)
+        if inherited is not None and inherited.pipeline.worker_config.replica is None:
+            send_as_inherited()  # other processes of a replica have classes of their own
     leave_signals_to_parent()
     # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
@@ -315,8 +317,8 @@ class _Companion(threading.Thread):
 
 def _leave_program(death_line: int) -> None:
     """Leave to the training process what this fork of it has inherited and must not use."""
-    # It also keeps the collection of garbage from touching, and so copying, what both share.
-    send_as_inherited()
+    # The collection of garbage would touch, and so copy, the objects that both share.
+    gc.freeze()
     leave_handlers_to_parent()
     null = os.open(os.devnull, os.O_RDONLY)
     with contextlib.suppress(AttributeError, OSError, ValueError):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from energon.errors import WorkerError
 from energon.io.threads import library_is_used_here
-from energon.loader.lane_worker import Event, WorkerStatus
+from energon.loader.lane_worker import Event, SharedEvent, WorkerStatus
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import DescribesRows, Pipeline
@@ -29,6 +29,7 @@ from energon.loader.processes.link import (
     PickledPipeline,
     ProcessLink,
     TellsTime,
+    ReadEvent,
     UnreadEvent,
     check_not_exiting,
     read_logs_if_due,
@@ -131,7 +132,8 @@ class ProcessWorker:
         self._rebuilt = rebuilt
         self._owner = os.getpid()
         self._link: ProcessLink | None = None
-        self._events: deque[Event | UnreadEvent] = deque()
+        self._events: deque[Event | UnreadEvent | ReadEvent] = deque()
+        self.shared: SharedEvent | None = None
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._ended: set[int] = set()
@@ -162,11 +164,13 @@ class ProcessWorker:
         read_logs_if_due()
         while not self._events:
             self._receive()
-        event = self._events[0]
-        if isinstance(event, UnreadEvent):
+        event, shared = self._events[0], None
+        if isinstance(event, UnreadEvent | ReadEvent):
+            shared = event.shared
             event = event.read()
         # Only now, so that an interrupt does not lose it.
         self._events.popleft()
+        self.shared = shared
         self._taken += 1
         if event.ended:
             self._ended.add(event.lane)
@@ -179,6 +183,8 @@ class ProcessWorker:
             self._deaths.delivered()
             self._events.extend(found)
         event = self._events[0] if self._events else None
+        if isinstance(event, ReadEvent):
+            return event.event
         return None if isinstance(event, UnreadEvent) else event
 
     @property
@@ -215,7 +221,10 @@ class ProcessWorker:
             )
             if self._link is not None:
                 self._link.close()
-            self._link = ProcessLink(rebuilt=self._rebuilt)
+            self._link = ProcessLink(
+                rebuilt=self._rebuilt,
+                is_shared=self._pipeline.worker_config.replica is not None,
+            )
             try:
                 self._link.start(setup, self._sent)
             except ForkServerError as error:

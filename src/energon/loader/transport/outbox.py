@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any
 
-from energon.errors import WorkerError
 from energon.loader.lane_worker import Event
 from energon.loader.transport.columns import Columns, by_column
 from energon.loader.transport.pickling import BatchPickler, SampleInsideError, find_unpicklable
@@ -34,6 +33,56 @@ thread that answers takes the GIL from the one that makes samples."""
 LARGE_PICKLE = 1 << 20
 """A pickler keeps a table of the size that its largest pickle needed, and clears all of it each
 time: after a million strings, 1.6 ms a batch. One that has written so much is replaced."""
+
+
+class EventWriter:
+    """Writes events to slots."""
+
+    def __init__(self) -> None:
+        self._pickler = BatchPickler(self)
+        self._slot = Slot(0)
+
+    def write(self, data: Any) -> int:
+        """Accept bytes of a pickle; called by the pickler."""
+        return self._slot.write(data)
+
+    def put(self, slot: Slot, event: Event) -> EventLayout:
+        """Append `event` to a slot; if it cannot be pickled, append an event with that error."""
+        self._slot, mark = slot, slot.position
+        try:
+            return self._put_by_column(event)
+        except Exception as error:
+            slot.position = mark
+            name = find_unpicklable(event.batch, _pickled)
+            error.add_note(
+                f"batch of lane {event.lane} cannot be sent to the training process because of "
+                f"{name}; make it picklable, leave it out, or use workers='thread'"
+            )
+            return self._put(_portable(Event(event.lane, error=error), None))
+
+    def _put_by_column(self, event: Event) -> EventLayout:
+        columns = by_column(event.batch)
+        if columns is not None:
+            start, kind = self._slot.position, columns.kind
+            try:
+                of_user = None if kind in (CrudeSample, dict) else kind
+                return self._put(_portable(event, columns), samples=of_user)
+            except SampleInsideError:
+                self._slot.position = start
+        return self._put(_portable(event, None))
+
+    def _put(self, value: tuple[Any, ...], *, samples: type | None = None) -> EventLayout:
+        """Write the pickle of `value` and its buffers."""
+        slot = self._slot
+        start = slot.position
+        self._pickler.dump(value, samples=samples)
+        stop = slot.position
+        buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
+        if stop - start < LARGE_PICKLE:
+            self._pickler.release()
+        else:
+            self._pickler = BatchPickler(self)
+        return EventLayout(value[0], start, stop, buffers)
 
 
 class Outbox:
@@ -64,7 +113,7 @@ class Outbox:
         self._wait = wait
         self._poll = poll
         self._hold = hold
-        self._pickler = BatchPickler(self)
+        self._writer = EventWriter()
         self._lock = threading.Lock()
         self._slot: Slot | None = None
         self._table = EventTable()
@@ -72,13 +121,6 @@ class Outbox:
         self._held_since = 0.0
         self._last_poll = 0.0
         self.generation = 0
-
-    def write(self, data: Any) -> int:
-        """Accept bytes of a pickle; called by the pickler."""
-        slot = self._slot
-        if slot is None:
-            raise WorkerError("a pickle was written without a slot; please report this energon bug")
-        return slot.write(data)
 
     def put(self, event: Event) -> None:
         """Send `event`, or hold it back until there are more."""
@@ -109,17 +151,7 @@ class Outbox:
         if self._slot is None:
             self._slot = self._slots.take(self._wait)
         slot = self._slot
-        mark = slot.position
-        try:
-            self._append_event(slot, event)
-        except Exception as error:
-            slot.position = mark
-            name = find_unpicklable(event.batch, _pickled)
-            error.add_note(
-                f"batch of lane {event.lane} cannot be sent to the training process because of "
-                f"{name}; make it picklable, leave it out, or use workers='thread'"
-            )
-            self._append(slot, _portable(Event(event.lane, error=error), None))
+        self._table.append(self._writer.put(slot, event))
         if self._may_wait(slot):
             self._hold(True)
         else:
@@ -143,29 +175,6 @@ class Outbox:
         self._slot = None
         self._table.clear()
         self._hold(False)
-
-    def _append_event(self, slot: Slot, event: Event) -> None:
-        columns = by_column(event.batch)
-        if columns is not None:
-            start, kind = slot.position, columns.kind
-            try:
-                of_user = None if kind in (CrudeSample, dict) else kind
-                return self._append(slot, _portable(event, columns), samples=of_user)
-            except SampleInsideError:
-                slot.position = start
-        return self._append(slot, _portable(event, None))
-
-    def _append(self, slot: Slot, value: tuple[Any, ...], *, samples: type | None = None) -> None:
-        """Write the pickle of `value` and its buffers, and record where they are."""
-        start = slot.position
-        self._pickler.dump(value, samples=samples)
-        stop = slot.position
-        buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
-        if stop - start < LARGE_PICKLE:
-            self._pickler.release()
-        else:
-            self._pickler = BatchPickler(self)
-        self._table.append(EventLayout(value[0], start, stop, buffers))
 
     def _may_wait(self, slot: Slot) -> bool:
         now = time.monotonic()

@@ -401,7 +401,7 @@ class _PipelinePickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, WorkerConfig):
-            values = {**vars(value), "data_parallel_group": None}
+            values = {**vars(value), "data_parallel_group": None, "replica": None}
             return partial(type(value), **values), ()
         return super().reducer_override(value)
 
@@ -453,9 +453,8 @@ _inherits = False
 
 
 def send_as_inherited() -> None:
-    """Refer to the classes that this process has now as it has inherited them, from now on."""
+    """Refer to the classes for which garbage collection is frozen as inherited, from now on."""
     global _inherits
-    gc.freeze()
     _inherits = True
 
 

@@ -12,8 +12,11 @@ import tempfile
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from operator import setitem
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 def create_shared(size: int) -> int:
@@ -67,6 +70,31 @@ def map_shared(descriptor: int) -> mmap.mmap:
     finally:
         os.close(descriptor)
 
+
+class SharedMemory:
+    """Memory that a worker writes to, and that several processes view.
+
+    Args:
+        descriptor: A descriptor of it, which is closed with this object.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+        self.token = next(_tokens)
+        """Its number in this process."""
+
+    def view(self) -> Any:
+        """Return the content as an array of bytes; writing to it changes no other view."""
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        mapping = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, access)
+        return np.frombuffer(mapping, np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+_tokens = count()
 
 SlotRange = tuple[int, int]
 
@@ -127,9 +155,9 @@ def read_table(data: memoryview) -> list[EventLayout]:
 SMALLEST_SLOT = 1 << 18
 SMALL_SLOT = 1 << 20
 """Twice as many of up to this size may be in transit. A full bundle of quick batches is smaller."""
-LEASES = 2
-"""How many slots of a worker the trainer may view: the current batch and the next one.
-If it keeps more, further batches are copied."""
+LEASES = 4
+"""How many slots of a worker may be viewed: the current batch of the trainer and the next one, and
+those of other processes of its replica. If more are kept, further batches are copied."""
 
 _DECAY = 0.98
 _SHRINK_RATIO = 4

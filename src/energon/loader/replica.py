@@ -1,0 +1,670 @@
+"""One loader for a replica of the model: one process loads, all get its batches.
+
+The loading process takes events from its workers and passes them on as they were written: on the
+same host a descriptor of the shared memory and the offsets in it, so nothing is copied or pickled
+again; to other hosts the bytes, over torch.distributed, to one process there that passes them on.
+Every process reads the same events, so positions and states are the same in all of them.
+
+If the loading process dies, the next one on its host continues from its own position; events are
+numbered, so none comes twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import shutil
+import socket
+import struct
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon.errors import WorkerError, WorkerTimeoutError
+from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
+from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
+from energon.loader.options import LoaderOptions
+from energon.loader.processes.link import read_event
+from energon.loader.state import LanePosition
+from energon.loader.transport.outbox import EventWriter
+from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Slot
+from energon.loader.transport.wire import is_readable
+from energon.messages import counted
+from energon.replica import Replica, initialized_distributed
+
+logger = logging.getLogger("energon")
+
+MAX_BEHIND = 32
+"""How many batches a process may be behind before the loading one waits: pipeline stages take the
+same batch one after the other."""
+MAX_REMOTE = 4
+"""How many batches may be under way to another host."""
+INLINE_BYTES = 2048
+"""Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
+REPLICA_POLL_SECONDS = 0.2
+
+_CLOSED = -1
+_LENGTH = struct.Struct("<I")
+_NUMBER = struct.Struct("<q")
+
+
+class Passed(NamedTuple):
+    """An event on its way between processes of a replica.
+
+    Args:
+        generation: How often lanes had been opened before it; `_CLOSED` instead of an event.
+        number: Its number since then.
+        skip_rows: The rows that its lane skips because they killed workers.
+        shared: The event.
+    """
+
+    generation: int
+    number: int
+    skip_rows: tuple[int, ...]
+    shared: SharedEvent | None
+
+
+class _Peer:
+    """Another process of the replica on this host."""
+
+    def __init__(self, channel: socket.socket, *, rank: int, needs_data: bool) -> None:
+        self.channel = channel
+        self.rank = rank
+        self.needs_data = needs_data
+        self.is_gone = False
+        self.behind: dict[tuple[int, int], SharedEvent | None] = {}
+        """Events that it has not released, by generation and number; they keep their memory."""
+        self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
+        self._memory: dict[int, SharedMemory] = {}
+        self._released = bytearray()
+
+    def send(self, passed: Passed) -> None:
+        """Send an event.
+
+        Raises:
+            OSError: If the process is gone, or does not read.
+        """
+        descriptors: list[int] = []
+        gone: list[int] = []
+        shared = passed.shared
+        if shared is not None and isinstance(memory := shared.content, SharedMemory):
+            if memory.token not in self._sent_memory:
+                gone = [token for token, ref in self._sent_memory.items() if ref() is None]
+                for token in gone:
+                    del self._sent_memory[token]
+                self._sent_memory[memory.token] = weakref.ref(memory)
+                descriptors = [memory.descriptor]
+            passed = passed._replace(shared=SharedEvent(shared.layout, b"", memory.token))
+        elif shared is not None:
+            passed = passed._replace(shared=SharedEvent(shared.layout, shared.content))
+        self.behind[passed.generation, passed.number] = shared
+        data = pickle.dumps((tuple(passed), gone))
+        socket.send_fds(self.channel, [_LENGTH.pack(len(data))], descriptors)
+        self.channel.sendall(data)
+
+    def receive(self) -> Passed | None:
+        """Return the next event that the process has sent; None if it is gone."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self.channel, _LENGTH.size, 1)
+            if len(head) < _LENGTH.size:
+                return None
+            data = _receive_all(self.channel, _LENGTH.unpack(head)[0])
+        except OSError:
+            return None
+        if data is None:
+            return None
+        values, gone = pickle.loads(data)
+        passed = Passed(*values)
+        for token in gone:
+            self._memory.pop(token, None)
+        shared = passed.shared
+        if shared is not None and shared.lease is not None:
+            token = shared.lease
+            if descriptors:
+                self._memory[token] = SharedMemory(descriptors[0])
+            shared = SharedEvent(shared.layout, self._memory[token])
+            passed = passed._replace(shared=shared)
+        return passed
+
+    def release(self, generation: int, number: int) -> None:
+        """Tell the process that an event is no longer viewed."""
+        with contextlib.suppress(OSError):
+            self.channel.sendall(_NUMBER.pack(generation) + _NUMBER.pack(number))
+
+    def read_released(self) -> None:
+        """Forget the events that the process has released."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self.channel.recv(4096, socket.MSG_DONTWAIT):
+                self._released += data
+        size = 2 * _NUMBER.size
+        whole = len(self._released) // size * size
+        for generation, number in struct.iter_unpack("<qq", self._released[:whole]):
+            self.behind.pop((generation, number), None)
+        del self._released[:whole]
+
+    def leave(self) -> None:
+        """Drop the process, and all that is kept for it."""
+        self.is_gone = True
+        self.behind.clear()
+        self._memory.clear()
+        self.channel.close()
+
+
+class ReplicaWorker:
+    """Hosts the lanes of a rank in whichever process of its replica loads.
+
+    Args:
+        replica: The processes. All of them must call this at the same time.
+        options: How lanes are hosted.
+        make_workers: Returns the workers of the rank, in the process that loads.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        options: LoaderOptions,
+        make_workers: Callable[[], Sequence[LaneWorker]],
+    ) -> None:
+        self._replica = replica
+        self._options = options
+        self._make_workers = weakref.WeakMethod(make_workers)
+        self._peers = _meet(replica)
+        self._remote = _Remote(replica)
+        self._source = replica.neighbors[0]
+        self._workers: list[LaneWorker] = []
+        self._hosts: dict[int, LaneWorker] = {}
+        self._positions: Mapping[int, LanePosition] = {}
+        self._order = DeliveryOrder({}, 1)
+        self._lanes = 1
+        self._generation = 0
+        self._number = 0
+        self._last: Passed | None = None
+        self._writer = EventWriter()
+        self._slots: list[Slot] = []
+        self._free: list[Slot] = []
+        self._memory: dict[int, SharedMemory] = {}
+        self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._returned: deque[tuple[int, int]] = deque()
+        self._timeouts = self._copied = 0
+        self._owner = os.getpid()
+        self.shared: SharedEvent | None = None
+        _of_this_process.add(self)
+        self.leave = weakref.finalize(self, _leave, self._peers, self._remote)
+
+    @property
+    def _loads(self) -> bool:
+        """Whether this process makes the batches of its host."""
+        return self._source == self._replica.position and not self._remote.is_source
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        """Begin with these lanes, as all processes of the replica must."""
+        if self._owner != os.getpid() or not self.leave.alive:
+            raise WorkerError(
+                "this loader is closed, or belongs to another process; build a new one in all "
+                "processes of the replica"
+            )
+        self._positions, self._lanes = positions, lanes
+        self._generation += 1
+        self._number = 0
+        if self._loads:
+            self._open_workers()
+
+    def _open_workers(self) -> None:
+        if not self._workers and (make := self._make_workers()) is not None:
+            self._workers += make()
+        self._order = DeliveryOrder(
+            {v: p.batches for v, p in self._positions.items() if not p.ended}, self._lanes
+        )
+        left = [lane for lane, position in self._positions.items() if not position.ended]
+        self._hosts.clear()
+        for worker, dealt in zip(self._workers, deal_lanes(left, len(self._workers)), strict=False):
+            self._hosts |= dict.fromkeys(dealt, worker)
+            worker.open({lane: self._positions[lane] for lane in dealt}, lanes=self._lanes)
+
+    def take(self) -> Event:
+        """Return the next event: from a worker, or as another process passes it on."""
+        while True:
+            if self._loads:
+                event = self._load()
+                break
+            passed = self._receive()
+            if passed is not None:
+                event = self._read(passed)
+                break
+        self._number += 1
+        return event if self._replica.own.needs_data else event._replace(batch=None)
+
+    def _load(self) -> Event:
+        """Take the next event from a worker, and pass it on."""
+        lane = self._order.lane
+        if lane is None:
+            raise WorkerError("all lanes have ended; please report this energon bug")
+        worker = self._hosts[lane]
+        try:
+            event = worker.take()
+        except Exception as error:
+            self._pass_on(Event(lane, error=error), None)
+            raise
+        self._pass_on(event, worker.shared)
+        if event.ended:
+            self._order.drop()
+        elif event.error is None:
+            self._order.advance()
+        return event
+
+    def _pass_on(self, event: Event, shared: SharedEvent | None) -> None:
+        """Send an event to all others: in order, so that the next one to load has it first."""
+        skip_rows = tuple(self._positions[event.lane].skip_rows)
+        passed = Passed(self._generation, self._number, skip_rows, None)
+        needing = [each.needs_data for each in self._readers] + self._remote.needing
+        if shared is None and any(needing):
+            shared = self._written(event)
+        brief = None if all(needing) else self._written(event._replace(batch=None))
+        for peer in self._readers:
+            self._send(peer, passed._replace(shared=shared if peer.needs_data else brief))
+        self._remote.send(passed, shared, brief)
+
+    @property
+    def _readers(self) -> list[_Peer]:
+        """The processes on this host that this one passes events on to."""
+        own = self._replica.position
+        return [peer for at, peer in self._peers.items() if at > own and not peer.is_gone]
+
+    def _send(self, peer: _Peer, passed: Passed) -> None:
+        try:
+            self._wait_for(peer)
+            peer.send(passed)
+        except OSError as error:
+            logger.warning(
+                "rank %d does not read batches any more (%s), and gets none from now on",
+                peer.rank,
+                error,
+            )
+            peer.leave()
+
+    def _wait_for(self, peer: _Peer) -> None:
+        """Wait until a process is not too far behind.
+
+        Raises:
+            OSError: If that takes too long.
+        """
+        peer.read_released()
+        limit = self._options.watchdog_timeout_seconds
+        deadline = None if limit is None else time.monotonic() + limit
+        while len(peer.behind) >= MAX_BEHIND:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"it is {counted(MAX_BEHIND, 'batch')} behind for {limit:g} s")
+            if is_readable(peer.channel, REPLICA_POLL_SECONDS):
+                before = len(peer.behind)
+                peer.read_released()
+                if len(peer.behind) == before and not peer.channel.recv(1, socket.MSG_PEEK):
+                    raise ConnectionError("it has ended")
+
+    def _written(self, event: Event) -> SharedEvent:
+        """Write an event that was made in this process to memory that others can read."""
+        slot = self._take_slot()
+        return self._in_slot(slot, self._writer.put(slot, event))
+
+    def _take_slot(self) -> Slot:
+        if not self._free:
+            self._slots.append(Slot(len(self._slots)))
+            self._free.append(self._slots[-1])
+        slot = self._free.pop()
+        slot.position = 0
+        return slot
+
+    def _in_slot(self, slot: Slot, layout: EventLayout) -> SharedEvent:
+        """Return an event in a slot, which is free again when nothing refers to the event."""
+        lane, start, stop, buffers = layout
+        if not buffers and stop - start <= INLINE_BYTES:
+            self._free.append(slot)
+            return SharedEvent(EventLayout(lane, 0, stop - start), bytes(slot.view[start:stop]))
+        for descriptor in slot.announce():
+            self._memory[slot.index] = SharedMemory(os.dup(descriptor))
+        lease = _Lease()
+        weakref.finalize(lease, self._free.append, slot)
+        return SharedEvent(layout, self._memory[slot.index], lease)
+
+    def _receive(self) -> Passed | None:
+        """Return the next event of this generation; None if this process is to load from now on."""
+        self._give_back()
+        while True:
+            passed = self._remote.receive(self) if self._remote.is_source else self._received()
+            if passed is None:
+                if self._succeed():
+                    return None
+                continue
+            if passed.generation == _CLOSED:
+                raise WorkerError(
+                    f"rank {self._source_rank}, which loads for this one, has closed its loader; "
+                    "all processes of a replica need the same number of batches"
+                )
+            if passed.generation > self._generation:
+                raise WorkerError(
+                    f"rank {self._source_rank}, which loads for this one, has begun another loop; "
+                    "all processes of a replica need the same loops, of the same length"
+                )
+            if (passed.generation, passed.number) == (self._generation, self._number):
+                return passed
+            if not self._remote.is_source:
+                self._peers[self._source].release(passed.generation, passed.number)
+
+    def _received(self) -> Passed | None:
+        """Return the next event from a process of this host; None if it is gone."""
+        peer = self._peers[self._source]
+        limit = self._options.watchdog_timeout_seconds
+        if self._number == 0:
+            limit = self._options.watchdog_initial_timeout_seconds
+        deadline = None if limit is None else time.monotonic() + limit
+        while not is_readable(peer.channel, REPLICA_POLL_SECONDS):
+            if deadline is not None and time.monotonic() > deadline:
+                self._timeouts += 1
+                text = (
+                    f"rank {peer.rank}, which loads for this one, has passed on no batch for "
+                    f"{limit:g} s"
+                )
+                if self._options.fail_on_timeout:
+                    raise WorkerTimeoutError(text)
+                logger.warning("%s; still waiting", text)
+                deadline = None
+        return peer.receive()
+
+    def _read(self, passed: Passed) -> Event:
+        """Rebuild an event, and pass it on if this process is the first of its host."""
+        shared = passed.shared
+        if shared is None:
+            raise WorkerError("an event has no content; please report this energon bug")
+        self._positions[shared.layout.lane].skip_rows = passed.skip_rows
+        if self._remote.is_source:
+            for peer in self._readers:
+                self._send(peer, passed)
+        self._last = passed
+        key = passed.generation, passed.number
+        content = shared.content
+        if isinstance(content, bytes):
+            self._returned.append(key)
+            return read_event(memoryview(content), shared.layout, copied=True)
+        view = content.view()
+        is_copied = len(self._leases) >= LEASES - 1
+        if not is_copied:
+            self._leases[key] = weakref.ref(view, partial(_note, self._returned, key))
+        event = read_event(view.data, shared.layout, copied=is_copied)
+        if is_copied:
+            self._copied += 1
+            self._returned.append(key)
+        return event
+
+    def _give_back(self) -> None:
+        """Tell the source which events are no longer viewed."""
+        while self._returned:
+            key = self._returned.popleft()
+            self._leases.pop(key, None)
+            if not self._remote.is_source and self._source in self._peers:
+                self._peers[self._source].release(*key)
+
+    @property
+    def _source_rank(self) -> int:
+        members = self._replica.members
+        return members[0 if self._remote.is_source else self._source].rank
+
+    def _succeed(self) -> bool:
+        """Read from the next process, as the source is gone; return whether it is this one."""
+        lost = self._source_rank
+        if self._remote.is_source:
+            self._remote.is_source = False
+        else:
+            self._peers[self._source].leave()
+            neighbors = self._replica.neighbors
+            self._source = neighbors[neighbors.index(self._source) + 1]
+        if not self._loads:
+            return False
+        logger.warning(
+            "rank %d, which loaded for this one, has ended; rank %d continues in its place, with "
+            "the same batches",
+            lost,
+            self._replica.own.rank,
+        )
+        if self._last is not None and self._last.generation == self._generation:
+            for peer in self._readers:  # one of them may lack the last event
+                self._send(peer, self._last)
+        self._open_workers()
+        return True
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Return the status of the process that loads."""
+        if self._workers:
+            return self._workers[0].status
+        ready = not self._loads and not self._remote.is_source
+        waiting = ready and is_readable(self._peers[self._source].channel, 0)
+        return WorkerStatus(f"rank {self._source_rank} of the replica", None, int(waiting), None)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of all workers here, and of batches that had to be copied."""
+        totals = {"worker_timeouts": self._timeouts, "batches_copied": self._copied}
+        for worker in self._workers:
+            for name, number in worker.stats().items():
+                totals[name] = totals.get(name, 0) + number
+        return totals
+
+    def arrived(self) -> Event | None:
+        """Return None: the next event is not read ahead."""
+        return None
+
+    def stop(self) -> None:
+        """Let the workers of this process end."""
+        for worker in self._workers:
+            worker.stop()
+
+    def close(self) -> None:
+        """End the workers of this process; the replica stays together until `leave`."""
+        close_all(self._workers, None)
+        self._hosts.clear()
+
+    def forget(self) -> None:
+        """Give up what a fork has inherited."""
+        self.leave.detach()
+        for peer in self._peers.values():
+            peer.leave()
+
+
+class _Lease:
+    """Keeps a slot while it exists."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Remote:
+    """The way of events to other hosts, or from another host.
+
+    Args:
+        replica: The processes of the replica.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        leaders, own = replica.leaders, replica.position
+        self.is_source = own in leaders[1:]
+        """Whether this process gets its events from another host."""
+        self._targets = leaders[1:] if own == leaders[0] else []
+        self._under_way: deque[tuple[list[Any], object]] = deque()
+        self.needing = [self._needs_data(each) for each in self._targets]
+        """For each of the other hosts, whether a process there needs data."""
+        number = _loaders_of.get(replica, 0)
+        _loaders_of[replica] = number + 1
+        self._tag = number
+
+    def _needs_data(self, leader: int) -> bool:
+        members = self._replica.members
+        host = members[leader].host
+        return any(member.needs_data for member in members if member.host == host)
+
+    def send(self, passed: Passed, shared: SharedEvent | None, brief: SharedEvent | None) -> None:
+        """Begin to send an event to the first process of each other host."""
+        for at, needs_data in zip(list(self._targets), self.needing, strict=True):
+            chosen = shared if needs_data else brief
+            try:
+                self._send(at, passed, chosen)
+            except RuntimeError as error:
+                rank = self._replica.members[at].rank
+                logger.warning("rank %d gets no batches any more: %s", rank, error)
+                index = self._targets.index(at)
+                del self._targets[index], self.needing[index]
+
+    def _send(self, at: int, passed: Passed, shared: SharedEvent | None) -> None:
+        torch = _torch()
+        while len(self._under_way) >= MAX_REMOTE * len(self._targets):
+            works, _ = self._under_way.popleft()
+            for work in works:
+                work.wait()
+        layout, content = None, np.empty(0, np.uint8)
+        if shared is not None:
+            layout, content = _flat(shared)
+        values = pickle.dumps((passed.generation, passed.number, passed.skip_rows, layout))
+        parts = [
+            torch.tensor([len(values), len(content)]),
+            torch.frombuffer(bytearray(values), dtype=torch.uint8),
+            *([torch.from_numpy(content)] if len(content) else []),
+        ]
+        rank = self._replica.members[at].rank
+        group = self._replica.group
+        works = [
+            torch.distributed.isend(part, rank, group=group, tag=self._tag) for part in parts
+        ]
+        self._under_way.append((works, (parts, shared)))
+
+    def receive(self, worker: ReplicaWorker) -> Passed | None:
+        """Return the next event of the loading process; None if it is gone."""
+        torch = _torch()
+        rank, group = self._replica.members[0].rank, self._replica.group
+
+        def read(tensor: Any) -> Any:
+            torch.distributed.recv(tensor, rank, group=group, tag=self._tag)
+            return tensor
+
+        try:
+            values_bytes, content_bytes = read(torch.empty(2, dtype=torch.int64)).tolist()
+            values = read(torch.empty(values_bytes, dtype=torch.uint8)).numpy().tobytes()
+            generation, number, skip_rows, layout = pickle.loads(values)
+            if layout is None:
+                return Passed(generation, number, skip_rows, None)
+            slot = worker._take_slot()
+            if slot.capacity < content_bytes:
+                slot.allocate(content_bytes)
+            read(torch.frombuffer(slot.view[:content_bytes], dtype=torch.uint8))
+            slot.position = content_bytes
+        except RuntimeError as error:
+            logger.warning("no batches come from rank %d any more: %s", rank, error)
+            return None
+        return Passed(generation, number, skip_rows, worker._in_slot(slot, layout))
+
+    def close(self) -> None:
+        """Tell the other hosts that no more events come."""
+        self.send(Passed(_CLOSED, 0, (), None), None, None)
+        while self._under_way:
+            works, _ = self._under_way.popleft()
+            for work in works:
+                with contextlib.suppress(RuntimeError):
+                    work.wait()
+        self._targets, self.needing = [], []
+
+
+_loaders_of: weakref.WeakKeyDictionary[Replica, int] = weakref.WeakKeyDictionary()
+
+
+def _flat(shared: SharedEvent) -> tuple[EventLayout, Any]:
+    """Return an event as bytes, and where it is in them."""
+    lane, start, stop, buffers = shared.layout
+    end = max([stop, *(stop for _, stop in buffers)])
+    if isinstance(shared.content, bytes):
+        return shared.layout, np.frombuffer(bytearray(shared.content), np.uint8)
+    moved = [(begin - start, finish - start) for begin, finish in buffers]
+    return EventLayout(lane, 0, stop - start, moved), shared.content.view()[start:end]
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _meet(replica: Replica) -> dict[int, _Peer]:
+    """Connect all processes of a replica that are on this host, by position."""
+    distributed = initialized_distributed("a replica")
+    own, neighbors = replica.position, replica.neighbors
+    folder = Path(tempfile.mkdtemp(prefix="energon-replica-"))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            path = str(folder / "socket")
+            listener.bind(path)
+            listener.listen(len(neighbors))
+            paths: list[Any] = [None] * len(replica.members)
+            distributed.all_gather_object(paths, path, group=replica.group)
+            channels: dict[int, socket.socket] = {}
+            for at in neighbors[: neighbors.index(own)]:
+                channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                channel.connect(paths[at])
+                channel.sendall(_NUMBER.pack(own))
+                channels[at] = channel
+            while len(channels) < len(neighbors) - 1:
+                channel, _ = listener.accept()
+                data = _receive_all(channel, _NUMBER.size) or b""
+                channels[_NUMBER.unpack(data)[0]] = channel
+            distributed.barrier(group=replica.group)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {
+        at: _Peer(
+            channels[at],
+            rank=replica.members[at].rank,
+            needs_data=replica.members[at].needs_data,
+        )
+        for at in sorted(channels)
+    }
+
+
+def _leave(peers: Mapping[int, _Peer], remote: _Remote) -> None:
+    """Tell the others that this process passes on no more events."""
+    for peer in peers.values():
+        if not peer.is_gone:
+            with contextlib.suppress(OSError):
+                peer.send(Passed(_CLOSED, 0, (), None))
+            peer.leave()
+    with contextlib.suppress(Exception):  # the process group may be gone
+        remote.close()
+
+
+def _receive_all(channel: socket.socket, size: int) -> bytes | None:
+    """Return that many bytes; None if the other side is gone."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = channel.recv(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _note(returned: deque[tuple[int, int]], key: tuple[int, int], _: object) -> None:
+    """Record that an event is no longer viewed; called in whichever thread drops it."""
+    returned.append(key)
+
+
+_of_this_process: weakref.WeakSet[ReplicaWorker] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for worker in list(_of_this_process):
+        worker.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

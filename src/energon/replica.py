@@ -1,0 +1,187 @@
+"""The processes of a training job that need the same batches.
+
+With tensor, pipeline or context parallelism, several processes hold one copy of the model: a
+*replica*. They have the same data-parallel rank, and get the same batches, which one of them loads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon.errors import ConfigError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Member(NamedTuple):
+    """A process of a replica.
+
+    Args:
+        rank: Its rank in the whole job.
+        host: The machine that it runs on.
+        needs_data: Whether it gets batches; otherwise it gets None for each.
+    """
+
+    rank: int
+    host: str
+    needs_data: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """The processes with one data-parallel rank, and the position of this one among them.
+
+    Made by `WorkerConfig.from_mesh`, `from_megatron` or `from_groups`.
+
+    Args:
+        members: The processes, by rank; the first one loads.
+        position: The index of this process.
+        group: Process group of torch.distributed of the members, for objects in memory.
+    """
+
+    members: Sequence[Member]
+    position: int
+    group: Any = field(default=None, repr=False)
+
+    @property
+    def own(self) -> Member:
+        """This process."""
+        return self.members[self.position]
+
+    @property
+    def neighbors(self) -> list[int]:
+        """The positions of the members on this host, this process included."""
+        host = self.own.host
+        return [i for i, member in enumerate(self.members) if member.host == host]
+
+    @property
+    def leaders(self) -> list[int]:
+        """The position of the first member on each host, that of the loading process first."""
+        first: dict[str, int] = {}
+        for position, member in enumerate(self.members):
+            first.setdefault(member.host, position)
+        return list(first.values())
+
+
+class _Claim(NamedTuple):
+    """The position of a process in the job, as it states it to the others."""
+
+    data_rank: int
+    data_size: int
+    host: str
+    needs_data: bool
+    replica: tuple[int, ...] | None
+
+
+def form_replica(
+    data_rank: int,
+    data_size: int,
+    *,
+    host: str | None = None,
+    needs_data: bool = True,
+    ranks: Sequence[int] | None = None,
+) -> tuple[Replica, Any]:
+    """Return the replica of this process, and the group of the same position in all replicas.
+
+    All processes of the job must call this at the same time.
+
+    Args:
+        data_rank: The data-parallel rank of this process.
+        data_size: The number of data-parallel ranks.
+        host: The machine of this process; None finds out.
+        needs_data: Whether it gets batches.
+        ranks: The ranks that the program takes for this replica; None for all with this data rank.
+
+    Raises:
+        ConfigError: If the processes do not agree, or replicas differ in size.
+    """
+    distributed = initialized_distributed("a replica")
+    claim = _Claim(
+        data_rank, data_size, host or _this_host(), needs_data, ranks and tuple(sorted(ranks))
+    )
+    world = distributed.new_group(backend="gloo")
+    claims: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(claims, claim, group=world)
+    replicas = _checked(claims)
+    distributed.destroy_process_group(world)
+    own = replicas[data_rank]
+    position = own.index(distributed.get_rank())
+    peers = [replicas[number][position] for number in sorted(replicas)]
+    group, same_position = (
+        distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        for ranks in (own, peers)
+    )
+    members = tuple(Member(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
+    return Replica(members, position, group), same_position
+
+
+def _checked(claims: Sequence[_Claim]) -> dict[int, list[int]]:
+    """Return the ranks of each replica, by data rank.
+
+    Raises:
+        ConfigError: If the claims contradict each other.
+    """
+    replicas: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, claim in enumerate(claims):
+        replicas[claim.data_rank].append(rank)
+        if claim.data_size != claims[0].data_size:
+            raise ConfigError(
+                f"rank 0 has {claims[0].data_size} data-parallel ranks, rank {rank} has "
+                f"{claim.data_size}; all processes need the same number"
+            )
+    size = claims[0].data_size
+    if missing := sorted(set(range(size)) - replicas.keys()):
+        raise ConfigError(
+            f"no process has data rank {missing[0]} of {size}; the {len(claims)} processes have "
+            f"data ranks {', '.join(map(str, sorted(replicas)))}"
+        )
+    smallest, largest = (pick(replicas, key=lambda d: len(replicas[d])) for pick in (min, max))
+    if len(replicas[smallest]) != len(replicas[largest]):
+        raise ConfigError(
+            f"data rank {smallest} has ranks {replicas[smallest]}, data rank {largest} has ranks "
+            f"{replicas[largest]}; all replicas need the same number of processes"
+        )
+    for rank, claim in enumerate(claims):
+        expected = replicas[claim.data_rank]
+        if claim.replica is not None and list(claim.replica) != expected:
+            raise ConfigError(
+                f"rank {rank} has a replica of ranks {list(claim.replica)}, but the ranks with "
+                f"data rank {claim.data_rank} are {expected}; the processes of a replica need the "
+                "same data rank, and those of different replicas different ones"
+            )
+    return dict(replicas)
+
+
+def initialized_distributed(purpose: str, *, hint: str = "") -> Any:
+    """Return torch.distributed.
+
+    Args:
+        purpose: The use that is made of it, for the message.
+        hint: What else can be done, for the message.
+
+    Raises:
+        ConfigError: If it is not initialized.
+    """
+    torch: Any = sys.modules.get("torch")
+    distributed = torch and torch.distributed
+    if not distributed or not distributed.is_available() or not distributed.is_initialized():
+        raise ConfigError(
+            f"{purpose} needs torch.distributed; call init_process_group first{hint}"
+        )
+    return distributed
+
+
+def _this_host() -> str:
+    """Return a name of this machine that no other machine has, and that its containers share."""
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot} {os.getuid()}"
