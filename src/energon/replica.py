@@ -43,17 +43,26 @@ class Replica:
     Args:
         members: The processes, by rank; the first one loads.
         position: The index of this process.
+        context_rank: Its rank among those that share the sequences of a batch; None if unknown.
+        context_size: How many these are.
         group: Process group of torch.distributed of the members, for objects in memory.
     """
 
     members: Sequence[Member]
     position: int
+    context_rank: int | None = None
+    context_size: int = 1
     group: Any = field(default=None, repr=False)
 
     @property
     def own(self) -> Member:
         """This process."""
         return self.members[self.position]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether any other process needs the same batches."""
+        return len(self.members) > 1
 
     @property
     def neighbors(self) -> list[int]:
@@ -87,6 +96,7 @@ def form_replica(
     host: str | None = None,
     needs_data: bool = True,
     ranks: Sequence[int] | None = None,
+    context: tuple[int, int] | None = None,
 ) -> tuple[Replica, Any]:
     """Return the replica of this process, and the group of the same position in all replicas.
 
@@ -98,6 +108,7 @@ def form_replica(
         host: The machine of this process; None finds out.
         needs_data: Whether it gets batches.
         ranks: The ranks that the program takes for this replica; None for all with this data rank.
+        context: The context-parallel rank and size of this process.
 
     Raises:
         ConfigError: If the processes do not agree, or replicas differ in size.
@@ -119,7 +130,8 @@ def form_replica(
         for ranks in (own, peers)
     )
     members = tuple(Member(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
-    return Replica(members, position, group), same_position
+    context_rank, context_size = context or (None, 1)
+    return Replica(members, position, context_rank, context_size, group), same_position
 
 
 def _checked(claims: Sequence[_Claim]) -> dict[int, list[int]]:
@@ -172,9 +184,7 @@ def initialized_distributed(purpose: str, *, hint: str = "") -> Any:
     torch: Any = sys.modules.get("torch")
     distributed = torch and torch.distributed
     if not distributed or not distributed.is_available() or not distributed.is_initialized():
-        raise ConfigError(
-            f"{purpose} needs torch.distributed; call init_process_group first{hint}"
-        )
+        raise ConfigError(f"{purpose} needs torch.distributed; call init_process_group first{hint}")
     return distributed
 
 

@@ -126,6 +126,11 @@ class WorkerConfig:
         """The number of lanes of a new run, unless its pipeline needs one per worker."""
         return self.lanes or lcm(self.total_workers, COMMON_LANES)
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether other processes need the same batches, of which one loads."""
+        return self.replica is not None and self.replica.has_others
+
     def rank_lanes(self, lanes: int, *, hint: str = "") -> range:
         """Return the lanes that this rank delivers, of `lanes` in all, in order of delivery.
 
@@ -216,6 +221,7 @@ class WorkerConfig:
         device_mesh: Any,
         *,
         data_dims: Sequence[str] = ("dp_replicate", "dp_shard"),
+        context_dim: str = "cp",
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
@@ -231,6 +237,8 @@ class WorkerConfig:
             device_mesh: A `DeviceMesh` of all processes, with names of its dimensions.
             data_dims: The dimensions over which data is divided; those that the mesh lacks are
                 left out.
+            context_dim: The dimension over which sequences are divided, see `ContextParallel`; a
+                mesh may lack it.
             num_workers: Loader workers of each replica.
             lanes: As for the class.
             seed_offset: As for the class.
@@ -257,7 +265,11 @@ class WorkerConfig:
         for dim in own_dims:
             rank = rank * device_mesh.size(dim) + device_mesh.get_local_rank(dim)
             size *= device_mesh.size(dim)
-        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host)
+        context = 0, 1
+        if context_dim in names:
+            dim = names.index(context_dim)
+            context = device_mesh.get_local_rank(dim), device_mesh.size(dim)
+        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host, context)
 
     @staticmethod
     def from_megatron(
@@ -292,13 +304,15 @@ class WorkerConfig:
         if needs_data is None:
             needs_data = state.is_pipeline_first_stage() or state.is_pipeline_last_stage()
         rank, size = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
-        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host)
+        context = state.get_context_parallel_rank(), state.get_context_parallel_world_size()
+        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host, context)
 
     @staticmethod
     def from_groups(
         *,
         data_parallel: Any,
         replica: Any,
+        context_parallel: Any = None,
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
@@ -311,6 +325,8 @@ class WorkerConfig:
             data_parallel: The group of the processes that have this one's position in each of the
                 replicas.
             replica: The group of the processes that need the same batches as this one.
+            context_parallel: The group of those that share its sequences, see `ContextParallel`;
+                None if there is none.
             num_workers: Loader workers of each replica.
             lanes: As for the class.
             seed_offset: As for the class.
@@ -324,8 +340,14 @@ class WorkerConfig:
         rank = distributed.get_rank(data_parallel)
         size = distributed.get_world_size(data_parallel)
         ranks = distributed.get_process_group_ranks(replica)
+        context = 0, 1
+        if context_parallel is not None:
+            context = (
+                distributed.get_rank(context_parallel),
+                distributed.get_world_size(context_parallel),
+            )
         return _in_replica(
-            rank, size, num_workers, lanes, seed_offset, needs_data, host, ranks=ranks
+            rank, size, num_workers, lanes, seed_offset, needs_data, host, context, ranks=ranks
         )
 
 
@@ -337,18 +359,21 @@ def _in_replica(
     seed_offset: int,
     needs_data: bool,
     host: str | None,
+    context: tuple[int, int],
     *,
     ranks: Sequence[int] | None = None,
 ) -> WorkerConfig:
     """Return the configuration of a process with this data rank, in its replica."""
-    replica, group = form_replica(rank, size, host=host, needs_data=needs_data, ranks=ranks)
+    replica, group = form_replica(
+        rank, size, host=host, needs_data=needs_data, ranks=ranks, context=context
+    )
     return WorkerConfig(
         rank=rank,
         world_size=size,
         num_workers=num_workers,
         lanes=lanes,
         data_parallel_group=group,
-        replica=replica if len(replica.members) > 1 else None,
+        replica=replica,
         seed_offset=seed_offset,
     )
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
+from energon.loader.context_parallel import ContextParallel
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline
@@ -30,6 +31,7 @@ def get_savable_loader(
     start_method: StartMethod | None = None,
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
+    context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
@@ -49,6 +51,7 @@ def get_savable_loader(
         start_method: How worker processes start; None forks them on Linux.
         workers: Whether workers are processes or threads.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
+        context_parallel: Deliver the part of the sequences of this context-parallel rank.
         verdict_seconds: Minimum time between log messages about what the trainer waits for.
         trace: A file for Perfetto, such as "trace.json", showing what workers and trainer do.
         trace_batches: How many batches to trace, or a range of batches such as (100, 200).
@@ -76,6 +79,7 @@ def get_savable_loader(
         fail_on_timeout=fail_on_timeout,
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
+        context_parallel=context_parallel,
         verdict_seconds=verdict_seconds,
         trace=trace,
         trace_batches=trace_batches,
@@ -98,6 +102,7 @@ def get_loader(
     start_method: StartMethod | None = None,
     workers: WorkerKind = "process",
     pin_memory: bool | None = None,
+    context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,
     trace: str | PathLike[str] | None = None,
     trace_batches: int | tuple[int, int] = 100,
@@ -120,6 +125,7 @@ def get_loader(
         fail_on_timeout=fail_on_timeout,
         restart_patience_seconds=restart_patience_seconds,
         pin_memory=pin_memory,
+        context_parallel=context_parallel,
         verdict_seconds=verdict_seconds,
         trace=trace,
         trace_batches=trace_batches,

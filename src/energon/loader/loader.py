@@ -121,12 +121,12 @@ class BasicDataLoader(Generic[T_co]):
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._replica: ReplicaWorker | None = None
-        if self.worker_config.replica is not None:
+        if self.worker_config.is_replicated:
             from energon.loader.replica import ReplicaWorker
 
-            self._replica = ReplicaWorker(
-                self.worker_config.replica, self.options, self._make_workers
-            )
+            self._replica = ReplicaWorker(self.worker_config, self.options, self._make_workers)
+        cut = self.options.context_parallel
+        self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
         self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)
@@ -387,9 +387,7 @@ class BasicDataLoader(Generic[T_co]):
         if all(position.ended for position in self._positions.values()):
             raise StopIteration
         if not self._workers:
-            self._workers += (
-                self._make_workers() if self._replica is None else [self._replica]
-            )
+            self._workers += self._make_workers() if self._replica is None else [self._replica]
         self._stream = RankStream(
             self._workers,
             self._positions,
@@ -404,8 +402,10 @@ class BasicDataLoader(Generic[T_co]):
             self.dataset, self.options, lanes=len(self._positions), trace=self._trace
         )
 
-    def _pinned(self, batch: Any) -> Any:
-        """Return a batch, pinned if batches are."""
+    def _finished(self, batch: Any) -> Any:
+        """Return a batch as it is delivered: cut and pinned if batches are."""
+        if self._cut is not None:
+            batch = self._cut(batch)
         if self._pins_later and "torch" in sys.modules:
             # It has been imported since, perhaps for the tensors of this batch.
             self._pins_later, self._pin = False, pin_batches(None)
@@ -459,9 +459,11 @@ class _Loop(Iterator[Any]):
             loader._monitor.waiting_since = asked_at
             try:
                 stream = loader._stream or loader._open_stream()
-                pins = loader._pins_later or loader._pin is not None
-                batch = stream.next_batch(loader._pinned if pins else None)
-                if loader._pin is not None and (following := stream.arrived()) is not None:
+                cut = loader._cut
+                changes = loader._pins_later or loader._pin is not None or cut is not None
+                batch = stream.next_batch(loader._finished if changes else None)
+                pins_ahead = loader._pin is not None and cut is None
+                if pins_ahead and (following := stream.arrived()) is not None:
                     loader._pin.begin(following)
             except BaseException as error:
                 # If no batch has come since this loop began, the pass was over before.

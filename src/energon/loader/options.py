@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
+from energon.loader.context_parallel import ContextParallel
 from energon.worker import StartMethod, default_start_method
 
 logger = logging.getLogger("energon")
@@ -48,6 +49,8 @@ class LoaderOptions:
             process and in each worker process, see `memory`; 0 does not change its settings.
         pin_memory: Copy tensors into page-locked memory; None does so if torch is imported when
             the first batch is made, and sees CUDA.
+        context_parallel: Cuts the sequences of batches for the context-parallel rank of this
+            process; None delivers them whole.
         verdict_seconds: Minimum time between log messages on what the trainer waits for; None
             logs none.
         trace: The file for a trace of what workers and trainer do, see `monitoring/trace.py`;
@@ -68,6 +71,7 @@ class LoaderOptions:
     shared_memory_bytes: int = 2 << 30
     kept_heap_bytes: int = 128 << 20
     pin_memory: bool | None = None
+    context_parallel: ContextParallel | None = None
     verdict_seconds: float | None = 60
     trace: str | PathLike[str] | None = None
     trace_batches: int | tuple[int, int] = 100
@@ -85,6 +89,10 @@ class LoaderOptions:
             raise ConfigError(
                 f"cache_pool={self.cache_pool!r}: expected a pool such as FileStoreCachePool(), or "
                 "None"
+            )
+        if not isinstance(self.context_parallel, ContextParallel | None):
+            raise ConfigError(
+                f"context_parallel={self.context_parallel!r}: expected a ContextParallel, or None"
             )
         for name in ("prefetch_factor", "max_deaths", "shared_memory_bytes"):
             check_at_least(1, name, getattr(self, name))

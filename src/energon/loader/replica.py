@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.errors import WorkerError, WorkerTimeoutError
+from energon.errors import ConfigError, WorkerError, WorkerTimeoutError
 from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
@@ -40,6 +40,7 @@ from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Sl
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
 from energon.replica import Replica, initialized_distributed
+from energon.worker import WorkerConfig
 
 logger = logging.getLogger("energon")
 
@@ -163,17 +164,21 @@ class ReplicaWorker:
     """Hosts the lanes of a rank in whichever process of its replica loads.
 
     Args:
-        replica: The processes. All of them must call this at the same time.
+        config: The configuration of a rank in a replica, all of whose processes must call this at
+            the same time.
         options: How lanes are hosted.
         make_workers: Returns the workers of the rank, in the process that loads.
     """
 
     def __init__(
         self,
-        replica: Replica,
+        config: WorkerConfig,
         options: LoaderOptions,
         make_workers: Callable[[], Sequence[LaneWorker]],
     ) -> None:
+        replica = config.replica
+        if replica is None:
+            raise ConfigError(f"{config} has no replica; create it with from_mesh or its like")
         self._replica = replica
         self._options = options
         self._make_workers = weakref.WeakMethod(make_workers)
@@ -537,9 +542,7 @@ class _Remote:
         ]
         rank = self._replica.members[at].rank
         group = self._replica.group
-        works = [
-            torch.distributed.isend(part, rank, group=group, tag=self._tag) for part in parts
-        ]
+        works = [torch.distributed.isend(part, rank, group=group, tag=self._tag) for part in parts]
         self._under_way.append((works, (parts, shared)))
 
     def receive(self, worker: ReplicaWorker) -> Passed | None:
@@ -570,14 +573,12 @@ class _Remote:
     def close(self) -> None:
         """Tell the other hosts that no more events come."""
         self.send(Passed(_CLOSED, 0, (), None), None, None)
-        while self._under_way:
-            works, _ = self._under_way.popleft()
-            for work in works:
-                with contextlib.suppress(RuntimeError):
-                    work.wait()
+        # They are not awaited: a process that asks for no more events does not receive this one.
+        _unreceived.extend(self._under_way)
         self._targets, self.needing = [], []
 
 
+_unreceived: list[object] = []
 _loaders_of: weakref.WeakKeyDictionary[Replica, int] = weakref.WeakKeyDictionary()
 
 

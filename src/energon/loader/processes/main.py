@@ -142,7 +142,7 @@ def main(
     """
     if death_line_descriptor is not None:
         _leave_program(death_line_descriptor)
-        if inherited is not None and inherited.pipeline.worker_config.replica is None:
+        if inherited is not None and not inherited.pipeline.worker_config.is_replicated:
             send_as_inherited()  # other processes of a replica have classes of their own
     leave_signals_to_parent()
     # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.

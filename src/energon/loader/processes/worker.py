@@ -223,7 +223,7 @@ class ProcessWorker:
                 self._link.close()
             self._link = ProcessLink(
                 rebuilt=self._rebuilt,
-                is_shared=self._pipeline.worker_config.replica is not None,
+                is_shared=self._pipeline.worker_config.is_replicated,
             )
             try:
                 self._link.start(setup, self._sent)
