@@ -56,7 +56,7 @@ class Replica:
 
     @property
     def own(self) -> Member:
-        """This process."""
+        """The member that is this process."""
         return self.members[self.position]
 
     @property
@@ -115,7 +115,11 @@ def form_replica(
     """
     distributed = initialized_distributed("a replica")
     claim = _Claim(
-        data_rank, data_size, host or _this_host(), needs_data, ranks and tuple(sorted(ranks))
+        data_rank,
+        data_size,
+        host or _this_host(),
+        needs_data,
+        None if ranks is None else tuple(sorted(ranks)),
     )
     world = distributed.new_group(backend="gloo")
     claims: list[Any] = [None] * distributed.get_world_size()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -113,7 +114,7 @@ class ContextParallel:
             )
         divisor = size if self.layout == "contiguous" else 2 * size
         chunks = []
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             if (stop - start) % divisor:
                 raise ConfigError(
                     f"field {name!r} has a sequence of {stop - start} elements, expected a "

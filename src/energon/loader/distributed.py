@@ -21,7 +21,7 @@ def gather_states(state: State, config: WorkerConfig, *, dst_rank: int) -> list[
     All ranks of the data-parallel group must call this. If the model is parallel, too, each of the
     groups may call it: those without `dst_rank` gather nothing.
     """
-    if config.world_size == 1:
+    if config.world_size == 1 and not config.is_replicated:
         return [state]
     distributed = _distributed(config)
     if dst_rank not in distributed.get_process_group_ranks(config.data_parallel_group):

@@ -462,9 +462,10 @@ class _Loop(Iterator[Any]):
                 cut = loader._cut
                 changes = loader._pins_later or loader._pin is not None or cut is not None
                 batch = stream.next_batch(loader._finished if changes else None)
-                pins_ahead = loader._pin is not None and cut is None
-                if pins_ahead and (following := stream.arrived()) is not None:
-                    loader._pin.begin(following)
+                if loader._pin is not None and cut is None:
+                    following = stream.arrived()
+                    if following is not None:
+                        loader._pin.begin(following)
             except BaseException as error:
                 # If no batch has come since this loop began, the pass was over before.
                 is_first = loader._delivered == self._began_after

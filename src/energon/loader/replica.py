@@ -53,7 +53,7 @@ INLINE_BYTES = 2048
 """Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
 REPLICA_POLL_SECONDS = 0.2
 
-_CLOSED = -1
+_CLOSED, _LEFT_BEHIND = -1, -2
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
 
@@ -62,7 +62,7 @@ class Passed(NamedTuple):
     """An event on its way between processes of a replica.
 
     Args:
-        generation: How often lanes had been opened before it; `_CLOSED` instead of an event.
+        generation: How often lanes had been opened before it; negative if it is no event.
         number: Its number since then.
         skip_rows: The rows that its lane skips because they killed workers.
         shared: The event.
@@ -82,6 +82,7 @@ class _Peer:
         self.rank = rank
         self.needs_data = needs_data
         self.is_gone = False
+        self.is_left_behind = False
         self.behind: dict[tuple[int, int], SharedEvent | None] = {}
         """Events that it has not released, by generation and number; they keep their memory."""
         self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
@@ -197,7 +198,7 @@ class ReplicaWorker:
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
         self._memory: dict[int, SharedMemory] = {}
-        self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._leases: dict[tuple[int, int], tuple[weakref.ref[Any], SharedEvent]] = {}
         self._returned: deque[tuple[int, int]] = deque()
         self._timeouts = self._copied = 0
         self._owner = os.getpid()
@@ -282,37 +283,48 @@ class ReplicaWorker:
     def _readers(self) -> list[_Peer]:
         """The processes on this host that this one passes events on to."""
         own = self._replica.position
-        return [peer for at, peer in self._peers.items() if at > own and not peer.is_gone]
+        return [
+            peer
+            for at, peer in self._peers.items()
+            if at > own and not peer.is_gone and not peer.is_left_behind
+        ]
 
     def _send(self, peer: _Peer, passed: Passed) -> None:
+        """Send an event to a process, unless that has ended or hangs."""
         try:
-            self._wait_for(peer)
-            peer.send(passed)
+            if self._waits_for(peer):
+                peer.send(passed)
         except OSError as error:
-            logger.warning(
-                "rank %d does not read batches any more (%s), and gets none from now on",
-                peer.rank,
-                error,
-            )
+            logger.warning("rank %d gets no batches any more: %s", peer.rank, error)
             peer.leave()
 
-    def _wait_for(self, peer: _Peer) -> None:
-        """Wait until a process is not too far behind.
+    def _waits_for(self, peer: _Peer) -> bool:
+        """Wait until a process is not too far behind; return False if that takes too long.
 
         Raises:
-            OSError: If that takes too long.
+            OSError: If the process has ended.
         """
         peer.read_released()
         limit = self._options.watchdog_timeout_seconds
         deadline = None if limit is None else time.monotonic() + limit
         while len(peer.behind) >= MAX_BEHIND:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"it is {counted(MAX_BEHIND, 'batch')} behind for {limit:g} s")
+                logger.warning(
+                    "rank %d has been %s behind for %g s, and gets no more from now on",
+                    peer.rank,
+                    counted(MAX_BEHIND, "batch"),
+                    limit,
+                )
+                # What it has not read stays as it is.
+                peer.is_left_behind = True
+                peer.send(Passed(_LEFT_BEHIND, 0, (), None))
+                return False
             if is_readable(peer.channel, REPLICA_POLL_SECONDS):
                 before = len(peer.behind)
                 peer.read_released()
                 if len(peer.behind) == before and not peer.channel.recv(1, socket.MSG_PEEK):
                     raise ConnectionError("it has ended")
+        return True
 
     def _written(self, event: Event) -> SharedEvent:
         """Write an event that was made in this process to memory that others can read."""
@@ -352,6 +364,12 @@ class ReplicaWorker:
                 raise WorkerError(
                     f"rank {self._source_rank}, which loads for this one, has closed its loader; "
                     "all processes of a replica need the same number of batches"
+                )
+            if passed.generation == _LEFT_BEHIND:
+                raise WorkerError(
+                    f"this process took no batch for so long that rank {self._source_rank}, which "
+                    "loads for it, passes on no more; raise watchdog_timeout_seconds, or resume "
+                    "all processes from a saved state"
                 )
             if passed.generation > self._generation:
                 raise WorkerError(
@@ -401,7 +419,8 @@ class ReplicaWorker:
         view = content.view()
         is_copied = len(self._leases) >= LEASES - 1
         if not is_copied:
-            self._leases[key] = weakref.ref(view, partial(_note, self._returned, key))
+            ref = weakref.ref(view, partial(_note, self._returned, key))
+            self._leases[key] = ref, shared
         event = read_event(view.data, shared.layout, copied=is_copied)
         if is_copied:
             self._copied += 1

@@ -336,18 +336,20 @@ class ProcessLink:
         memory = self._memory.get(slot)
         lease = np.frombuffer(mapping, np.uint8) if memory is None else memory.view()
         self._leases[slot] = weakref.ref(lease, partial(_note, self._returned, slot))
-        events: Received = [read_event(lease.data, each, copied=False) for each in layouts]
+        events = [read_event(lease.data, each, copied=False) for each in layouts]
+        received: Received = events
         if memory is not None:
-            shared = [SharedEvent(layout, memory, lease) for layout in layouts]
-            events = list(map(ReadEvent, events, shared))
-            del shared
+            received = [
+                ReadEvent(event, SharedEvent(layout, memory, lease))
+                for event, layout in zip(events, layouts, strict=True)
+            ]
         del lease
         if slot in self._returned:
             # The contents of the slot were copied while the batch was rebuilt.
             self._give_back()
         else:
             self._send(Message(MessageKind.LEASED, slot))
-        return events
+        return received
 
     def _give_back(self) -> None:
         """Tell the worker which slots are no longer viewed."""

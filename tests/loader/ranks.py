@@ -1,0 +1,60 @@
+"""Several ranks of a job as forks of the test, with a process group of torch.distributed."""
+
+import os
+import signal
+import time
+import traceback
+
+SECONDS = 100
+
+
+def run_ranks(function, number, folder, *, killed=(), together=True):
+    """Call `function(rank)` in as many processes, and fail with what they raised.
+
+    Args:
+        function: What each rank does.
+        number: How many ranks there are.
+        folder: An empty folder of the test.
+        killed: Ranks that are killed.
+        together: Whether ranks wait for each other at the end, since one that leaves early breaks
+            the connections of the others.
+    """
+    pids = [_fork(function, rank, number, folder, together) for rank in range(number)]
+    ended = {pid: os.waitpid(pid, 0)[1] for pid in pids}
+    errors = [path.read_text() for path in sorted(folder.glob("error-*"))]
+    assert not errors, "\n".join(errors)
+    for rank, pid in enumerate(pids):
+        code = os.waitstatus_to_exitcode(ended[pid])
+        assert code == (-signal.SIGKILL if rank in killed else 0), (rank, code)
+
+
+def _fork(function, rank, number, folder, together):
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(SECONDS)
+    code = 1
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number
+        )
+        function(rank)
+        if together:
+            dist.barrier()
+        code = 0
+    except BaseException:
+        (folder / f"error-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+    finally:
+        os._exit(code)
+
+
+def wait_for_file(path):
+    """Wait until another rank has created a file."""
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
