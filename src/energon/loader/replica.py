@@ -52,6 +52,8 @@ MAX_REMOTE = 4
 INLINE_BYTES = 2048
 """Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
 REPLICA_POLL_SECONDS = 0.2
+MAX_SOCKET_FOLDER = 90
+"""The path of a socket may have about a hundred characters."""
 
 _CLOSED, _LEFT_BEHIND = -1, -2
 _LENGTH = struct.Struct("<I")
@@ -622,6 +624,9 @@ def _meet(replica: Replica) -> dict[int, _Peer]:
     distributed = initialized_distributed("a replica")
     own, neighbors = replica.position, replica.neighbors
     folder = Path(tempfile.mkdtemp(prefix="energon-replica-"))
+    if len(str(folder)) > MAX_SOCKET_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="energon-replica-", dir="/tmp"))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             path = str(folder / "socket")
