@@ -158,6 +158,14 @@ REASONS = {
     "energon/loader/transport/reports.py": {
         "pickle.loads(pickled)": PROCESSES,
     },
+    "energon/loader/replicas/context_parallel.py": {
+        "getattr(batch, name)": PROGRAM,
+        "setattr(changed, name, part)": PROGRAM,
+    },
+    "energon/loader/replicas/replica_worker.py": {
+        "pickle.loads(data)": PROCESSES,
+        "pickle.loads(values)": PROCESSES,
+    },
     "energon/loader/processes/link.py": {
         "pickle.loads(view[layout.start:layout.stop], buffers=buffers)": PROCESSES,
     },

@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon",
         "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
         "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
-        "SavableDataLoader Balance",
+        "SavableDataLoader Balance ContextParallel",
     ),
     "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (

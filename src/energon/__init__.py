@@ -69,7 +69,7 @@ _ROOMS = {
     ],
     "formats.media": ["AVMetadata", "ImageMetadata"],
     "io.epath": ["EPath"],
-    "loader.context_parallel": ["ContextParallel"],
+    "loader.replicas.context_parallel": ["ContextParallel"],
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader", "loop"],
     "loader.monitoring.exporters": ["export_to_opentelemetry", "export_to_prometheus"],

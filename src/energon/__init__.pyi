@@ -46,7 +46,7 @@ from energon.errors import (
 )
 from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
 from energon.io.epath import EPath as EPath
-from energon.loader.context_parallel import ContextParallel as ContextParallel
+from energon.loader.replicas.context_parallel import ContextParallel as ContextParallel
 from energon.loader.getters import (
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,

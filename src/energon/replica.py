@@ -20,7 +20,7 @@ from energon.errors import ConfigError
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Member(NamedTuple):
+class ReplicaMember(NamedTuple):
     """A process of a replica.
 
     Args:
@@ -48,14 +48,14 @@ class Replica:
         group: Process group of torch.distributed of the members, for objects in memory.
     """
 
-    members: Sequence[Member]
+    members: Sequence[ReplicaMember]
     position: int
     context_rank: int | None = None
     context_size: int = 1
     group: Any = field(default=None, repr=False)
 
     @property
-    def own(self) -> Member:
+    def own(self) -> ReplicaMember:
         """The member that is this process."""
         return self.members[self.position]
 
@@ -133,7 +133,7 @@ def form_replica(
         distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
         for ranks in (own, peers)
     )
-    members = tuple(Member(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
+    members = tuple(ReplicaMember(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
     context_rank, context_size = context or (None, 1)
     return Replica(members, position, context_rank, context_size, group), same_position
 

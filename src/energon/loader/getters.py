@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
-from energon.loader.context_parallel import ContextParallel
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline
 from energon.loader.savable import SavableDataLoader
 from energon.worker import StartMethod, WorkerConfig
+
+if TYPE_CHECKING:
+    from energon.loader.replicas.context_parallel import ContextParallel
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from energon.worker import WorkerConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from energon.loader.replica import ReplicaWorker
+    from energon.loader.replicas.replica_worker import ReplicaWorker
 
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class BasicDataLoader(Generic[T_co]):
         self._workers: list[LaneWorker] = []
         self._replica: ReplicaWorker | None = None
         if self.worker_config.is_replicated:
-            from energon.loader.replica import ReplicaWorker
+            from energon.loader.replicas.replica_worker import ReplicaWorker
 
             self._replica = ReplicaWorker(self.worker_config, self.options, self._make_workers)
         cut = self.options.context_parallel

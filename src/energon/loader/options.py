@@ -6,12 +6,14 @@ import logging
 import sys
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
-from energon.loader.context_parallel import ContextParallel
 from energon.worker import StartMethod, default_start_method
+
+if TYPE_CHECKING:
+    from energon.loader.replicas.context_parallel import ContextParallel
 
 logger = logging.getLogger("energon")
 
@@ -90,7 +92,7 @@ class LoaderOptions:
                 f"cache_pool={self.cache_pool!r}: expected a pool such as FileStoreCachePool(), or "
                 "None"
             )
-        if not isinstance(self.context_parallel, ContextParallel | None):
+        if self.context_parallel is not None and not hasattr(self.context_parallel, "dims"):
             raise ConfigError(
                 f"context_parallel={self.context_parallel!r}: expected a ContextParallel, or None"
             )

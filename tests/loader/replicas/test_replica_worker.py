@@ -13,7 +13,7 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.ranks import run_ranks, wait_for_file
+from tests.loader.replicas.ranks import run_ranks, wait_for_file
 
 torch = pytest.importorskip("torch")
 LANES = 12
@@ -259,7 +259,7 @@ def test_a_row_that_kills_workers_is_skipped_in_the_states_of_all(tmp_path):
 
 
 def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.loader.replica.MAX_BEHIND", 4)
+    monkeypatch.setattr("energon.loader.replicas.replica_worker.MAX_BEHIND", 4)
 
     def work(rank):
         options = LoaderOptions(watchdog_timeout_seconds=1)

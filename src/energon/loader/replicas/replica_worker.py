@@ -669,7 +669,7 @@ def _leave(peers: Mapping[int, _Peer], remote: _Remote) -> None:
 
 
 def _receive_all(channel: socket.socket, size: int) -> bytes | None:
-    """Return that many bytes; None if the other side is gone."""
+    """Return the next bytes, `size` in all; None if the other side is gone."""
     parts = bytearray()
     while len(parts) < size:
         part = channel.recv(size - len(parts))

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.loader.context_parallel import ContextParallel
+from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.savable import SavableDataLoader
-from energon.replica import Member, Replica
+from energon.replica import Replica, ReplicaMember
 from tests.loader.fake_pipeline import fake
 
 
@@ -114,7 +114,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_the_rank_is_that_of_the_replica():
     cut = ContextParallel(dims={"x": 0})
-    replica = Replica((Member(0, "a", True),), 0, context_rank=1, context_size=2)
+    replica = Replica((ReplicaMember(0, "a", True),), 0, context_rank=1, context_size=2)
     assert cut.of(replica)({"x": np.arange(4)})["x"].tolist() == [1, 2]
     with pytest.raises(ConfigError, match="from_mesh"):
         cut.of(None)

@@ -1,0 +1,1 @@
+"""One loader for the processes of a model replica."""
