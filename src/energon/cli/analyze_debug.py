@@ -68,8 +68,8 @@ def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
         raise ConfigError(f"{', '.join(map(str, logs))}: there are no .jsonl files")
     if not options.as_json:
         echo(f"Analyzing {counted(len(files), 'log')}")
-    found = (line for log in files for line in _read(log) if line.get("m") in modes)
-    lines = [line for line in found if (line.get("idx") or 0) >= options.skip]
+    records = (line for log in files for line in _read(log) if line.get("m") in modes)
+    lines = [line for line in records if (line.get("idx") or 0) >= options.skip]
     if not lines:
         raise click.ClickException(
             f"no line of the modes {', '.join(sorted(modes))} in {counted(len(files), 'file')}"
@@ -79,7 +79,7 @@ def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
     if options.heatmap_path is not None:
         _draw(lines, options.heatmap_path, options)
     if options.as_json:
-        about = {
+        result = {
             "batches": len(lines),
             "samples": keys.total(),
             "different": len(keys),
@@ -89,7 +89,7 @@ def command(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
                 {"key": key, "times": number} for key, number in keys.most_common(options.most)
             ],
         }
-        echo_json(about)
+        echo_json(result)
         return
     _show(lines, keys, ranks, options.most)
 

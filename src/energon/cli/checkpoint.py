@@ -303,7 +303,7 @@ def _positions(state: dict[str, Any]) -> Iterator[str]:
 
 
 def _report(state: dict[str, Any]) -> Iterator[str]:
-    saved, about = state["positions"], state["fingerprint"]
+    saved, fingerprint = state["positions"], state["fingerprint"]
     batches = [position["batches"] for position in saved.values()]
     size = len(json.dumps(state))
     lanes = state["lanes"]
@@ -311,10 +311,10 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     yield f"{len(saved)} of {counted(lanes, 'lane')}, {done}, {size:,} bytes"
     least, most = min(batches, default=0), max(batches, default=0)
     yield f"batches per lane: {least if least == most else f'{least} to {most}'}"
-    match about.get("run"):
+    match fingerprint.get("run"):
         case {"path": path, "split": split, "world_size": ranks}:
             yield f"split {split} of {path}, read by {counted(ranks, 'rank')}"
-    yield f"seed {about.get('seed')}, batch size {about.get('batch_size')}"
+    yield f"seed {fingerprint.get('seed')}, batch size {fingerprint.get('batch_size')}"
     possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
     yield f"world sizes: {', '.join(possible)}"
     yield from _positions(state)

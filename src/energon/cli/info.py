@@ -46,12 +46,12 @@ def command(path: str, split_config: str, dataset_config: str, parts: bool, as_j
     from energon.inspect.info import describe, has_problems, info_lines
 
     with logging_to_terminal():
-        about = describe(
+        described = describe(
             path, split_config=split_config, dataset_config=dataset_config, parts=parts
         )
     if as_json:
-        echo_json(about)
+        echo_json(described)
     else:
-        echo_lines(info_lines(about))
-    if has_problems(about):
+        echo_lines(info_lines(described))
+    if has_problems(described):
         sys.exit(RefusedCommandError.exit_code)

@@ -85,13 +85,13 @@ def _check_shows(root: BrowsedFolder, path: str) -> None:
     """Raise an error unless there is a file to show, and it can be opened."""
     from energon.sources.browse.tree import first_file
 
-    found = first_file(root)
-    if found is None:
+    file = first_file(root)
+    if file is None:
         raise ConfigError(
             f"{path}: has no samples, so there is nothing to show; see `energon info "
             f"{shell_word(path)}`"
         )
-    found.open().close()
+    file.open().close()
 
 
 def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> None:

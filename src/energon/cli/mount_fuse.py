@@ -76,15 +76,15 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
     @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Return the attributes that `ls -l` shows."""
-        found = self._at(path)
-        if isinstance(found, BrowsedFile):
+        entry = self._at(path)
+        if isinstance(entry, BrowsedFile):
             return {
                 "st_mode": stat.S_IFREG | 0o444,
                 "st_nlink": 1,
-                "st_size": found.size,
-                "st_blocks": -(-found.size // 512),
-                "st_mtime": found.mtime_ns,
-                "st_ctime": found.mtime_ns,
+                "st_size": entry.size,
+                "st_blocks": -(-entry.size // 512),
+                "st_mtime": entry.mtime_ns,
+                "st_ctime": entry.mtime_ns,
                 **self._owner,
             }
         return {"st_mode": stat.S_IFDIR | 0o555, "st_nlink": 2, **self._owner}
@@ -92,11 +92,11 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
     @_reporting
     def opendir(self, path: str) -> int:
         """Begin to list a folder."""
-        found = self._at(path)
-        if isinstance(found, BrowsedFile):
+        entry = self._at(path)
+        if isinstance(entry, BrowsedFile):
             raise mfusepy.FuseOSError(errno.ENOTDIR)
         number = next(self._numbers)
-        self._listings[number] = Listing(found)
+        self._listings[number] = Listing(entry)
         return number
 
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[Any]:
@@ -116,11 +116,11 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
     @_reporting
     def open(self, path: str, flags: int) -> int:
         """Open a file."""
-        found = self._at(path)
-        if not isinstance(found, BrowsedFile):
+        entry = self._at(path)
+        if not isinstance(entry, BrowsedFile):
             raise mfusepy.FuseOSError(errno.EISDIR)
         number = next(self._numbers)
-        self._opened[number] = OpenedFile(found.open())
+        self._opened[number] = OpenedFile(entry.open())
         return number
 
     @_reporting
@@ -138,10 +138,10 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
     def _at(self, path: str) -> BrowsedFolder | BrowsedFile:
-        found: BrowsedFolder | BrowsedFile | None = self._find(path)
-        if found is None:
+        entry: BrowsedFolder | BrowsedFile | None = self._find(path)
+        if entry is None:
             raise mfusepy.FuseOSError(errno.ENOENT)
-        return found
+        return entry
 
 
 class OpenedFile:

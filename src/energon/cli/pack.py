@@ -281,11 +281,15 @@ def _pack_shards(
 
     packing = options.packing()
     with logging_to_terminal(logging.WARNING):
-        source, about = _open(context, sources, target, options)
+        source, identity = _open(context, sources, target, options)
         _show_splits(source, packing)
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
         with progress_bar(options.progress, "packing", "samples") as advance:
-            settings: dict[str, Any] = {"about": about, "indexing": indexing, "progress": advance}
+            settings: dict[str, Any] = {
+                "about": identity,
+                "indexing": indexing,
+                "progress": advance,
+            }
             info = (
                 pack_dataset(source, target, packing, **settings)
                 if isinstance(target, Path)
@@ -293,7 +297,7 @@ def _pack_shards(
             )
     left_out = source.skipped()
     if options.as_json:
-        show_size(info, target, as_json=True, kind=about["kind"], left_out=left_out)
+        show_size(info, target, as_json=True, kind=identity["kind"], left_out=left_out)
         return
     for reason in left_out[:MAX_SHOWN_FAILURES]:
         echo(f"skipped: {reason}", err=True)
@@ -339,34 +343,36 @@ def _open(
     """Return the rows to pack, and their identity."""
     from energon.prepare.importers.detect import complete_rules, find_source, open_source
 
-    found = find_source(sources, kind="folder" if options.as_files else options.kind, target=target)
-    without = _WITHOUT.get(found.kind, {"prefix_keys"})
+    detected = find_source(
+        sources, kind="folder" if options.as_files else options.kind, target=target
+    )
+    without = _WITHOUT.get(detected.kind, {"prefix_keys"})
     others = {str(each.name) for each in context.command.params} - without
-    what = f"{redact(sources[0])} is packed as {_NOUNS.get(found.kind, 'rows')}"
+    what = f"{redact(sources[0])} is packed as {_NOUNS.get(detected.kind, 'rows')}"
     refuse_options(context, what, others)
-    rules, notes = complete_rules(found, options.rules())
+    rules, notes = complete_rules(detected, options.rules())
     source = open_source(
-        found,
+        detected,
         rules,
         prefix_keys=options.prefix_keys,
         as_files=options.as_files,
         label_from_folder=options.label_from is not None,
     )
-    for note in (*found.notes, *notes, *source.notes()):
+    for note in (*detected.notes, *notes, *source.notes()):
         _note(note)
-    if found.kind == "table" and rules.file_columns and rules.key_column is None:
+    if detected.kind == "table" and rules.file_columns and rules.key_column is None:
         _note(
             "samples are numbered; to look them up by the names of their files, as auxiliary data "
             f"are, pass --key-column {shell_word(rules.file_columns[0])}"
         )
-    about = {
+    identity = {
         "source": [redact(each) for each in sources],
-        "kind": found.kind,
+        "kind": detected.kind,
         "rules": rules.__dict__,
         "prefix": options.prefix_keys,
         "as_files": options.as_files,
     }
-    return source, about
+    return source, identity
 
 
 def _show_splits(source: PackSource, packing: PackOptions) -> None:

@@ -207,15 +207,15 @@ def _show(run: PlannedRun, options: PlanOptions) -> None:
     elif options.step is not None:
         _show_sightings(list_step(run, options.step), options.as_json)
     else:
-        about = describe_run(run, batches=batches)
+        described = describe_run(run, batches=batches)
         if options.plot is not None:
             from energon.inspect.plan_report import draw_run
 
-            draw_run(run, about, options.plot)
+            draw_run(run, described, options.plot)
         if options.as_json:
-            echo_json(about)
+            echo_json(described)
         else:
-            echo_lines(_report(about))
+            echo_lines(_report(described))
 
 
 def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:

@@ -204,12 +204,12 @@ def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -
     return _restored(dataset, zip(*(column.tolist() for column in rows), strict=True))
 
 
-def _restored(dataset: SavableDataset, places: Iterable[tuple[int, int, int]]) -> list[Any]:
+def _restored(dataset: SavableDataset, keys: Iterable[tuple[int, int, int]]) -> list[Any]:
     """Return the samples at places: dataset, epoch and number; without those that are damaged."""
     samples = []
-    for place in places:
+    for key in keys:
         try:
-            samples.append(dataset.restore_sample(place))
+            samples.append(dataset.restore_sample(key))
         except SampleError as error:
             echo(f"skipped a sample: {error}", err=True)
     return samples
@@ -283,7 +283,7 @@ class _Chosen:
 
     def with_keys(self, keys: Sequence[str]) -> list[tuple[int, int]]:
         """Return the samples that have these keys."""
-        found = []
+        chosen = []
         for key in keys:
             places = [
                 (n, ordinal)
@@ -295,8 +295,8 @@ class _Chosen:
                     f"no dataset has a sample {key!r}; in a shard, keys are the paths of files up "
                     "to the first dot of their names"
                 )
-            found += places
-        return found
+            chosen += places
+        return chosen
 
     def where(self, conditions: str, start: int) -> Iterator[tuple[int, int]]:
         """Yield the samples that fulfil conditions, from a number on in each dataset."""
@@ -404,9 +404,9 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    about: dict[str, Any] = {"type": type(value).__name__}
+    described: dict[str, Any] = {"type": type(value).__name__}
     if hasattr(value, "shape"):
-        return {**about, "shape": list(value.shape), "dtype": str(value.dtype)}
+        return {**described, "shape": list(value.shape), "dtype": str(value.dtype)}
     if isinstance(value, bytes | bytearray | memoryview):
-        return {**about, "bytes": len(value)}
-    return {**about, "text": describe_value(value)}
+        return {**described, "bytes": len(value)}
+    return {**described, "text": describe_value(value)}

@@ -66,13 +66,13 @@ def command(
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     if as_json:
-        about = {
+        result = {
             "before": done.before.to_json(),
             "after": done.after.to_json(),
             "indexed": done.indexed,
             "dropped": done.dropped,
         }
-        echo_json(about)
+        echo_json(result)
     else:
         for name in done.indexed:
             echo(f"indexed again: {name}")

@@ -145,7 +145,7 @@ def _make_app(
         encoder=load_encoder(options.task_encoder),
         tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
     )
-    return app, [place.address for place in shown.paths]
+    return app, [path.address for path in shown.paths]
 
 
 def _saved_run(paths: Sequence[str], options: ViewOptions) -> SavedRun:

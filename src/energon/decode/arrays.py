@@ -56,13 +56,13 @@ def decode_npz(data: bytes) -> dict[str, Any]:
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _check_archive(archive, data)
-        found = {}
+        arrays = {}
         for entry in archive.infolist():
             content = archive.read(entry)
             is_array = content.startswith(np.lib.format.MAGIC_PREFIX)
             name = entry.filename.removesuffix(".npy")
-            found[name] = decode_npy(content) if is_array else content
-        return found
+            arrays[name] = decode_npy(content) if is_array else content
+        return arrays
 
 
 def decode_pth(data: bytes, *, trusted: bool) -> Any:
@@ -183,7 +183,7 @@ def split_chunks(data: bytes) -> list[memoryview]:
     Raises:
         DecodeError: If the data are damaged or truncated.
     """
-    found, at = [], 0
+    chunks, at = [], 0
     while at < len(data):
         if data[at : at + 8] != TENBIN_MAGIC or len(data) < at + 16:
             raise DecodeError(f"tenbin data have no chunk at byte {at} of {len(data)}")
@@ -192,9 +192,9 @@ def split_chunks(data: bytes) -> list[memoryview]:
             raise DecodeError(
                 f"tenbin chunk at byte {at} has {length} bytes, {len(data) - at - 16} are left"
             )
-        found.append(memoryview(data)[at + 16 : at + 16 + length])
+        chunks.append(memoryview(data)[at + 16 : at + 16 + length])
         at += 16 + length + -length % 64
-    return found
+    return chunks
 
 
 def array_header(header: memoryview) -> tuple[tuple[int, ...], np.dtype[Any], str]:

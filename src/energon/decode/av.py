@@ -205,7 +205,7 @@ class AVDecoder:
         reader, size = self._video, _frame_size(video_out_frame_size)
         in_seconds = _checked(video_unit, ("seconds", "frames"), "video_unit") == "seconds"
         ranges = _plain_ranges(video_clip_ranges)
-        found: dict[int, tuple[Any, TimeRange]] = {}
+        by_number: dict[int, tuple[Any, TimeRange]] = {}
         # In ascending order, so that frames between two clips are decoded once.
         for number, (low, high) in sorted(enumerate(ranges), key=itemgetter(1)):
             if in_seconds:
@@ -215,8 +215,11 @@ class AVDecoder:
             if clip is None:
                 self._warn(low, high, video_unit)
                 clip = Clip([], reader.duration, reader.duration)
-            found[number] = as_frames(clip, size or reader.size[::-1]), (clip.start, clip.stop)
-        in_order = [found[number] for number in range(len(found))]
+            by_number[number] = (
+                as_frames(clip, size or reader.size[::-1]),
+                (clip.start, clip.stop),
+            )
+        in_order = [by_number[number] for number in range(len(by_number))]
         return [frames for frames, _ in in_order], [times for _, times in in_order]
 
     @decoding()
@@ -258,16 +261,16 @@ class AVDecoder:
 
         Ranges of None yield None for their clips, as does a file without such a stream.
         """
-        found = AVData(None, None, None, None)
+        data = AVData(None, None, None, None)
         if video_clip_ranges is not None and self.has_video_stream():
-            found.video_clips, found.video_timestamps = self.get_video_clips(
+            data.video_clips, data.video_timestamps = self.get_video_clips(
                 video_clip_ranges, video_unit, video_out_frame_size
             )
         if audio_clip_ranges is not None and self.has_audio_stream():
-            found.audio_clips, found.audio_timestamps = self.get_audio_clips(
+            data.audio_clips, data.audio_timestamps = self.get_audio_clips(
                 audio_clip_ranges, audio_unit
             )
-        return found
+        return data
 
     @decoding()
     def has_video_stream(self) -> bool:
@@ -420,9 +423,9 @@ def _frame_size(size: Any) -> FrameSize | None:
     """Return a height and width, if they are valid."""
     if size is None:
         return None
-    found = tuple(size) if isinstance(size, Iterable) else ()
-    if len(found) == 2 and all(is_whole(each) and each > 0 for each in found):
-        return found
+    sides = tuple(size) if isinstance(size, Iterable) else ()
+    if len(sides) == 2 and all(is_whole(each) and each > 0 for each in sides):
+        return sides
     raise ConfigError(
         f"video_out_frame_size={size!r}: expected the height and width in pixels, like (224, 320), "
         "or None"

@@ -136,11 +136,11 @@ class AudioReader:
         if stop <= first:
             return self._nothing()
         pieces = _DecodedPieces()
-        for place, samples in self._from(first):
-            low, high = max(0, first - place), min(samples.shape[1], stop - place)
+        for number, samples in self._from(first):
+            low, high = max(0, first - number), min(samples.shape[1], stop - number)
             if low < high:
                 pieces.add(samples[:, low:high])
-            if place + samples.shape[1] >= stop:
+            if number + samples.shape[1] >= stop:
                 break
         return pieces.joined(self._nothing())
 
@@ -240,17 +240,17 @@ class AudioReader:
         if target > 0 and (self._is_exact or self._grid is not None):
             back = target
             while back > 0:
-                found = self._sought(back)
-                head = next(found, None)
+                sought = self._sought(back)
+                head = next(sought, None)
                 if head is not None and head[0] <= target:
                     yield head
-                    yield from found
+                    yield from sought
                     return
                 back -= max(1, 4 * int(RUN_UP_SECONDS * self.rate))
         self._reopen()
-        for place, frame in self._placed_frames():
+        for number, frame in self._placed_frames():
             samples = _to_floats(frame)
-            yield place, samples if self._end is None else samples[:, : max(0, self._end - place)]
+            yield number, samples if self._end is None else samples[:, : max(0, self._end - number)]
 
     def _placed_frames(self) -> Iterator[tuple[int, AudioFrame]]:
         """Yield all frames with the number of their first sample, from the beginning.
@@ -258,12 +258,12 @@ class AudioReader:
         Raises:
             DecodeError: If there is a gap in a FLAC file, whose frames are numbered: they are lost.
         """
-        place = 0
+        number = 0
         for frame in self._frames():
-            if self._is_flac and frame.pts is not None and frame.pts != place:
-                raise DecodeError(f"samples {place} to {frame.pts} are missing")
-            yield place, frame
-            place += frame.samples
+            if self._is_flac and frame.pts is not None and frame.pts != number:
+                raise DecodeError(f"samples {number} to {frame.pts} are missing")
+            yield number, frame
+            number += frame.samples
 
     def _sought(self, target: int) -> Iterator[tuple[int, AudioSamples]]:
         ahead = Fraction(target - self._known_place, self.rate) / self._tick
@@ -273,21 +273,21 @@ class AudioReader:
                 self._container.seek(tick, stream=self._stream, backward=True)
         except DecodeError:
             return
-        place = -1
+        number = -1
         for frame in self._frames():
             samples = _to_floats(frame)
-            if place < 0:
+            if number < 0:
                 if frame.pts is None:
                     return
-                place = self._place(frame.pts)
-            yield place, samples
-            place += samples.shape[1]
+                number = self._place(frame.pts)
+            yield number, samples
+            number += samples.shape[1]
 
     def _place(self, tick: int) -> int:
-        place = (tick - self._known_tick) * self._tick * self.rate + self._known_place
+        number = (tick - self._known_tick) * self._tick * self.rate + self._known_place
         if self._is_exact or self._grid is None:
-            return round(place)
-        return self._grid.snap(float(place))
+            return round(number)
+        return self._grid.snap(float(number))
 
     def _frames(self) -> Iterator[AudioFrame]:
         with decoding():

@@ -256,9 +256,9 @@ class VideoReader:
 
     @cached_property
     def _is_truncated(self) -> bool:
-        place = self._file.tell()
+        offset = self._file.tell()
         missing = count_missing_bytes(self._file, after_header=False)
-        self._file.seek(place)  # where the decoder reads on
+        self._file.seek(offset)  # where the decoder reads on
         return missing > 0
 
     def _pixels(self, frame: VideoFrame, size: FrameSize | None) -> Frame:
@@ -308,8 +308,8 @@ class VideoReader:
             cursor = _Cursor(self._frames(from_key=True))
             if cursor.is_before(tick):
                 return cursor
-            found = tick if cursor.present is None else _time(cursor.present)
-            target, back = min(target, found) - back, 2 * back
+            reached = tick if cursor.present is None else _time(cursor.present)
+            target, back = min(target, reached) - back, 2 * back
         self._reopen()
         return _Cursor(self._frames())
 

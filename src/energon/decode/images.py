@@ -334,8 +334,8 @@ def _with_height(data: bytes, frame: int, height: int) -> bytes:
 
     Decoders stop there.
     """
-    place = frame + _HEIGHT
-    return b"".join((data[:place], height.to_bytes(2, "big"), data[place + 2 :]))
+    offset = frame + _HEIGHT
+    return b"".join((data[:offset], height.to_bytes(2, "big"), data[offset + 2 :]))
 
 
 @contextmanager
@@ -358,23 +358,23 @@ def _check_scans(data: bytes) -> int:
         DecodeError: If it has more scans than `JPEG_SCANS`. A few bytes add a scan, and each one
             takes time proportional to the number of pixels.
     """
-    place, frame, has_restarts = 2, 0, False
-    while place + 10 <= len(data) and data[place] == _MARKER:
-        marker = data[place + 1]
+    offset, frame, has_restarts = 2, 0, False
+    while offset + 10 <= len(data) and data[offset] == _MARKER:
+        marker = data[offset + 1]
         if marker in _FRAMES:
-            frame = place
+            frame = offset
         elif marker == _RESTARTS:
             has_restarts = True
         elif marker == _SCAN:
             if not frame:
                 break
             kind, components = data[frame + 1], data[frame + 9]
-            if kind in _SEQUENTIAL_FRAMES and data[place + 4] >= components:
+            if kind in _SEQUENTIAL_FRAMES and data[offset + 4] >= components:
                 return frame if kind in _BASELINE_FRAMES and not has_restarts else 0
             scans = data.count(bytes((_MARKER, _SCAN)))
             check_limit(scans, JPEG_SCANS, f"the image has {scans} scans")
             return 0
         # A marker may have any number of these before it.
         is_fill = marker == _MARKER
-        place += 1 if is_fill else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        offset += 1 if is_fill else 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     return 0

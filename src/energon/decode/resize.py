@@ -259,8 +259,8 @@ def resize_pixels(
         scaled = torch.nn.functional.interpolate(
             planes.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True
         )[0]
-        found: NDArray[np.uint8] = scaled.permute(1, 2, 0).numpy()
-        return found[:, :, 0] if pixels.ndim == 2 else found
+        resized: NDArray[np.uint8] = scaled.permute(1, 2, 0).numpy()
+        return resized[:, :, 0] if pixels.ndim == 2 else resized
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))

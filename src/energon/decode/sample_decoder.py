@@ -111,8 +111,8 @@ class SampleDecoder:
                     f"decoders={{{extension!r}: {decode!r}}}: expected a function that takes "
                     "bytes, or None, for each extension"
                 )
-        known = {name.lower().removeprefix("."): own for name, own in self.decoders.items()}
-        object.__setattr__(self, "decoders", known)
+        decoders = {name.lower().removeprefix("."): own for name, own in self.decoders.items()}
+        object.__setattr__(self, "decoders", decoders)
 
     @property
     def is_random(self) -> bool:

@@ -190,22 +190,22 @@ def host_of(address: str) -> str | None:
     """Return the URL of the host that serves an address; None if that is not known."""
     if not is_remote(address):
         return None
-    parts, found = split_address(address), os.environ.get
+    parts, setting = split_address(address), os.environ.get
     host = parts.root.partition("://")[2].partition("?")[0].rpartition("@")[2]
     match parts.scheme:
         case "http" | "https":
             return f"{parts.scheme}://{host}"
         case "s3":
-            own = s3_options(os.environ).get("endpoint") or found("AWS_ENDPOINT_URL")
+            own = s3_options(os.environ).get("endpoint") or setting("AWS_ENDPOINT_URL")
             return own or "https://s3.amazonaws.com"
         case "gs":
-            return found("GOOGLE_BASE_URL") or "https://storage.googleapis.com"
+            return setting("GOOGLE_BASE_URL") or "https://storage.googleapis.com"
         case "hf":
-            return found("HF_ENDPOINT") or HUB_ENDPOINT
+            return setting("HF_ENDPOINT") or HUB_ENDPOINT
         case "az" | "azure":
-            options = azure_options(found("AZURE_STORAGE_CONNECTION_STRING", ""))
-            name = options.get("account_name") or found("AZURE_STORAGE_ACCOUNT_NAME")
-            own = options.get("endpoint") or found("AZURE_STORAGE_ENDPOINT")
+            options = azure_options(setting("AZURE_STORAGE_CONNECTION_STRING", ""))
+            name = options.get("account_name") or setting("AZURE_STORAGE_ACCOUNT_NAME")
+            own = options.get("endpoint") or setting("AZURE_STORAGE_ENDPOINT")
             return own or (name and f"https://{name}.blob.core.windows.net")
         case "abfs" | "abfss" | "adl":
             return f"https://{host}"
@@ -278,8 +278,8 @@ class Measured:
         """Describe the settings."""
         if not self.workers:
             return "num_workers=0"
-        found = f"num_workers={self.workers}, workers={self.kind!r}"
-        return found if self.prefetch == PREFETCH else f"{found}, prefetch_factor={self.prefetch}"
+        text = f"num_workers={self.workers}, workers={self.kind!r}"
+        return text if self.prefetch == PREFETCH else f"{text}, prefetch_factor={self.prefetch}"
 
 
 @dataclass(frozen=True)
@@ -304,16 +304,16 @@ class Confirmation:
         return self.after.samples_per_second / max(self.before.samples_per_second, 1e-9)
 
     def __str__(self) -> str:
-        found = (
+        text = (
             f"measured again: {self.after.settings} is {self.gain:.1f} times as fast as "
             f"{self.before.settings}"
         )
         if self.gain * UNSURE < self.expected_gain:
-            found += (
+            text += (
                 f", expected {self.expected_gain:.1f}: measurements differ on this machine; take "
                 "longer ones with --seconds, when nothing else runs"
             )
-        return found
+        return text
 
 
 @dataclass(frozen=True)
@@ -394,10 +394,10 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
-        found = {**asdict(self), "best": asdict(self.best)}
+        plain = {**asdict(self), "best": asdict(self.best)}
         if self.confirmation is not None:
-            found["confirmation"]["gain"] = self.confirmation.gain
-        return found
+            plain["confirmation"]["gain"] = self.confirmation.gain
+        return plain
 
 
 def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
@@ -574,7 +574,7 @@ def check_speed(diagnosis: Diagnosis, at_least: float | None) -> str | None:
     bad = [symptom.what for symptom in diagnosis.symptoms if symptom.is_bad]
     if bad:
         return "; ".join(bad)
-    found = diagnosis.best.samples_per_second
-    if at_least is not None and found < at_least:
-        return f"{found:,.0f} samples/s at best, expected {at_least:,.0f}"
+    rate = diagnosis.best.samples_per_second
+    if at_least is not None and rate < at_least:
+        return f"{rate:,.0f} samples/s at best, expected {at_least:,.0f}"
     return None

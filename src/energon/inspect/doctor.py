@@ -81,7 +81,7 @@ def diagnose(
         cpus,
         reading,
         measured,
-        {name: about["share"] for name, about in stages.items()},
+        {name: figures["share"] for name, figures in stages.items()},
         read_latency_seconds=latency,
         read_bytes_per_second=reading[1] * _mean_bytes(here),
         slices={} if is_remote else _read_slices(here, seconds / 2),
@@ -89,7 +89,7 @@ def diagnose(
         disk_bytes=disk,
         present_slice=max(leaf.slice_samples for leaf in here.plan.leaves),
         transfer_per_second=_transfer_alone(here, seconds / 2) if "process" in kinds else None,
-        stage_per_second={name: about["per_second"] for name, about in stages.items()},
+        stage_per_second={name: figures["per_second"] for name, figures in stages.items()},
     )
     diagnosis.advice.extend(advice_for(diagnosis))
     if diagnosis.recommends_workers:
@@ -113,8 +113,8 @@ def _measure_workers(
     stages: dict[str, dict[str, float]] = {}
     for number in numbers:
         for kind in kinds if number else kinds[:1]:
-            found, shares = _measure(make(_config(number)), kind, seconds)
-            measured.append(found)
+            rates, shares = _measure(make(_config(number)), kind, seconds)
+            measured.append(rates)
             stages = stages if number else shares
     best = max(measured, key=lambda each: each.samples_per_second)
     if best.workers:
@@ -164,13 +164,13 @@ def _read_latency(dataset: SavableDataset) -> float:
 
 def _read_slices(dataset: SavableDataset, seconds: float) -> dict[int, float]:
     """Return how many samples a second are read with longer and shorter slices."""
-    recipe, found = dataset.plan, {}
+    recipe, rates = dataset.plan, {}
     present = max(leaf.slice_samples for leaf in recipe.leaves)
     for length in (max(1, present // SLICE_FACTOR), present * SLICE_FACTOR):
         if length != present:
             leaves = tuple(replace(leaf, slice_samples=length) for leaf in recipe.leaves)
-            found[length] = _read_alone(dataset, replace(recipe, leaves=leaves), seconds)
-    return found
+            rates[length] = _read_alone(dataset, replace(recipe, leaves=leaves), seconds)
+    return rates
 
 
 def _disk_bytes() -> int | None:
@@ -262,11 +262,11 @@ def _measure(
     waits = [each["cpu_wait_share"] or 0.0 for each in stats["workers"]]
     stages = {
         name: {
-            "share": round(about["share"], 4),
-            "per_second": 1 / max(1e-9, about["seconds_per_sample"]),
+            "share": round(figures["share"], 4),
+            "per_second": 1 / max(1e-9, figures["seconds_per_sample"]),
         }
-        for name, about in run["stages"].items()
-        if about["share"] > SEEN
+        for name, figures in run["stages"].items()
+        if figures["share"] > SEEN
     }
     fetched = sum(each.get("bytes_read", 0) for each in run["stores"].values()) / run["seconds"]
     rate, waited = run["samples_per_second"], sum(waits) / max(1, len(waits))
@@ -280,11 +280,11 @@ def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
     except TypeError:  # of pipelines without a length
         yield from loader
         return
-    found = True
-    while found:
-        found = False
+    has_batches = True
+    while has_batches:
+        has_batches = False
         for batch in islice(loader, length):
-            found = True
+            has_batches = True
             yield batch
 
 

@@ -178,8 +178,8 @@ def _samples(count: int | None) -> str:
 
 def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
     yield from (_contents if kind_entry(about["kind"]).has_samples else _files)(about)
-    for name, found in about.get("media", {}).items():
-        yield f"- {name}: {_medium(name, found)}"
+    for name, media in about.get("media", {}).items():
+        yield f"- {name}: {_medium(name, media)}"
 
 
 def _contents(about: Mapping[str, Any]) -> Iterator[str]:
@@ -199,8 +199,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"- cannot be read: {reason}"
     yield from _problems(about)
     for name, split in about.get("splits", {}).items():
-        known = ", ".join(_split(split, about["samples"]))
-        yield f"- split {name}: {known}" if known else f"- split {name}"
+        text = ", ".join(_split(split, about["samples"]))
+        yield f"- split {name}: {text}" if text else f"- split {name}"
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
     yield from _sizes("sample", about.get("sample_sizes", {}))
@@ -277,31 +277,31 @@ def describe_mix(mix: LeafList) -> dict[str, Any]:
     """
     pool = ShardPool()
     leaves = [_described_leaf(leaf, mix, pool) for leaf in mix.leaves]
-    known = all(leaf["samples"] is not None for leaf in leaves)
-    about = {
-        "samples": sum(leaf["samples"] for leaf in leaves) if known else None,
+    is_counted = all(leaf["samples"] is not None for leaf in leaves)
+    described = {
+        "samples": sum(leaf["samples"] for leaf in leaves) if is_counted else None,
         "blend": mix.blend_mode.value,
         "leaves": leaves,
     }
-    if mix.blend_mode is BlendMode.SAMPLE_REPETITIONS and known:
-        about["samples_per_epoch"] = round(
+    if mix.blend_mode is BlendMode.SAMPLE_REPETITIONS and is_counted:
+        described["samples_per_epoch"] = round(
             sum(leaf["samples"] * leaf["repetitions"] for leaf in leaves)
         )
-    return about
+    return described
 
 
 def _described_leaf(leaf: Leaf, mix: LeafList, pool: ShardPool) -> dict[str, Any]:
-    about: dict[str, Any] = {
+    described: dict[str, Any] = {
         "path": redact(leaf.path),
         "split_part": leaf.split_part,
         "samples": _count_joined(leaf, pool) if leaf.join else _count(leaf, pool),
         "weight": leaf.weight if mix.blend_mode is BlendMode.DATASET_WEIGHT else None,
         "repetitions": leaf.repetitions,
         "subflavors": dict(leaf.subflavors),
-        "aux": {name: redact(place) for name, place in leaf.aux.items()},
+        "aux": {name: redact(path) for name, path in leaf.aux.items()},
     }
     if leaf.join:
-        about["join"] = [
+        described["join"] = [
             {
                 "path": redact(member.leaf.path),
                 "split_part": member.leaf.split_part,
@@ -309,7 +309,7 @@ def _described_leaf(leaf: Leaf, mix: LeafList, pool: ShardPool) -> dict[str, Any
             }
             for member in leaf.join
         ]
-    return about
+    return described
 
 
 def _count(leaf: Leaf, pool: ShardPool) -> int:
@@ -358,18 +358,18 @@ def describe(
     address = os.fspath(path) if is_remote(path) else local_path(path)
     folder = folder_of(address)
     if folder is not None:
-        about = {"name": _name(folder), "path": redact(address), "kind": "filesystem"}
-        return {**about, **describe_folder(folder, parts)}
+        described = {"name": _name(folder), "path": redact(address), "kind": "filesystem"}
+        return {**described, **describe_folder(folder, parts)}
     kind = dataset_kind(address)
-    about = {"name": _name(address), "path": redact(address), "kind": kind}
+    described = {"name": _name(address), "path": redact(address), "kind": kind}
     if kind == "metadataset":
-        return {**about, **_described_metadataset(address, split_config, dataset_config, parts)}
+        return {**described, **_described_metadataset(address, split_config, dataset_config, parts)}
     entry = kind_named(kind)
-    found = entry.describe(
+    of_kind = entry.describe(
         address, split_config=split_config, dataset_config=dataset_config, parts=parts
     )
     hint = {"hint": entry.hint} if entry.hint else {}
-    return {**about, **found, **hint}
+    return {**described, **of_kind, **hint}
 
 
 def _name(address: str) -> str:

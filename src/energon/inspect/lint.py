@@ -190,16 +190,16 @@ def lint_dataset(
     find = partial(
         find_leaves, path, dataset_config=dataset_config, split_config=split_config, allow=allow
     )
-    found = find(splits=splits)
-    report = LintReport(os.fspath(path), kind=found.kind)
-    report.findings += [Finding(report.path, split, line) for split, line in found.problems]
-    mix = _mix_problems(path, found, find, allow)
+    contents = find(splits=splits)
+    report = LintReport(os.fspath(path), kind=contents.kind)
+    report.findings += [Finding(report.path, split, line) for split, line in contents.problems]
+    mix = _mix_problems(path, contents, find, allow)
     report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
-    report.findings += _exclude_problems(found)
-    leaves = [leaf for of_split in found.splits.values() for leaf in of_split]
+    report.findings += _exclude_problems(contents)
+    leaves = [leaf for of_split in contents.splits.values() for leaf in of_split]
     exclusions = find_exclusions(leaves, exclude_from)
     with _hide_warnings_of(report.findings):
-        work, empty = _work(found, report, max_samples, exclusions, tuple(allow))
+        work, empty = _work(contents, report, max_samples, exclusions, tuple(allow))
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
@@ -293,7 +293,7 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
             raise ConfigError(
                 f"{file.parent}: cannot write lists of samples here: {error}"
             ) from error
-        write_quarantine(file, [QuarantineEntry(*place, why) for place, why in entries.items()])
+        write_quarantine(file, [QuarantineEntry(*sample, why) for sample, why in entries.items()])
 
 
 def _work(

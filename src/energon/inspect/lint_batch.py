@@ -111,7 +111,7 @@ def spread(count: int, most: int | None) -> Sequence[int]:
     """
     if most is None or most >= count:
         return range(count)
-    return [place * count // most for place in range(most)]
+    return [number * count // most for number in range(most)]
 
 
 def mean_bytes(source: Source) -> float:
@@ -153,8 +153,8 @@ def pack_leaf(leaf: Leaf, opened: OpenedLeaf) -> bytes:
 
 @lru_cache(maxsize=8)
 def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf]:
-    found: tuple[Leaf, OpenedLeaf] = pickle.loads(leaf)
-    return found
+    opened: tuple[Leaf, OpenedLeaf] = pickle.loads(leaf)
+    return opened
 
 
 class _Check:
@@ -189,19 +189,19 @@ class _Check:
     def failed(self, ordinal: int, reason: str) -> Finding:
         """Return the finding that a sample fails, with its place as far as it can be determined."""
         try:
-            place = self.opened.source.locate(ordinal)
+            location = self.opened.source.locate(ordinal)
         except EnergonError:
             return self._finding(reason, shard=self._shard(ordinal))
-        return self._finding(reason, shard=place.shard, key=place.key)
+        return self._finding(reason, shard=location.shard, key=location.key)
 
     def _shard(self, ordinal: int) -> str | None:
         source = self.opened.source
         return source.shard_of(ordinal) if isinstance(source, WebdatasetSource) else None
 
     def _sample(self, sample: Any) -> Iterator[Finding]:
-        place = {"shard": sample["__shard__"], "key": sample["__key__"]}
+        origin = {"shard": sample["__shard__"], "key": sample["__key__"]}
         if isinstance(sample, UnreadableSample):
-            yield self._finding(str(sample.error), **place)
+            yield self._finding(str(sample.error), **origin)
             return
         decoded = dict(sample)
         failed = False
@@ -216,17 +216,17 @@ class _Check:
             else:
                 continue
             try:
-                found = [
+                pieces = [
                     decode_wholly(self.decoder, f"{sample['__key__']}.{name}", content)
                     for name, content in contents
                 ]
-                decoded[part] = found if isinstance(data, list) else found[0]
+                decoded[part] = pieces if isinstance(data, list) else pieces[0]
             except SecurityError:
                 self.unchecked[part] = self.unchecked.get(part, 0) + 1
             except (EnergonError, ImportError, MemoryError) as error:
                 failed = True
                 reason = str(error) if isinstance(error, EnergonError) else repr(error)
-                yield self._finding(reason, part=part, **place)
+                yield self._finding(reason, part=part, **origin)
         path, loading = self.opened.loading.dataset_path, self.opened.loading.samples
         if failed or loading.sample_type is None or loading.field_map is None:
             return
@@ -236,7 +236,7 @@ class _Check:
         except Exception as error:
             yield self._finding(
                 str(error) if isinstance(error, EnergonError) else describe_error(error),
-                **place,
+                **origin,
             )
 
     def _finding(self, reason: str, **place: Any) -> Finding:
@@ -261,10 +261,10 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
         EmptyDatasetError: If it has no files.
     """
     SystemFileStore(folder)
-    names = [found.key for found in list_files(folder) if not found.key.startswith(f"{META}/")]
+    names = [info.key for info in list_files(folder) if not info.key.startswith(f"{META}/")]
     if not names:
         raise EmptyDatasetError(f"{redact(folder)}: contains no files")
-    names = [names[place] for place in spread(len(names), max_files)]
+    names = [names[chosen] for chosen in spread(len(names), max_files)]
     return [
         IsolatedCall(
             number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals
@@ -352,9 +352,9 @@ class Group:
     def line(self, noun: str = "sample") -> str:
         """Return it as a line of text; `noun` says what the findings are about."""
         if self.count == 1:
-            place = "/".join([self.dataset, *self.places])
+            path = "/".join([self.dataset, *self.places])
             # Some reasons begin with the file that they refer to.
-            return self.reason if self.reason.startswith(place) else f"{place}: {self.reason}"
+            return self.reason if self.reason.startswith(path) else f"{path}: {self.reason}"
         shown = ", ".join(self.places)
         return f"{self.dataset}: {counted(self.count, noun)}: {self.reason} (first: {shown})"
 
@@ -372,15 +372,15 @@ def group_findings(findings: Sequence[Finding]) -> list[Group]:
     return [
         Group(
             dataset,
-            found[0].reason if len(found) == 1 else _common_reason(found[0]),
-            len(found),
+            members[0].reason if len(members) == 1 else _common_reason(members[0]),
+            len(members),
             tuple(
                 "/".join(step for step in (each.shard, each.key) if step)
-                for each in found[:MAX_PLACES]
+                for each in members[:MAX_PLACES]
                 if each.shard or each.key
             ),
         )
-        for (dataset, _), found in groups.items()
+        for (dataset, _), members in groups.items()
     ]
 
 

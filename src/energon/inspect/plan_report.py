@@ -174,13 +174,13 @@ def measure_reads(run: PlannedRun, *, batches: int) -> dict[int, LeafReads]:
         rows = run.streams.rows(stream, (available - count) // 2, count)
         for leaf in np.unique(rows.leaf).tolist():
             sums.setdefault(leaf, []).append(_read(run, leaf, rows.ordinal[rows.leaf == leaf]))
-    found = {}
+    reads = {}
     for leaf, parts in sums.items():
         samples, requests, read = np.sum(parts, axis=0).tolist()
         # Kinds that read sample by sample report no requests: each sample is one.
         if requests:
-            found[leaf] = LeafReads(requests / samples, read / samples)
-    return found
+            reads[leaf] = LeafReads(requests / samples, read / samples)
+    return reads
 
 
 def _block_rows(run: PlannedRun) -> int:
@@ -288,17 +288,17 @@ def shares_of(counts: Floats) -> Floats:
 
 def shared_samples(run: PlannedRun) -> list[dict[str, Any]]:
     """Return which leaves have samples in common, which are therefore seen more often."""
-    found = []
+    shared = []
     for (one, first), (other, second) in combinations(enumerate(run.leaves), 2):
         count = _overlap(first.source, second.source)
         if count:
-            found.append({"leaves": [run.names[one], run.names[other]], "samples": count})
-    return found
+            shared.append({"leaves": [run.names[one], run.names[other]], "samples": count})
+    return shared
 
 
 def _overlap(first: Source, second: Source) -> int:
-    (place, ranges), (other_place, others) = first.ranges(), second.ranges()
-    if place != other_place:
+    (paths, ranges), (other_paths, others) = first.ranges(), second.ranges()
+    if paths != other_paths:
         return 0
     return sum(
         max(0, min(stop, others[name][1]) - max(start, others[name][0]))
@@ -335,7 +335,7 @@ def _describe_leaf(
 ) -> dict[str, Any]:
     opened = run.leaves[leaf]
     size = opened.source.mean_sample_bytes
-    about: dict[str, Any] = {
+    described: dict[str, Any] = {
         "path": str(opened.source.path),
         "samples": len(opened.source),
         "drawn": round(drawn),
@@ -348,7 +348,7 @@ def _describe_leaf(
         "shuffle": quality,
     }
     last = _last_batch(run, leaf)
-    return about if last is None else {**about, "used_up_with_batch": last}
+    return described if last is None else {**described, "used_up_with_batch": last}
 
 
 def _last_batch(run: PlannedRun, leaf: int) -> int | None:
@@ -357,10 +357,10 @@ def _last_batch(run: PlannedRun, leaf: int) -> int | None:
     if not isinstance(plan, BlendPlan):
         return None
     source = next(n for n, leaves in enumerate(plan.sources) if leaf in leaves)
-    place = plan.last_row(source)
-    if place is not None and isinstance(run.plan, DealtPlan):
-        place = run.plan.deal.lane_of(*place)
-    return None if place is None else run.moment(*place).batch
+    row = plan.last_row(source)
+    if row is not None and isinstance(run.plan, DealtPlan):
+        row = run.plan.deal.lane_of(*row)
+    return None if row is None else run.moment(*row).batch
 
 
 def _qualities(run: PlannedRun, *, batches: int) -> list[dict[str, float] | None]:
@@ -375,12 +375,12 @@ def _qualities(run: PlannedRun, *, batches: int) -> list[dict[str, float] | None
         parts.append(np.stack((order, rows.leaf, rows.epoch, rows.ordinal)))
     order, leaf, epoch, ordinal = np.concatenate(parts, axis=1)
     in_order = np.argsort(order, kind="stable")
-    found: list[dict[str, float] | None] = []
+    qualities: list[dict[str, float] | None] = []
     for number, opened in enumerate(run.leaves):
         mine = in_order[(leaf[in_order] == number) & (epoch[in_order] == 0)]
         if len(mine) < MIN_QUALITY_SAMPLES:
-            found.append(None)
+            qualities.append(None)
             continue
         quality = shuffle_quality(ordinal[mine], len(opened.source))
-        found.append({name: round(value, 4) for name, value in quality._asdict().items()})
-    return found
+        qualities.append({name: round(value, 4) for name, value in quality._asdict().items()})
+    return qualities

@@ -41,15 +41,15 @@ def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
         ConfigError: If no dataset of the run has such a key, or one that has it is drawn from with
             replacement.
     """
-    known = False
-    found: list[Sighting] = []
+    exists = False
+    sightings: list[Sighting] = []
     for leaf, opened in enumerate(run.leaves):
         for ordinal in opened.source.find(key):
-            known = True
-            found += _sightings(run, leaf, ordinal, batches)
-    if not known:
+            exists = True
+            sightings += _sightings(run, leaf, ordinal, batches)
+    if not exists:
         raise ConfigError(no_such_key(run, key))
-    return sorted(found)
+    return sorted(sightings)
 
 
 def no_such_key(run: PlannedRun, key: str) -> str:
@@ -75,7 +75,7 @@ def list_step(
         ConfigError: If the run ends before it.
     """
     world_size = run.workers.world_size
-    found: list[Sighting] = []
+    sightings: list[Sighting] = []
     batches = range(step * world_size, (step + 1) * world_size)
     for batch in batches if rank is None else batches[rank : rank + 1]:
         turn, lane = divmod(batch, run.lanes)
@@ -86,29 +86,29 @@ def list_step(
                 f"{run.first_turn * run.lanes // world_size}; "
                 "pass a state that was saved before that change"
             )
-        left = run.batch_size if most is None else min(run.batch_size, most - len(found))
+        left = run.batch_size if most is None else min(run.batch_size, most - len(sightings))
         if left <= 0:
             break
         rows = run.plan.rows(lane, turn * run.batch_size, left)
         triples = zip(*(column.tolist() for column in rows), strict=True)
         for position, (leaf, epoch, ordinal) in enumerate(triples):
             row = turn * run.batch_size + position
-            found.append(sighting(run, run.moment(lane, row), lane, row, leaf, epoch, ordinal))
-    if not found:
+            sightings.append(sighting(run, run.moment(lane, row), lane, row, leaf, epoch, ordinal))
+    if not sightings:
         raise ConfigError(f"there is no step {step}: the run ends before it")
-    return found
+    return sightings
 
 
 def _sightings(run: PlannedRun, leaf: int, ordinal: int, batches: int) -> Iterator[Sighting]:
     misses = epoch = 0
     # Lanes are not in lockstep, so an epoch may end slightly after the next one begins.
     while misses < 2:
-        place = run.plan.find(leaf, epoch, ordinal)
-        if place is None or run.moment(*place).batch >= batches:
+        row = run.plan.find(leaf, epoch, ordinal)
+        if row is None or run.moment(*row).batch >= batches:
             misses += 1
         else:
             misses = 0
-            yield sighting(run, run.moment(*place), *place, leaf, epoch, ordinal)
+            yield sighting(run, run.moment(*row), *row, leaf, epoch, ordinal)
         epoch += 1
 
 

@@ -75,14 +75,14 @@ class ReadFrom(NamedTuple):
         """
         run = state["fingerprint"].get(RUN, {})
         saved = run if isinstance(run, Mapping) else {}
-        found = saved.get("path") if path is None else path
-        if found is None:
+        address = saved.get("path") if path is None else path
+        if address is None:
             raise ConfigError(
                 "the state does not name the dataset of its run, because it is an older state "
                 "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
             )
         return cls(
-            found,
+            address,
             split_part or saved.get("split", "train"),
             exclude_from or saved.get("exclude_from"),
             saved.get("dataset_config"),
@@ -146,14 +146,14 @@ def open_saved_run(
         StateError: If the data differs from that of the run, or steps cannot be told from rows.
         ConfigError: If the number of ranks is unknown or impossible.
     """
-    about, lanes = state["fingerprint"], state["lanes"]
-    if "balance" in about:
+    fingerprint, lanes = state["fingerprint"], state["lanes"]
+    if "balance" in fingerprint:
         raise StateError(
             "the run balances its batches by costs, which are not in its state, so the samples of "
             "its steps are not known here; loader.restore_sample(key) returns those of a batch"
         )
-    recipe = PlanRecipe.from_json(about)
-    packs = bool(about.get("packing_buffer_size"))
+    recipe = PlanRecipe.from_json(fingerprint)
+    packs = bool(fingerprint.get("packing_buffer_size"))
     if packs and not may_pack:
         raise StateError(
             "the run packs samples, so the samples of its steps are known only after its hooks: "
@@ -161,8 +161,8 @@ def open_saved_run(
         )
     ranks = num_ranks(state, world_size)
     check_steps(state, state)
-    leaves = tuple(_saved_leaves(read_from, about["leaves"]))
-    batch_size = about["batch_size"] or 1
+    leaves = tuple(_saved_leaves(read_from, fingerprint["leaves"]))
+    batch_size = fingerprint["batch_size"] or 1
     if not isinstance(batch_size, int) or not 1 <= batch_size <= _MAX_BATCH_SAMPLES:
         raise StateError(
             f"the state is damaged or was edited: its batch size is {batch_size!r:.100}"
@@ -175,7 +175,7 @@ def open_saved_run(
     turns = [each.batches - each.rows // batch_size for each in read.values()]
     first_turn = max(turns, default=0) if recipe.eras and not packs else 0
     run = PlannedRun(
-        replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, about["leaves"])),
+        replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, fingerprint["leaves"])),
         leaves,
         lanes,
         batch_size,
@@ -274,11 +274,11 @@ def _saved_leaves(
             f"{redact(read_from.path)}: it has {', '.join(leaves)}; pass the path and the split of "
             "the run"
         )
-    for uid, about in saved.items():
+    for uid, described in saved.items():
         for name, now in leaves[uid].source.fingerprint().items():
-            if about.get(name, now) != now:
+            if described.get(name, now) != now:
                 raise StateError(
-                    f"{uid} has changed since the run read it: {name} was {about[name]!r}, now "
+                    f"{uid} has changed since the run read it: {name} was {described[name]!r}, now "
                     f"{now!r}; its rows no longer have the same content"
                 )
     return [leaves[uid] for uid in saved]

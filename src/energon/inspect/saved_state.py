@@ -36,10 +36,10 @@ def describe_position(state: State) -> Iterator[str]:
 
 
 def _position(state: State) -> Iterator[str]:
-    about = state["fingerprint"]
+    fingerprint = state["fingerprint"]
     moves = _moves_ahead(state)
     for name, drawn in drawn_samples(state).items():
-        samples = about["leaves"][name]["samples"]
+        samples = fingerprint["leaves"][name]["samples"]
         of = counted(samples, "sample", grouped=True)
         epoch, done = divmod(round(drawn), samples)
         then = f"; {_goes_on(state, name, moves[name])}" if name in moves else ""
@@ -158,10 +158,10 @@ def _batches(state: State) -> int:
 
 def place_in_words(state: State, name: str, drawn: int) -> str:
     """Return which epoch of a dataset this many samples reach, and where in it."""
-    about = state["fingerprint"]["leaves"].get(name)
-    if about is None:
+    leaf = state["fingerprint"]["leaves"].get(name)
+    if leaf is None:
         return "not read"
-    epoch, done = divmod(drawn, about["samples"])
+    epoch, done = divmod(drawn, leaf["samples"])
     return f"epoch {epoch:,} after {done:,} samples"
 
 
@@ -255,10 +255,10 @@ def _after_rows(
     state: State, positions: Mapping[int, LanePosition], target: int
 ) -> dict[int, LanePosition]:
     """Return the positions of lanes after `target` batches of a run whose hooks skip nothing."""
-    lanes, about = state["lanes"], state["fingerprint"]
-    batch_size = about["batch_size"] or 1
+    lanes, fingerprint = state["lanes"], state["fingerprint"]
+    batch_size = fingerprint["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
-    if not begun and about.get("eras"):
+    if not begun and fingerprint.get("eras"):
         raise StateError(
             "the number of lanes was changed, and the run has not taken a step since: run a "
             "step, or skip steps before `energon checkpoint redist`"
@@ -266,13 +266,13 @@ def _after_rows(
     if not begun:
         raise StateError("the run has not begun, so it has no position to move; run a step first")
     shifts = {_shift(position, batch_size) for position in begun}
-    if len(shifts) > 1 or (not about.get("eras") and shifts != {0}):
+    if len(shifts) > 1 or (not fingerprint.get("eras") and shifts != {0}):
         raise StateError(
             "hooks have skipped or packed samples, so which samples the next steps would have is "
             "known only after the hooks: pass the --task-encoder of the run"
         )
     (shift,) = shifts
-    plan = PlanRecipe.from_json(about)(lanes)
+    plan = PlanRecipe.from_json(fingerprint)(lanes)
     template = begun[0].saved_state()
     moved: dict[int, LanePosition] = {}
     for lane, position in positions.items():
@@ -305,25 +305,25 @@ def change_mix(
         ConfigError: If there is no such dataset, or a number is invalid.
         StateError: If the datasets are not blended by weight, or a position cannot be exact.
     """
-    about = state["fingerprint"]
-    if "balance" in about:
+    settings = state["fingerprint"]
+    if "balance" in settings:
         raise StateError(
             "the run balances its batches by costs, which are not in its state, and so its mix "
             "cannot be changed here; restore it with the new weights and strict=['mix']"
         )
-    recipe = PlanRecipe.from_json(about)
+    recipe = PlanRecipe.from_json(settings)
     before = recipe.mix_json()
     if before is None:
         raise StateError(
             "the run does not blend its datasets by weight: their samples are mixed as one line, "
             "so no dataset has its own weight or position"
         )
-    mix = copy.deepcopy(about["mix"])
+    mix = copy.deepcopy(settings["mix"])
     lines = [*_set_weights(mix, weights, recipe), *_moves(state, mix, positions, recipe)]
     if not any(entry["weight"] for _, entry in mix_entries(mix)):
         raise ConfigError("all weights would be 0, so nothing would be drawn; keep one above 0")
-    past = (*recipe.past, {**about["mix"], **({"then": dict(positions)} if positions else {})})
-    fingerprint = {**about, "mix": mix, "mix_before": list(past)}
+    past = (*recipe.past, {**settings["mix"], **({"then": dict(positions)} if positions else {})})
+    fingerprint = {**settings, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
     saved = read_positions(state, range(state["lanes"]))
     begun = begin_changes(
@@ -339,7 +339,7 @@ def change_mix(
             "change the weights in the metadataset as well before you resume; otherwise the state "
             "is refused"
         )
-    if window := about.get("shuffle_window"):
+    if window := settings.get("shuffle_window"):
         lines.append(f"up to {window:,} samples of each lane, which are already mixed, come first")
     return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
 
@@ -410,9 +410,9 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
             found = []
             # Lanes are not in lockstep, so some may still be reading the previous epoch.
             for epoch in range(max(0, first - 1), first + epochs):
-                place = run.plan.find(leaf, epoch, ordinal)
-                if place is not None and _is_ahead(positions[place[0]], place[1], key):
-                    rows.setdefault(place[0], set()).add(place[1])
+                position = run.plan.find(leaf, epoch, ordinal)
+                if position is not None and _is_ahead(positions[position[0]], position[1], key):
+                    rows.setdefault(position[0], set()).add(position[1])
                     found.append(epoch)
             if not found:
                 lines.append(f"{key} of {name} is not read again in these epochs")
@@ -422,8 +422,8 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
                 lines.append(f"{key} of {name} is skipped in epoch {found[0]:,}")
     changed = dict(state["positions"])
     for lane, more in rows.items():
-        known = {*positions[lane].skip_rows, *more}
-        changed[str(lane)] = {**changed[str(lane)], "skip_rows": sorted(known)}
+        skipped = {*positions[lane].skip_rows, *more}
+        changed[str(lane)] = {**changed[str(lane)], "skip_rows": sorted(skipped)}
     return EditedState({**state, "positions": changed}, lines)
 
 
@@ -433,8 +433,8 @@ def _entry(mix: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: If it is not in the mix.
     """
-    for found, entry in mix_entries(mix):
-        if found == name:
+    for entry_name, entry in mix_entries(mix):
+        if entry_name == name:
             return entry
     joined = [each for each in names if name in each.split(" + ")]
     if joined:

@@ -83,10 +83,10 @@ def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
     if has is not None:
         expected, part = has[1] == "has", has[2]
         return lambda files: (find_part(files, part) is not None) == expected
-    found = _COMPARISON.fullmatch(term)
-    if found is None:
+    match = _COMPARISON.fullmatch(term)
+    if match is None:
         raise ConfigError(f"{term!r}: expected {_SYNTAX}")
-    left, sign, expected = found.groups()
+    left, sign, expected = match.groups()
     if not expected and sign not in ("=", "==", "!="):
         raise ConfigError(f"{term!r}: expected a value after {sign}")
     steps = left.split(".")
@@ -141,8 +141,8 @@ def _number(name: str, kind: PartKind, fact: str, expected: str) -> float:
             would match, and the reason would not be obvious.
     """
     if fact not in FACTS[kind]:
-        known = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
-        raise ConfigError(f"{name}.{fact}: conditions on {name} can use {', '.join(known)}")
+        names = ["size", *FACTS[kind], *(["text"] if kind == "text" else [])]
+        raise ConfigError(f"{name}.{fact}: conditions on {name} can use {', '.join(names)}")
     try:
         return float(expected)
     except ValueError as error:
@@ -150,10 +150,10 @@ def _number(name: str, kind: PartKind, fact: str, expected: str) -> float:
 
 
 def _size(text: str) -> float:
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{text!r}: expected a size such as 500, 20kB or 1.5MB")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _compare_field(

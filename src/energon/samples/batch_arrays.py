@@ -112,15 +112,15 @@ class BatchRows:
 
     def take(self, kind: Kind) -> NDArray[Any] | None:
         """Return the next row; None if there is none."""
-        place = self._taken[kind]
+        taken = self._taken[kind]
         self._taken[kind] += 1
-        if kind not in self._expected or place >= self.size:
+        if kind not in self._expected or taken >= self.size:
             return None
-        if not place:
+        if not taken:
             shape, dtype = (self.size, *kind[0]), kind[1]
             is_large = prod(shape) * dtype.itemsize >= LARGE_BATCH_BYTES
             self._arrays[kind] = large_array(shape, dtype) if is_large else np.empty(shape, dtype)
-        row: NDArray[Any] = self._arrays[kind][place]
+        row: NDArray[Any] = self._arrays[kind][taken]
         return row
 
     def holding(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:

@@ -35,10 +35,10 @@ class Access:
         Raises:
             KeyError: If the sample has no such part.
         """
-        found = self.part if self.part in parts else find_part(parts, self.part)
-        if found is None:
+        part = self.part if self.part in parts else find_part(parts, self.part)
+        if part is None:
             raise KeyError(self.part)
-        return found
+        return part
 
     def of(self, parts: Mapping[str, Any]) -> Any:
         """Return the value.
@@ -133,19 +133,19 @@ class FieldMap:
         if not unmapped:
             return
         field, ways = unmapped[0], self.accesses[unmapped[0]]
-        known = sorted({name.lower(): name for name in names}.values())
+        parts = sorted({name.lower(): name for name in names}.values())
         near = [
             close
             for access in ways
-            if (close := nearest(access.part.lower(), map(str.lower, known)))
+            if (close := nearest(access.part.lower(), map(str.lower, parts)))
         ]
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        if not near and any(name.lower().endswith("json") for name in known):
+        if not near and any(name.lower().endswith("json") for name in parts):
             hint = "; a value in a JSON part is written json[KEY]"
         expected = ", ".join(dict.fromkeys(access.part for access in ways))
         raise ConfigError(
             f"{origin}: the field_map maps {field!r} to {', '.join(map(str, ways))}, but no sample "
-            f"has a part {expected}; there are {', '.join(known) or 'none'}{hint}"
+            f"has a part {expected}; there are {', '.join(parts) or 'none'}{hint}"
         )
 
     def apply(self, parts: Mapping[str, Any]) -> dict[str, Any]:

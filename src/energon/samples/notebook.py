@@ -240,14 +240,14 @@ def sources_in_words(sources: Sequence[Any]) -> list[str]:
     A batch may have the sources of each of its samples, or those of all in one.
     """
     flat = [one for each in sources for one in (each if isinstance(each, list | tuple) else [each])]
-    found = [
+    lines = [
         f"{each.dataset_path}: {', '.join(each.file_names)} in {each.shard_name}"
         for each in flat
         if isinstance(each, SourceInfo)
     ]
-    if len(found) > MAX_SOURCES:
-        found[MAX_SOURCES:] = [f"and {len(found) - MAX_SOURCES} more"]
-    return found
+    if len(lines) > MAX_SOURCES:
+        lines[MAX_SOURCES:] = [f"and {len(lines) - MAX_SOURCES} more"]
+    return lines
 
 
 def as_array(value: Any) -> NDArray[Any] | None:

@@ -117,9 +117,9 @@ def known_sources(columns: Sequence[Sequence[Any]], count: int) -> list[SampleSo
             samples.
         count: How many samples there are.
     """
-    known = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
+    rows = zip(*[c if len(c) == count else repeat(c[0]) for c in columns], strict=False)
     sources = [blank_source() for _ in range(count)]
-    deque(map(fill_source, sources, known), maxlen=0)
+    deque(map(fill_source, sources, rows), maxlen=0)
     return sources
 
 
@@ -136,19 +136,19 @@ def sources_of(dataset_path: str, raw: Mapping[str, Any]) -> tuple[SourceInfo, .
 
 def record_sources(dataset_path: str, samples: Sequence[dict[str, Any]]) -> None:
     """Attach its source to each of some samples that were just read."""
-    known = map(itemgetter("__key__", "__restore_key__", "__shard__"), samples)
-    for sample, (key, restore_key, shard) in zip(samples, known, strict=True):
+    origins = map(itemgetter("__key__", "__restore_key__", "__shard__"), samples)
+    for sample, (key, restore_key, shard) in zip(samples, origins, strict=True):
         source = known_source(dataset_path, key, restore_key, shard, tuple(sample))
         sample["__sources__"] = (source,)
 
 
 def add_source_info(sample: T, *sources: SourceInfo) -> T:
     """Add to the sources of `sample`, a dict or an object with `__sources__`, and return it."""
-    known = get_source_info(sample) or ()
+    earlier = get_source_info(sample) or ()
     if isinstance(sample, dict):
-        sample["__sources__"] = (*known, *sources)
+        sample["__sources__"] = (*earlier, *sources)
     else:
-        sample.__sources__ = (*known, *sources)  # type: ignore[attr-defined]
+        sample.__sources__ = (*earlier, *sources)  # type: ignore[attr-defined]
     return sample
 
 

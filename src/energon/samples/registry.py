@@ -70,18 +70,18 @@ def resolve_class(
         SecurityError: If it is not such a class, or its module would have to be imported.
     """
     if _is_ours(module):
-        known = {**sample_types(), **_flavors(), **(ours or {})}
-        if name in known:
-            return known[name]
-        near = nearest(name, known)
+        types = {**sample_types(), **_flavors(), **(ours or {})}
+        if name in types:
+            return types[name]
+        near = nearest(name, types)
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(sample_types())}"
         raise ConfigError(f"{module} has no sample type {name!r}; {hint}")
     if is_allowed("code", allow):
         return _import(module, name)
-    found: Any = _loaded(module).get(name)
+    chosen: Any = _loaded(module).get(name)
     # Not isinstance, which may run code of an object of unknown type.
-    if issubclass(type(found), type) and any(kind in type.mro(found) for kind in kinds):
-        return found
+    if issubclass(type(chosen), type) and any(kind in type.mro(chosen) for kind in kinds):
+        return chosen
     raise _unusable(module, name, " or ".join(f"energon.{kind.__name__}" for kind in kinds))
 
 
@@ -98,10 +98,10 @@ def resolve_function(module: str, name: str, *, allow: Collection[str] = ()) -> 
             f"{module}.{name} is a function, and a document may not choose the function to call; "
             "name a subclass of energon.Sample, whose `from_joined` is called, with __class__",
         )
-    found = _import(module, name)
-    if isinstance(found, type) or not callable(found):
+    function = _import(module, name)
+    if isinstance(function, type) or not callable(function):
         raise ConfigError(f"{module}.{name} is not a function; a class is named by __class__")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _is_ours(module: str) -> bool:
@@ -113,10 +113,10 @@ def _loaded(module: str) -> Mapping[str, Any]:
 
     Reads `__dict__` directly: any attribute access would load a lazy module.
     """
-    found = sys.modules.get(module)
-    if not issubclass(type(found), ModuleType):
+    loaded = sys.modules.get(module)
+    if not issubclass(type(loaded), ModuleType):
         return {}
-    namespace: Mapping[str, Any] = object.__getattribute__(found, "__dict__")
+    namespace: Mapping[str, Any] = object.__getattribute__(loaded, "__dict__")
     return namespace
 
 
@@ -141,12 +141,12 @@ def _unusable(module: str, name: str, expected: str) -> EnergonError:
 def _import(module: str, name: str) -> Any:
     """Import the module and return what a dotted name refers to; the user allows it."""
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
     except Exception as error:
         why = describe_error(error)
         raise ConfigError(f"{module}.{name}: cannot import {module!r}: {why}") from error
     for step in name.split("."):
-        if not hasattr(found, step):
+        if not hasattr(value, step):
             raise ConfigError(f"module {module} has no {name!r}")
-        found = getattr(found, step)
-    return found
+        value = getattr(value, step)
+    return value

@@ -133,12 +133,12 @@ class Sample(PinMemoryMixin):
         None stands for a missing sample and adds nothing.
         """
         present = [sample for sample in samples if sample is not None]
-        found: dict[str, Any] = {}
+        fields_by_name: dict[str, Any] = {}
         for sample in present:
-            found.update(_own_fields(sample))
+            fields_by_name.update(_own_fields(sample))
         meta = _meta(present[0]) if present else {}
         sources = [source for sample in present for source in get_source_info(sample) or ()]
-        return cls(**{**found, **meta, "__sources__": tuple(sources), **values})
+        return cls(**{**fields_by_name, **meta, "__sources__": tuple(sources), **values})
 
     @classmethod
     def extend(cls, src: Any, **values: Any) -> Self:
@@ -182,7 +182,7 @@ class Batch(PinMemoryMixin):
             values: Fields to set as they are.
         """
         missing = {each.name for each in fields(cls)} - set(values)
-        found = {
+        columns = {
             name: generic_batch([getattr(sample, name) for sample in samples])
             for name in _field_names(samples[0])
             if name in missing and not name.startswith("__")
@@ -193,7 +193,7 @@ class Batch(PinMemoryMixin):
         }
         meta["__restore_key__"] = tuple(sample.__restore_key__ for sample in samples)
         sources = [source for sample in samples for source in sample.__sources__ or ()]
-        return cls(**{**meta, "__sources__": tuple(sources), **found, **values})
+        return cls(**{**meta, "__sources__": tuple(sources), **columns, **values})
 
     @classmethod
     def extend(cls, src: Any, **values: Any) -> Self:

@@ -295,8 +295,8 @@ class MergeTransform:
         """Return the best of the transforms' interpolations."""
         chosen = [mapper.interpolation() for mapper in self._mappers]
         names = [getattr(each, "value", each) for each in chosen if each is not None]
-        known = [name for name in names if name in _RANK]
-        return max(known, key=_RANK.index) if known else _DEFAULT
+        ranked = [name for name in names if name in _RANK]
+        return max(ranked, key=_RANK.index) if ranked else _DEFAULT
 
     def _fill(self) -> Any:
         """Return the fill value of the first transform that has one."""

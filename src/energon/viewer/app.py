@@ -163,9 +163,9 @@ class _Pages:
         stop, more, problem = start, False, ""
         try:
             if key:
-                found = leaf.search(key, PAGE_SAMPLES + 1)
-                samples = [leaf.sample(ordinal) for ordinal in found[:PAGE_SAMPLES]]
-                more = len(found) > PAGE_SAMPLES
+                ordinals = leaf.search(key, PAGE_SAMPLES + 1)
+                samples = [leaf.sample(ordinal) for ordinal in ordinals[:PAGE_SAMPLES]]
+                more = len(ordinals) > PAGE_SAMPLES
             elif where:
                 samples, stop = leaf.matching(Where(where), start, PAGE_SAMPLES)
             else:
@@ -212,11 +212,11 @@ class _Pages:
 
     def statistics(self, request: Request) -> Response:
         leaf = self.site.leaf(request)
-        place = self.site.place(request, leaf)
-        seen, plots = statistics(leaf, place["base"])
+        values = self.site.place(request, leaf)
+        seen, plots = statistics(leaf, values["base"])
         return self.site.page(
             "statistics.html",
-            **place,
+            **values,
             seen=seen,
             plots=plots,
             total=len(leaf),

@@ -49,10 +49,10 @@ class ImageCache:
     def get(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the image of this name; `make` is called if it is not in the cache."""
         with self._lock:
-            known = self._made.get(name)
-            if known is not None:
+            cached = self._made.get(name)
+            if cached is not None:
                 self._made.move_to_end(name)
-                return known
+                return cached
         image = make()
         with self._lock:
             if name not in self._made and len(image) <= self.max_bytes:
@@ -183,8 +183,8 @@ def heat_map(array: NDArray[Any]) -> str | None:
     low, high = values[finite].min(), values[finite].max()
     with np.errstate(over="ignore", invalid="ignore"):
         share = np.where(finite, (values - low) / ((high - low) or 1.0), 0.0)
-    place = np.clip(np.nan_to_num(share), 0.0, 1.0) * (len(_HEAT) - 1)
-    colors = [np.interp(place, np.arange(len(_HEAT)), column) for column in _HEAT.T]
+    position = np.clip(np.nan_to_num(share), 0.0, 1.0) * (len(_HEAT) - 1)
+    colors = [np.interp(position, np.arange(len(_HEAT)), column) for column in _HEAT.T]
     from PIL import Image
 
     pixels = np.stack(colors, axis=-1).astype(np.uint8)

@@ -53,12 +53,12 @@ class Notes:
 
     def of(self, dataset: str) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
-        found = {}
+        notes = {}
         for line in self._lines(dataset):
             entry = _entry(line, dataset)
             if entry is not None:
-                found[entry[0]] = entry[1]
-        return found
+                notes[entry[0]] = entry[1]
+        return notes
 
     def say(self, dataset: str, where: Location, *, excluded: bool, reason: str) -> None:
         """Exclude or flag a sample; replaces an earlier note about it."""

@@ -144,12 +144,12 @@ def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
         text = _words(kinds, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
-    found = [(part.number, kind) for part, kind in kinds if kind in _THUMBNAILS]
-    count = Counter(kind for _, kind in found)
+    media = [(part.number, kind) for part, kind in kinds if kind in _THUMBNAILS]
+    count = Counter(kind for _, kind in media)
     badges = [f"{count['image']} images"] if count["image"] > 1 else []
     badges += [kind for kind in ("video", "audio") if count[kind]]
-    found.sort(key=lambda each: list(_THUMBNAILS).index(each[1]))
-    image = f"{_THUMBNAILS[found[0][1]]}/{found[0][0]}" if found else None
+    media.sort(key=lambda each: list(_THUMBNAILS).index(each[1]))
+    image = f"{_THUMBNAILS[media[0][1]]}/{media[0][0]}" if media else None
     return Card(image, ", ".join(badges), text, names)
 
 
@@ -362,11 +362,11 @@ def _length(request: Request) -> float:
 
 def entity_tag(file: BrowsedFile) -> str:
     """Return an identifier of the content of a part, from its location where that is enough."""
-    found = file.find()
-    about: Any = (found.path, file.offset, file.size, file.mtime_ns)
-    if isinstance(found, MemoryFile):  # a value of a row: all rows have the same place
-        about = blake2b(found.data).hexdigest()
-    return f'"{blake2b(repr(about).encode(), digest_size=12).hexdigest()}"'
+    content = file.find()
+    identity: Any = (content.path, file.offset, file.size, file.mtime_ns)
+    if isinstance(content, MemoryFile):  # a value of a row: all rows have the same place
+        identity = blake2b(content.data).hexdigest()
+    return f'"{blake2b(repr(identity).encode(), digest_size=12).hexdigest()}"'
 
 
 def is_fresh(request: Request, tag: str) -> bool:
@@ -399,12 +399,12 @@ def part_response(
     start, stop, status = 0, file.size, 200
     requested = request.headers.get("range")
     if requested is not None and request.headers.get("if-range", tag) == tag:
-        found = parse_range(requested, file.size)
-        if found == (0, 0):
+        span = parse_range(requested, file.size)
+        if span == (0, 0):
             headers["Content-Range"] = f"bytes */{file.size}"
             return Response(status_code=416, headers=headers)
-        if found is not None:
-            (start, stop), status = found, 206
+        if span is not None:
+            (start, stop), status = span, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     headers["Content-Length"] = str(stop - start)
     body: Iterator[bytes] = iter(())

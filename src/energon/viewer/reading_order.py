@@ -49,8 +49,8 @@ def reading_order(value: Any, images: ImageParts) -> list[Turn]:
 
 def _conversation(value: Any, images: ImageParts) -> list[Turn]:
     if isinstance(value, Mapping):
-        found = (value.get(name) for name in ("messages", "conversations", "conversation"))
-        value = next((each for each in found if isinstance(each, list)), None)
+        conversations = (value.get(name) for name in ("messages", "conversations", "conversation"))
+        value = next((each for each in conversations if isinstance(each, list)), None)
     if not isinstance(value, list) or not value:
         return []
     left = iter(images.values())

@@ -105,9 +105,9 @@ class ShownRun:
         """
         numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [
-            (step, [(self._among_all(each), numbers[each.leaf]) for each in found])
+            (step, [(self._among_all(each), numbers[each.leaf]) for each in step_samples])
             for step in range(first, first + count)
-            for found in [self._step(step, rank, most)]
+            for step_samples in [self._step(step, rank, most)]
         ]
 
     def _step(self, step: int, rank: int | None, most: int | None) -> list[Sighting]:

@@ -117,15 +117,15 @@ class ShownLeaf:
 
         Checks a limited number of samples, so that a page takes a limited time.
         """
-        found: list[ShownSample] = []
+        samples: list[ShownSample] = []
         stop = min(start + MAX_LOOKED_AT, len(self))
         for ordinal in range(start, stop):
             sample = self.sample(ordinal)
             if where({part.name: part.file for part in sample.parts}):
-                found.append(sample)
-                if len(found) == count:
-                    return found, ordinal + 1
-        return found, stop
+                samples.append(sample)
+                if len(samples) == count:
+                    return samples, ordinal + 1
+        return samples, stop
 
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return the numbers of up to `limit` samples whose keys begin with `prefix`."""
@@ -137,13 +137,13 @@ class ShownLeaf:
         return [number for key in keys for number in source.find(key)][:limit]
 
     def _contents(self, source: Source) -> Contents:
-        known = self._known.get(id(source))
-        if known is None:
+        contents = self._known.get(id(source))
+        if contents is None:
             path = os.fspath(source.path)
             kinds = {os.fspath(each.path): each.kind for each, _ in self.leaf.datasets}
-            known = kind_named(kinds.get(path, self.leaf.kind), path).contents(source)
-            self._known[id(source)] = known
-        return known
+            contents = kind_named(kinds.get(path, self.leaf.kind), path).contents(source)
+            self._known[id(source)] = contents
+        return contents
 
     @cached_property
     def _known(self) -> dict[int, Contents]:
@@ -270,16 +270,16 @@ class Shown:
         return self.splits[split].leaves[leaf]
 
     def _open(self, path: str, label: str) -> ShownPath:
-        found = find_leaves(path, training=True, allow=self._allow)
-        problems = [f"split {name!r}: {line}" for name, line in found.problems]
-        if not found.mixes:
+        opened = find_leaves(path, training=True, allow=self._allow)
+        problems = [f"split {name!r}: {line}" for name, line in opened.problems]
+        if not opened.mixes:
             raise ConfigError(
                 "\n".join(problems)
                 or f"{redact(path)} has no split with samples to show; a folder of files is packed "
                 f"into a dataset by `energon pack {shell_word(redact(path))} NEW_FOLDER`"
             )
         first = len(self.splits)
-        for name, mix in found.mixes.items():
+        for name, mix in opened.mixes.items():
             leaves = [ShownLeaf(leaf, self._pool, self._allow) for leaf in mix.leaves]
             own = f"{label}: {name}" if label else name
             self.splits.append(ShownSplit(name, own, path, leaves, mix))

@@ -114,16 +114,16 @@ def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
     body = Markup()
     for number, (row, pad) in enumerate(zip(rows, pads, strict=True)):
         y, x = 4 + number * _ROW, 0.0
-        for place, length in enumerate([*row, pad]):
-            is_padding = place == len(row)
+        for position, length in enumerate([*row, pad]):
+            is_padding = position == len(row)
             if not length:
                 continue
-            name = "padding" if is_padding else f"sequence {place}"
+            name = "padding" if is_padding else f"sequence {position}"
             body += Markup(
                 '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}">'
                 "<title>{}: {:,}</title></rect>"
             ).format(
-                "padding" if is_padding else f"hue{place % (HUES - 2)}",
+                "padding" if is_padding else f"hue{position % (HUES - 2)}",
                 *(x, y, max(0.5, length * scale - 0.5), _ROW - 4, name, length),
             )
             x += length * scale
@@ -239,29 +239,29 @@ def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
     Bars link to their samples, in the gallery at the address `base`.
     """
     numbers = _spread(leaf)
-    found: defaultdict[_Field, list[Any]] = defaultdict(list)
+    values: defaultdict[_Field, list[Any]] = defaultdict(list)
     for number in numbers:
         for name, value in _values(leaf, number):
-            if name in found or len(found) < MAX_SEEN_FIELDS:
-                found[name].append(value)
+            if name in values or len(values) < MAX_SEEN_FIELDS:
+                values[name].append(value)
     # A part that only a few samples have must not displace one that nearly all have.
-    frequent = sorted(found, key=lambda field: (field.title != _PARTS, -len(found[field])))
+    frequent = sorted(values, key=lambda field: (field.title != _PARTS, -len(values[field])))
     fields = sorted(frequent[:MAX_FIELDS], key=lambda field: (field.title != _PARTS, field.title))
-    return len(numbers), [_plotted(field, found[field], base) for field in fields]
+    return len(numbers), [_plotted(field, values[field], base) for field in fields]
 
 
 def _spread(leaf: ShownLeaf) -> list[int]:
     """Return the numbers of the samples to check, evenly spaced over evenly spaced shards."""
     total, shards = len(leaf), leaf.shards
     if total <= SEEN_SAMPLES or len(shards) <= SEEN_SHARDS:
-        places = np.linspace(0, total - 1, min(SEEN_SAMPLES, total))
+        numbers = np.linspace(0, total - 1, min(SEEN_SAMPLES, total))
     else:
         chosen = np.linspace(0, len(shards) - 1, SEEN_SHARDS).astype(int).tolist()
         share = SEEN_SAMPLES // SEEN_SHARDS + 1
         edges = [(shards[n].start, shards[n].stop - 1) for n in chosen]
-        places = np.concatenate([np.linspace(low, high, share) for low, high in edges])
-        places = places[:SEEN_SAMPLES]
-    return [int(place) for place in np.unique(places.astype(int))]
+        numbers = np.concatenate([np.linspace(low, high, share) for low, high in edges])
+        numbers = numbers[:SEEN_SAMPLES]
+    return [int(number) for number in np.unique(numbers.astype(int))]
 
 
 def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:

@@ -41,8 +41,8 @@ def ls_command(
         sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
         if as_json:
             shard = redact(sample["__url__"])
-            about = {"key": sample["__key__"], "shard": shard, "fields": sizes}
-            write_output(json.dumps(about))
+            listed = {"key": sample["__key__"], "shard": shard, "fields": sizes}
+            write_output(json.dumps(listed))
         else:
             fields = " ".join(f"{name}:{size}" for name, size in sizes.items())
             echo(f"{sample['__key__']} {fields}")
@@ -108,18 +108,18 @@ def index_command(
                 check_plain(url)
             advance(number, len(urls))
     if how.wids is not None:
-        about = None if how.info is None else parse_json(read_document(how.info), origin=how.info)
+        info = None if how.info is None else parse_json(read_document(how.info), origin=how.info)
         with progress_bar(progress, "listing", "shards") as advance:
             done = iter(range(1, len(urls) + 1))
-            found = create_descriptor(
+            descriptor = create_descriptor(
                 urls,
                 name=how.name,
                 base=how.base,
-                info=about,
+                info=info,
                 checksum=how.checksum,
                 progress=lambda: advance(next(done), len(urls)),
             )
-        save_descriptor(found, how.wids)
-        samples = sum(shard.nsamples for shard in found.shards)
+        save_descriptor(descriptor, how.wids)
+        samples = sum(shard.nsamples for shard in descriptor.shards)
     text = f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}"
     tar.report(text, {"samples": samples, "shards": len(urls)}, as_json=as_json)

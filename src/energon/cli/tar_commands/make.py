@@ -74,8 +74,8 @@ def create_command(
     )
     with progress_bar(progress, "packing", "samples") as advance:
         count = write_all(tar.reporting_progress(samples, advance), target)
-    about = {"samples": count}
-    tar.report(counted(count, "sample"), about, as_json=as_json, output=target.target)
+    result = {"samples": count}
+    tar.report(counted(count, "sample"), result, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ def cat_command(
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
     text = f"{counted(count, 'sample')} of {total}{damaged}"
-    about = {"samples": count, "shards": len(urls), "damaged": handler.count}
-    tar.report(text, about, as_json=as_json, output=target.target)
+    result = {"samples": count, "shards": len(urls), "damaged": handler.count}
+    tar.report(text, result, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)

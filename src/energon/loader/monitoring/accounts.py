@@ -90,8 +90,8 @@ def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, Times], dict[
             others[name] = count
             continue
         _, kind, stage, leaf = name.split(_BETWEEN)
-        about = times.setdefault(Spent(stage, int(leaf)), Times())
-        setattr(about, kind, count if kind == "calls" else count / 1e6)
+        stage_times = times.setdefault(Spent(stage, int(leaf)), Times())
+        setattr(stage_times, kind, count if kind == "calls" else count / 1e6)
     return times, others
 
 
@@ -133,17 +133,17 @@ class BatchClock:
             Spent(TRANSFER): host.transfer_seconds,
             **{Spent(name, leaf): taken for (name, leaf), taken in hooks.seconds.items()},
         }
-        found = Counter({account(each): round(1e6 * t) for each, t in times.items() if t})
+        counts = Counter({account(each): round(1e6 * t) for each, t in times.items() if t})
         for of, slow in hooks.slow.items():
-            found[account(Spent(*of), "slow")] = round(1e6 * sum(slow))
-            found[account(Spent(*of), "calls")] = len(slow)
+            counts[account(Spent(*of), "slow")] = round(1e6 * sum(slow))
+            counts[account(Spent(*of), "calls")] = len(slow)
         calls = hooks.calls + BATCH_CALLS
         self._free_calls -= calls
         self.due_at = now if self._free_calls > 0 else now + calls * CALL_SECONDS / SHARE
         hooks.clear()
         host.batch_seconds, host.read_seconds, host.transfer_seconds = 0.0, 0.0, 0.0
         host.clock = None
-        return found
+        return counts
 
 
 class CpuTimes(NamedTuple):

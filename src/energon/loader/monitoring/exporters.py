@@ -89,9 +89,9 @@ def figures_of(stats: Mapping[str, Any]) -> Iterator[Figure]:
             if name != "name" and value is not None:
                 yield Figure(f"worker_{name}", {"worker": worker["name"]}, value)
     for name in ("failures", "skips"):
-        for about in stats[name]:
-            labels = {each: str(about[each]) for each in ("hook", "dataset", "reason")}
-            yield Figure(name, labels, about["count"])
+        for reason in stats[name]:
+            labels = {each: str(reason[each]) for each in ("hook", "dataset", "reason")}
+            yield Figure(name, labels, reason["count"])
     yield Figure("all_workers_memory_bytes", {}, stats["memory"]["worker_bytes"])
     if stats["memory"]["trainer_bytes"] is not None:
         yield Figure("trainer_memory_bytes", {}, stats["memory"]["trainer_bytes"])
@@ -111,11 +111,11 @@ def _window(figures: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure("store_events", {"store": store, "event": event}, count)
     for event, count in figures["cache"].items():
         yield Figure("cache_events", {"event": event}, count)
-    for stage, about in figures["stages"].items():
-        for name, value in about.items():
+    for stage, of_stage in figures["stages"].items():
+        for name, value in of_stage.items():
             if name != "datasets":
                 yield Figure(f"stage_{name}", {"stage": stage}, value)
-        for dataset, of_dataset in about["datasets"].items():
+        for dataset, of_dataset in of_stage["datasets"].items():
             for name, value in of_dataset.items():
                 labels = {"stage": stage, "dataset": dataset}
                 yield Figure(f"dataset_stage_{name}", labels, value)
@@ -137,8 +137,8 @@ class ExportedLoaders:
             ConfigError: If another one has this name.
         """
         with self._lock:
-            known = self._loaders.get(name)
-            other = None if known is None else known()
+            reference = self._loaders.get(name)
+            other = None if reference is None else reference()
             if other is not None and other is not loader and other.is_open:
                 raise ConfigError(
                     f"another loader is exported as {name!r}; choose a different name, as in "
@@ -210,11 +210,11 @@ def export_to_prometheus(
             by_name: dict[str, list[Figure]] = {}
             for figure in exported.figures():
                 by_name.setdefault(figure.name, []).append(figure)
-            for name, found in by_name.items():
-                labels = sorted(found[0].labels)
+            for name, figures in by_name.items():
+                labels = sorted(figures[0].labels)
                 family = CounterMetricFamily if name == EVENTS else GaugeMetricFamily
                 metric = family(f"energon_{name}", FIGURES[name], labels=labels)
-                for each in found:
+                for each in figures:
                     metric.add_metric([each.labels[label] for label in labels], each.value)
                 yield metric
 
@@ -249,8 +249,8 @@ def export_to_opentelemetry(
         from opentelemetry.metrics import Observation, get_meter_provider
 
     def observe(figure: str, _: object) -> list[Any]:
-        found = exported.figures()
-        return [Observation(each.value, each.labels) for each in found if each.name == figure]
+        figures = exported.figures()
+        return [Observation(each.value, each.labels) for each in figures if each.name == figure]
 
     def register(_: ExportedLoaders) -> None:
         meter = provider.get_meter("energon")
@@ -265,11 +265,11 @@ def export_to_opentelemetry(
     exported.add(loader, name)
 
 
-def _exported_to(place: Any, register: Callable[[ExportedLoaders], None]) -> ExportedLoaders:
+def _exported_to(target: Any, register: Callable[[ExportedLoaders], None]) -> ExportedLoaders:
     """Return the figures exported to a place, registering them there the first time."""
-    found = _exported.get(place)
-    if found is None:
-        found = ExportedLoaders()
-        register(found)
-        _exported[place] = found
-    return found
+    exported = _exported.get(target)
+    if exported is None:
+        exported = ExportedLoaders()
+        register(exported)
+        _exported[target] = exported
+    return exported

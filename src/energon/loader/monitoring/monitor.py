@@ -93,9 +93,9 @@ class LoaderMark:
     def counts(self, lanes: Sequence[int] | None = None) -> Counter[str]:
         """Return the statistics of some lanes, or of the whole loader."""
         total: Counter[str] = Counter()
-        for lane, about in self.lanes.items():
+        for lane, mark in self.lanes.items():
             if lanes is None or lane in lanes:
-                total.update(about.counts)
+                total.update(mark.counts)
         for worker in self.workers if lanes is None else ():
             total.update(worker.counts)
         return total
@@ -126,7 +126,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     samples = counted.get("samples", 0)
     num_bytes = sum(each["bytes"] for each in datasets.values())
     waited = _waited(before, after)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "seconds": seconds,
         "batches": after.batches - before.batches,
         "samples": samples,
@@ -144,7 +144,7 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
         "stores": _stores(counted),
         "cache": {name: counted.get(f"cache {name}", 0) for name in ("hits", "misses", "failed")},
     }
-    return found
+    return figures
 
 
 def _waited(before: LoaderMark, after: LoaderMark) -> float:
@@ -213,10 +213,10 @@ def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, StageTime
         spent: StageTimes(*(factor * each for each in (own.timed, own.calls, own.slow)))
         for spent, own in measured.items()
     }
-    known = sum(each.seconds for each in total.values())
-    total[Spent(OTHER)] = StageTimes(max(0.0, made - known))
+    measured_seconds = sum(each.seconds for each in total.values())
+    total[Spent(OTHER)] = StageTimes(max(0.0, made - measured_seconds))
     for each in total.values():  # measured times may add up to a little more than there was
-        each.seconds *= min(1.0, _ratio(made, known)) if known else 1.0
+        each.seconds *= min(1.0, _ratio(made, measured_seconds)) if measured_seconds else 1.0
     return total
 
 
@@ -231,7 +231,7 @@ def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
 def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]]:
     """Return for each worker how busy it was between two marks, and its current status."""
     seconds = after.time - before.time
-    found = []
+    figures = []
     for worker in after.workers:
         counts = after.counts(worker.lanes)
         counts.subtract(before.counts(worker.lanes))
@@ -239,7 +239,7 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
         spent, idle = _times_by_stage(of_worker, before, after, [worker])
         busy = sum(each.seconds for each in spent.values())
         times = _cpu_times(worker, before)
-        found.append(
+        figures.append(
             {
                 "name": worker.name,
                 "pid": worker.pid,
@@ -250,7 +250,7 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
                 "cpu_wait_share": None if times is None else _ratio(times.waited, seconds),
             }
         )
-    return found
+    return figures
 
 
 def _drawn(
@@ -258,10 +258,10 @@ def _drawn(
 ) -> dict[str, dict[str, int]]:
     return {
         name: {
-            each: int(about[each]) - int(before.get(name, {}).get(each, 0))
+            each: int(draws[each]) - int(before.get(name, {}).get(each, 0))
             for each in ("samples", "bytes")
         }
-        for name, about in after.items()
+        for name, draws in after.items()
     }
 
 
@@ -280,35 +280,35 @@ def _stages(
         datasets: What was drawn of each dataset.
     """
     names = list(datasets)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for (stage, leaf), times in spent.items():
         if stage == READ and len(names) == 1:
             leaf = 0  # samples of a block are built for all datasets together
-        about = found.setdefault(stage, {**asdict(StageTimes()), "datasets": {}})
-        places = [about]
+        of_stage = figures.setdefault(stage, {**asdict(StageTimes()), "datasets": {}})
+        entries = [of_stage]
         if 0 <= leaf < len(names):
-            places.append(about["datasets"].setdefault(names[leaf], asdict(StageTimes())))
-        for place in places:
+            entries.append(of_stage["datasets"].setdefault(names[leaf], asdict(StageTimes())))
+        for each in entries:
             for name, number in asdict(times).items():
-                place[name] += number
-    for about in found.values():
-        about["share"] = _ratio(about["seconds"], busy)
-        about["seconds_per_sample"] = _ratio(about["seconds"], samples)
-        for name, of_dataset in about["datasets"].items():
+                each[name] += number
+    for of_stage in figures.values():
+        of_stage["share"] = _ratio(of_stage["seconds"], busy)
+        of_stage["seconds_per_sample"] = _ratio(of_stage["seconds"], samples)
+        for name, of_dataset in of_stage["datasets"].items():
             if datasets[name]["samples"] > 0:
                 per_sample = of_dataset["seconds"] / datasets[name]["samples"]
                 of_dataset["seconds_per_sample"] = per_sample
-    return dict(sorted(found.items(), key=lambda item: -item[1]["seconds"]))
+    return dict(sorted(figures.items(), key=lambda item: -item[1]["seconds"]))
 
 
 def _stores(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Return the requests made to each store."""
-    found: dict[str, dict[str, int]] = {}
+    stores: dict[str, dict[str, int]] = {}
     for name, count in counts.items():
         if name.startswith("storage ") and "://" in name and count:
             origin, _, what = name.removeprefix("storage ").partition(" ")
-            found.setdefault(origin, {})[what] = count
-    return found
+            stores.setdefault(origin, {})[what] = count
+    return stores
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -457,12 +457,12 @@ class Monitor:
         """Return the mark of a minute ago, or the one after the first batch if that is later."""
         with self._lock:
             recent = list(self._recent)
-        found = self._first
+        chosen = self._first
         for mark in recent:
             if mark.time > now - MINUTE + MARK_SECONDS / 2:
                 break
-            found = mark
-        return found
+            chosen = mark
+        return chosen
 
 
 def flat_stats(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -472,17 +472,17 @@ def flat_stats(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         >>> flat_stats({"run": {"wait_share": 0.5}, "workers": [{"pid": 7}], "note": "x"})
         {'run/wait_share': 0.5, 'workers/0/pid': 7}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in stats.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            found |= flat_stats(value, f"{path}/")
+            numbers |= flat_stats(value, f"{path}/")
         elif isinstance(value, list):
             items = {str(n): each for n, each in enumerate(value) if isinstance(each, Mapping)}
-            found |= flat_stats(items, f"{path}/")
+            numbers |= flat_stats(items, f"{path}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[path] = value
-    return found
+            numbers[path] = value
+    return numbers
 
 
 def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
@@ -526,7 +526,7 @@ def _draws(watched: Watched) -> DrawnAt | None:
             # Figures by dataset must not end a run: custom pipelines have their own kinds of state.
             logger.debug("no figures by dataset", exc_info=True)
             return {}
-        found: Mapping[str, Mapping[str, Any]] = report["datasets"]
-        return found
+        datasets: Mapping[str, Mapping[str, Any]] = report["datasets"]
+        return datasets
 
     return draws

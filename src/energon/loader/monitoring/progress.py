@@ -146,7 +146,7 @@ def _rendered(loader: ReportingLoader) -> RenderableType:
 
 def _datasets(loader: ReportingLoader) -> Mapping[str, Mapping[str, Any]]:
     try:
-        found: Mapping[str, Mapping[str, Any]] = loader.report()["datasets"]
+        datasets: Mapping[str, Mapping[str, Any]] = loader.report()["datasets"]
     except ConfigError:
         return {}  # a custom pipeline without such figures
-    return found
+    return datasets

@@ -69,10 +69,10 @@ class _Track:
             return
         events = [] if self._thread else list(self._names())
         self._thread = threading.get_native_id()
-        place = {"pid": os.getpid(), "tid": self._thread}
+        thread = {"pid": os.getpid(), "tid": self._thread}
         for span in spans:
             times = {"ts": 1e6 * span.start, "dur": 1e6 * (span.stop - span.start)}
-            events.append({"name": span.name, "ph": "X", **times, **place, "args": span.about})
+            events.append({"name": span.name, "ph": "X", **times, **thread, "args": span.about})
         try:
             append(self._path, "".join(_NEXT + json.dumps(event) for event in events))
         except OSError as error:
@@ -80,8 +80,8 @@ class _Track:
             logger.warning("the trace ends here, since %s cannot be written: %s", self._path, error)
 
     def _names(self) -> Iterator[dict[str, Any]]:
-        place = {"ph": "M", "pid": os.getpid(), "tid": threading.get_native_id()}
-        yield {"name": "thread_name", **place, "args": {"name": self._name}}
+        thread = {"ph": "M", "pid": os.getpid(), "tid": threading.get_native_id()}
+        yield {"name": "thread_name", **thread, "args": {"name": self._name}}
 
 
 def append(path: str, text: str) -> None:
@@ -128,8 +128,8 @@ class TrainerTrace:
         self._next, (self._start, self._stop) = 0, options.trace_window
         self._track = _Track(self.path, f"trainer of rank {config.rank}")
         self._rebuilt: list[TracedSpan] = []
-        about = {"name": f"energon rank {config.rank}"}
-        event = {"name": "process_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": about}
+        names = {"name": f"energon rank {config.rank}"}
+        event = {"name": "process_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": names}
         try:
             with open(self.path, "w") as file:
                 file.write(_OPEN + json.dumps(event))
@@ -205,8 +205,8 @@ class HostTrace:
         number, self._made = self._made, self._made + 1
         if self._calls is None:
             return
-        about = {"lane": lane, "batch": number}
-        whole = TracedSpan("make a batch", self._began, time.perf_counter(), about)
+        details = {"lane": lane, "batch": number}
+        whole = TracedSpan("make a batch", self._began, time.perf_counter(), details)
         self._track.write([whole, *self._stages(self._calls)])
 
     def sent(self, start: float, stop: float) -> None:
@@ -225,8 +225,8 @@ class HostTrace:
                 spans.append(call)
         for name, leaf, start, stop in spans:
             is_known = self._datasets is not None and 0 <= leaf < len(self._datasets)
-            about = {"dataset": self._datasets[leaf]} if is_known and self._datasets else {}
-            yield TracedSpan(name, start, stop, about)
+            details = {"dataset": self._datasets[leaf]} if is_known and self._datasets else {}
+            yield TracedSpan(name, start, stop, details)
 
 
 def _dataset_names(pipeline: Pipeline) -> Sequence[str]:

@@ -103,8 +103,8 @@ class _Case:
 
     def mean(self, name: str) -> float | None:
         """Return the average of a figure over workers; None if it is unknown for any of them."""
-        found = [each[name] for each in self.workers]
-        return None if not found or None in found else sum(found) / len(found)
+        values = [each[name] for each in self.workers]
+        return None if not values or None in values else sum(values) / len(values)
 
 
 def verdict_of(
@@ -222,15 +222,15 @@ def _slow_calls(case: _Case) -> list[str]:
     Batches are delivered in order, so that one of them can keep all workers waiting.
     """
     figures, setup = case.figures, case.setup
-    found = max(_hook_calls(case), key=lambda each: each.slow_seconds, default=None)
-    if found is None or not 0 < found.slow_calls < RARE * found.calls:
+    slowest = max(_hook_calls(case), key=lambda each: each.slow_seconds, default=None)
+    if slowest is None or not 0 < slowest.slow_calls < RARE * slowest.calls:
         return []
     others_wait = setup.workers and figures["busy_share"] < IDLE_SHARE
     waited = figures["wait_share"] * figures["seconds"]
-    if found.slow_seconds < 0.5 * (waited if others_wait else figures["busy_seconds"]):
+    if slowest.slow_seconds < 0.5 * (waited if others_wait else figures["busy_seconds"]):
         return []
-    seconds = found.slow_seconds / found.slow_calls
-    rest = max(0.0, found.seconds - found.slow_seconds) / (found.calls - found.slow_calls)
+    seconds = slowest.slow_seconds / slowest.slow_calls
+    rest = max(0.0, slowest.seconds - slowest.slow_seconds) / (slowest.calls - slowest.slow_calls)
     step = figures["seconds"] * (1 - figures["wait_share"]) / figures["batches"]
     remedy = "skip such samples, or limit their time"
     needed = needed_workers(figures, UNEVEN_SLACK)
@@ -240,9 +240,9 @@ def _slow_calls(case: _Case) -> list[str]:
         if queue <= LONGEST_QUEUE:
             workers = counted(needed, "worker")
             remedy += f"; {workers} with prefetch_factor={max(2, queue)} would bridge most of them"
+    frequency = f"1 {slowest.unit} in {slowest.calls / slowest.slow_calls:.0f}"
     return [
-        f"1 {found.unit} in {found.calls / found.slow_calls:.0f} takes {_seconds(seconds)} in "
-        f"{found.where} (the others {_seconds(rest)})",
+        f"{frequency} takes {_seconds(seconds)} in {slowest.where} (the others {_seconds(rest)})",
         remedy,
     ]
 
@@ -269,15 +269,15 @@ class _HookCalls(NamedTuple):
 
 def _hook_calls(case: _Case) -> Iterator[_HookCalls]:
     """Yield the calls of each hook and dataset in which some were slow."""
-    for stage, about in case.figures["stages"].items():
+    for stage, of_stage in case.figures["stages"].items():
         where = _IN_WORDS.get(stage, stage)
-        for name, each in about["datasets"].items():
+        for name, each in of_stage["datasets"].items():
             if each["slow_calls"] and each.get("seconds_per_sample"):
                 calls = each["seconds"] / each["seconds_per_sample"]
                 numbers = each["seconds"], each["slow_calls"], each["slow_seconds"]
                 yield _HookCalls(f"{where} of {name!r}", "sample", calls, *numbers)
-        if about["slow_calls"] and not about["datasets"]:
-            numbers = about["seconds"], about["slow_calls"], about["slow_seconds"]
+        if of_stage["slow_calls"] and not of_stage["datasets"]:
+            numbers = of_stage["seconds"], of_stage["slow_calls"], of_stage["slow_seconds"]
             yield _HookCalls(where, "batch", case.figures["batches"], *numbers)
 
 
@@ -312,17 +312,17 @@ def _where(case: _Case) -> list[str]:
     stages = case.figures["stages"]
     if not stages:
         return []
-    about = stages[case.stage]
+    of_stage = stages[case.stage]
     where = _IN_WORDS.get(case.stage, case.stage)
-    datasets = sorted(about["datasets"].items(), key=lambda item: -item[1]["seconds"])
-    per_sample = about["seconds_per_sample"]
-    of_datasets = sum(each["seconds"] for each in about["datasets"].values())
-    if datasets and datasets[0][1]["seconds"] > max(0.5 * of_datasets, 0.25 * about["seconds"]):
+    datasets = sorted(of_stage["datasets"].items(), key=lambda item: -item[1]["seconds"])
+    per_sample = of_stage["seconds_per_sample"]
+    of_datasets = sum(each["seconds"] for each in of_stage["datasets"].values())
+    if datasets and datasets[0][1]["seconds"] > max(0.5 * of_datasets, 0.25 * of_stage["seconds"]):
         name, of_dataset = datasets[0]
         where += f" of {name!r}"
         per_sample = of_dataset.get("seconds_per_sample", per_sample)
     return [
-        f"{case.setup.does('spend')} {about['share']:.0%} in {where} "
+        f"{case.setup.does('spend')} {of_stage['share']:.0%} in {where} "
         f"({_seconds(per_sample)}/sample)"
     ]
 
@@ -352,24 +352,24 @@ def _remedy(case: _Case) -> str:
 def _store_in_trouble(stores: Mapping[str, Mapping[str, int]]) -> str | None:
     """Describe the requests to the store that has the most trouble."""
     troubles = {
-        origin: [about.get(name, 0) for name in _TROUBLES] for origin, about in stores.items()
+        origin: [counts.get(name, 0) for name in _TROUBLES] for origin, counts in stores.items()
     }
     if not troubles:
         return None
     origin = max(troubles, key=lambda each: sum(troubles[each]))
     retries, stalls, refused = troubles[origin]
     requests = stores[origin].get("requests", 0)
-    found = []
+    lines = []
     if retries and retries >= 0.05 * requests:
-        found.append(f"{retries} of {counted(requests, 'request')} were retried")
+        lines.append(f"{retries} of {counted(requests, 'request')} were retried")
     if stalls:
-        found.append(f"{counted(stalls, 'request')} took more than 10 s")
+        lines.append(f"{counted(stalls, 'request')} took more than 10 s")
     if refused:
-        found.append(
+        lines.append(
             f"{counted(refused, 'range')} could not be cached, because the cache disk is full "
             "(free some space, or set ENERGON_STORAGE_CACHE_DIR)"
         )
-    return f"{origin} is in trouble: {' and '.join(found)}" if found else None
+    return f"{origin} is in trouble: {' and '.join(lines)}" if lines else None
 
 
 def _seconds(seconds: float) -> str:

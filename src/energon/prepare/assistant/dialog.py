@@ -173,8 +173,8 @@ def _completing(words: Sequence[str]) -> Iterator[None]:
     before = readline.get_completer(), readline.get_completer_delims()
 
     def complete(start: str, number: int) -> str | None:
-        found = [word for word in words if word.startswith(start)]
-        return found[number] if number < len(found) else None
+        matches = [word for word in words if word.startswith(start)]
+        return matches[number] if number < len(matches) else None
 
     readline.set_completer(complete)
     readline.set_completer_delims(", ")
@@ -367,19 +367,19 @@ class Assistant:
             names = list(split_by_folder(self.shards))
         except ConfigError:
             return []
-        known = all(name.lower() in SPLIT_WORDS for name in names)
-        return names if known and len(names) > 1 else []
+        are_splits = all(name.lower() in SPLIT_WORDS for name in names)
+        return names if are_splits and len(names) > 1 else []
 
     def _split_prefixes(self) -> dict[str, str]:
         """Return by split the pattern of its shards, if all names begin with a split."""
-        found: dict[str, str] = {}
+        patterns: dict[str, str] = {}
         words = "|".join(SPLIT_WORDS)
         for shard in self.shards:
             match = re.match(rf"({words})(?=[^a-zA-Z])", shard.rpartition("/")[2])
             if match is None:
                 return {}
-            found[match[1]] = f"{match[1]}:(?:.*/)?{match[1]}[^a-zA-Z/][^/]*$"
-        return found if len(found) > 1 else {}
+            patterns[match[1]] = f"{match[1]}:(?:.*/)?{match[1]}[^a-zA-Z/][^/]*$"
+        return patterns if len(patterns) > 1 else {}
 
     def _say(self, text: str) -> None:
         from rich.text import Text
@@ -401,13 +401,13 @@ def _type_table(names: Sequence[str]) -> Any:
     table = Table("", "sample type", "fields; in brackets those with a default")
     for number, name in enumerate(names):
         if name == CRUDE:
-            about = "none: samples stay dicts of parts, to be converted by cookers of the program"
+            text = "none: samples stay dicts of parts, to be converted by cookers of the program"
         else:
-            about = ", ".join(
+            text = ", ".join(
                 own.name if is_required(own) else rf"\[{own.name}]"
                 for own in own_fields(sample_types()[name])
             )
-        table.add_row(str(number), name, about)
+        table.add_row(str(number), name, text)
     return table
 
 

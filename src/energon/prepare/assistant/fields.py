@@ -61,13 +61,13 @@ class SeenSample:
     def decoded(self) -> dict[str, Any]:
         """The decoded parts; errors stand for those that could not be decoded."""
         decoder = SampleDecoder(image_decode="rgb8")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for part, data in self.raw.items():
             try:
-                found[part] = decoder.decode(f"{self.key}.{part}", data)
+                values[part] = decoder.decode(f"{self.key}.{part}", data)
             except EnergonError as error:
-                found[part] = error
-        return found
+                values[part] = error
+        return values
 
 
 def first_samples(dataset: AnyPath, shards: Sequence[str], count: int) -> list[SeenSample]:
@@ -76,14 +76,14 @@ def first_samples(dataset: AnyPath, shards: Sequence[str], count: int) -> list[S
     Raises:
         FormatError: If a shard is damaged.
     """
-    found: list[SeenSample] = []
+    samples: list[SeenSample] = []
     rest = list(shards)
-    while rest and not found:
-        found = list(islice(_samples(dataset, rest.pop(0)), count))
+    while rest and not samples:
+        samples = list(islice(_samples(dataset, rest.pop(0)), count))
     chosen = np.unique(np.linspace(0, len(rest) - 1, min(SPREAD_SHARDS, len(rest))).astype(int))
     for number in chosen.tolist():
-        found += islice(_samples(dataset, rest[number]), 1)
-    return found
+        samples += islice(_samples(dataset, rest[number]), 1)
+    return samples
 
 
 def part_names(samples: Sequence[SeenSample]) -> list[str]:
@@ -141,9 +141,9 @@ def known_ways(samples: Sequence[SeenSample]) -> dict[str, Any]:
     ways: dict[str, Any] = dict.fromkeys(part_names(samples))
     for sample in samples:
         for part, value in sample.parts.items():
-            for way, found in _ways(part, value, MAX_FIELD_DEPTH):
+            for way, content in _ways(part, value, MAX_FIELD_DEPTH):
                 if ways.get(way) is None:
-                    ways[way] = found
+                    ways[way] = content
     return ways
 
 
@@ -182,7 +182,7 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
     unknown = [part for part in sorted(field_map.parts) if find_part(names, part) is None]
     if unknown:
         raise ConfigError(f"no sample has a part {unknown[0]!r}; there are {', '.join(names)}")
-    found = []
+    checked = []
     for sample in samples:
         broken = [part for part in field_map.parts if find_part(sample.sizes, part)]
         if broken and not any(find_part(sample.parts, part) for part in broken):
@@ -191,8 +191,8 @@ def check_field(field: str, text: str, samples: Sequence[SeenSample]) -> list[An
             values = field_map.apply({"__key__": sample.key, **sample.parts})
         except FieldAccessError as error:
             raise ConfigError(str(error)) from error
-        found.append(values[field])
-    return found
+        checked.append(values[field])
+    return checked
 
 
 def check_field_map(

@@ -320,8 +320,8 @@ def _start(writer: MediaWriter, jobs: Sequence[MediaJob]) -> tuple[list[str], Me
     present = {job.name: job for job in jobs}
     done = writer.done()
     todo = [name for name, job in present.items() if job not in done]
-    known = {job.name for job in done}
-    writer.forget([*(known - set(present)), *(name for name in todo if name in known)])
+    names = {job.name for job in done}
+    writer.forget([*(names - set(present)), *(name for name in todo if name in names)])
     return todo, MediaReport()
 
 
@@ -367,8 +367,8 @@ def _version(index: Path) -> int:
     """Return a number above 0 that changes with the index."""
     if not index.exists():
         return 1
-    about = index.stat()
-    return zlib.crc32(f"{about.st_size} {about.st_mtime_ns}".encode()) >> 2 | 2
+    status = index.stat()
+    return zlib.crc32(f"{status.st_size} {status.st_mtime_ns}".encode()) >> 2 | 2
 
 
 def _remove(work: Path) -> None:

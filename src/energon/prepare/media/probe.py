@@ -255,14 +255,14 @@ def probe_samples(
     table = _open_table(path)
     stop = table.num_samples if samples.stop == count else min(samples.stop, table.num_samples)
     file = _open(path, shard, contents)
-    found, failed = [], []
+    metadata, failed = [], []
     for sample in range(samples.start, stop):
         note(sample)
         parts = _parts(table, chosen, sample)
         some = _probe_all(_streams(file, parts), chosen)
-        found += some[0]
+        metadata += some[0]
         failed += some[1]
-    return Probed(MediaJob(shard, *file_state(path)), found, failed), len(samples)
+    return Probed(MediaJob(shard, *file_state(path)), metadata, failed), len(samples)
 
 
 def probe_parts(
@@ -271,14 +271,14 @@ def probe_parts(
     """Return the metadata of some of the media files of a sample, see `probe_samples`."""
     path = Path(dataset, shard)
     file = _open(path, shard, contents)
-    known = _parts(_open_table(path), chosen, sample)
-    found, failed = [], []
+    candidates = _parts(_open_table(path), chosen, sample)
+    metadata, failed = [], []
     for number in parts:
         note(number)
-        some = _probe_all(_streams(file, [known[number]]), chosen)
-        found += some[0]
+        some = _probe_all(_streams(file, [candidates[number]]), chosen)
+        metadata += some[0]
         failed += some[1]
-    return Probed(MediaJob(shard, *file_state(path)), found, failed)
+    return Probed(MediaJob(shard, *file_state(path)), metadata, failed)
 
 
 def probe_some_files(
