@@ -25,7 +25,7 @@ from tests.servers.places import SERVERS, open_place
 from tests.servers.web import web_server
 from tests.sources.distant import upload
 
-QUICK = ("--seconds", "0.2", "--try-workers", "2", "--worker-kind", "thread")
+QUICK = ("--seconds", "0.05", "--try-workers", "2", "--worker-kind", "thread")
 
 
 @pytest.fixture(scope="module")
@@ -289,14 +289,6 @@ def test_a_dataset_that_is_larger_than_memory(root, tmp_path):
     assert not any("page cache" in each for each in found_here(dataset))
 
 
-def test_a_path_on_the_command_line(root):
-    done = run("doctor", root, *QUICK)
-    assert done.exit_code == 0, done.output
-    assert "reading alone:" in done.output
-    assert "num_workers=2, workers='thread'" in done.output
-    assert "<- best" in done.output
-
-
 def test_json_and_the_exit_code_for_ci(root):
     done = run("doctor", root, *QUICK, "--at-least", "1e12", "--json")
     assert done.exit_code == 1
@@ -315,7 +307,11 @@ def test_a_function_of_the_user(root, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     try:
         done = run("doctor", "my_training:make", *QUICK)
-        assert "encode_sample" in done.output, done.output
+        assert done.exit_code == 0, done.output
+        assert "encode_sample" in done.output
+        assert "reading alone:" in done.output
+        assert "num_workers=2, workers='thread'" in done.output
+        assert "<- best" in done.output
         done = run("doctor", "my_training:wrong", *QUICK)
         assert "my_training:wrong returned int, expected" in done.output
     finally:

@@ -60,18 +60,15 @@ def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
         unmount(mnt)
 
 
-@pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
-def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path, options):
+def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path):
     root = make_crude(tmp_path / "ds", [1, 1])
     for shard in root.glob("*.tar"):
         shard.unlink()
     (tmp_path / "mnt").mkdir()
-    done = call_mount(root, tmp_path / "mnt", *options)
+    done = call_mount(root, tmp_path / "mnt", "--detach")
     assert done.returncode == 2
-    assert "000.tar" in done.stderr
+    assert done.stderr.count("000.tar") == 1
     assert done.stderr.count("Error: ") == 1
-    if options:
-        assert done.stderr.count("000.tar") == 1
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "mnt").is_mount()
 
@@ -89,12 +86,11 @@ def test_what_cannot_be_shown_is_said_in_the_background_too(tmp_path):
         unmount(tmp_path / "mnt")
 
 
-@pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
-def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path, options):
+def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "mnt").mkdir()
-    done = call_mount(f"filesystem://{tmp_path}/empty", tmp_path / "mnt", *options)
-    assert done.returncode == 2
+    done = run("mount", f"filesystem://{tmp_path}/empty", tmp_path / "mnt")
+    assert done.exit_code == 2
     assert "there is nothing to show" in done.stderr
     assert not (tmp_path / "mnt").is_mount()
 

@@ -144,43 +144,6 @@ def test_prepares_a_folder_by_answers(tmp_path):
     assert len(WebdatasetSource(root, split_part="held")) == 1
 
 
-def test_offers_folders_named_like_splits_and_proposes_crude_samples_first(tmp_path):
-    root = write_captions(tmp_path / "ds", names="shards/val/{}.tar")
-    write_captions(root, names="shards/train/t{}.tar")
-    for shard in (root / "shards/train").iterdir():
-        write_shard(shard, [(shard.stem, {"txt": b"x"})])
-    terminal = Terminal(root)
-    terminal.answer("Are the folders train, val the splits?", "")
-    terminal.answer("Sample type, by number or name [CrudeWebdataset]", "")
-    terminal.answer("write this to", "")
-    assert terminal.end()[1] == 0
-    assert document(root)["__class__"] == "CrudeWebdataset"
-    assert len(WebdatasetSource(root, split_part="train")) == 3
-
-
-def test_offers_names_that_begin_with_splits(tmp_path):
-    root = tmp_path / "ds"
-    for name in ("train_0", "train_1", "val_0"):
-        write_shard(root / f"{name}.tar", [(name, {"txt": b"x"})])
-    terminal = Terminal(root, "--sample-type", "CrudeWebdataset")
-    terminal.answer("begin with their split: train, val?", "y")
-    terminal.answer("write this to", "")
-    assert terminal.end()[1] == 0
-    assert len(WebdatasetSource(root, split_part="train")) == 2
-
-
-def test_writes_a_template_of_a_sample_loader(tmp_path):
-    root = write_captions(tmp_path / "ds")
-    terminal = Terminal(root, "--split-ratio", "1", "--sample-type", "CaptioningSample")
-    terminal.answer("Map fields to parts?", "n")
-    shown = terminal.answer("write this to", "y")
-    assert "def sample_loader" in shown
-    assert terminal.end()[1] == 0
-    assert document(root)["sample_loader"] == "sample_loader.py:sample_loader"
-    code = (root / ".nv-meta/sample_loader.py").read_text()
-    assert 'raw["json"]["about"]' in code or 'raw["jpg"]' in code
-
-
 def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_asked(tmp_path):
     root = write_captions(tmp_path / "ds")
     field_map = '{"image": "jpg", "caption": "json[title]"}'
@@ -214,20 +177,6 @@ def test_ends_when_nobody_wants_to_answer(tmp_path, key):
     assert code == (130 if key == "\x03" else 1)
     assert "Traceback" not in shown
     assert not (root / ".nv-meta").exists()
-
-
-def test_ctrl_c_at_the_last_question_leaves_the_folder_as_it_was(tmp_path):
-    root = write_captions(tmp_path / "ds")
-    before = sorted(root.rglob("*"))
-    terminal = Terminal(root, "--split-ratio", "1")
-    terminal.answer("Sample type", "")
-    terminal.process.expect_exact("write this to")
-    terminal.process.expect_exact("]: ")
-    terminal.process.send("\x03")
-    shown, code = terminal.end()
-    assert code == 130
-    assert "Traceback" not in shown
-    assert sorted(root.rglob("*")) == before
 
 
 def test_keeps_a_present_description_and_asks_before_preparing_again(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from energon.errors import ConfigError
-from energon.prepare.assistant.dialog import preview, show_sample
+from energon.prepare.assistant.dialog import Assistant, Choices, Prompt, preview, show_sample
 from energon.prepare.assistant.fields import (
     check_field,
     first_samples,
@@ -17,6 +17,8 @@ from energon.prepare.assistant.fields import (
     part_names,
     suggest,
 )
+from energon.prepare.index.index import find_shards
+from energon.prepare.splits import SplitRequest
 from energon.samples.sample_types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard
 
@@ -121,3 +123,54 @@ def test_the_template_of_a_sample_loader_runs(tmp_path, sample_type):
     assert made["image"].shape == (8, 12, 3)
     assert code["part_filter"]("jpg")
     assert not code["part_filter"]("other")
+
+
+def answered(root, *answers, **given):
+    """Return the choices after these answers, and the questions that they answer."""
+    rest, questions = list(answers), []
+
+    def read(question):
+        questions.append(question)
+        return rest.pop(0)
+
+    console = Console(file=io.StringIO(), width=120)
+    assistant = Assistant(root, find_shards(root), Prompt(console, read))
+    choices = assistant.run(Choices(**given))
+    assert not rest
+    return choices, questions, console.file.getvalue()
+
+
+def test_offers_folders_named_like_splits_and_proposes_crude_samples_first(tmp_path):
+    for name in ("val/0", "train/1", "train/2"):
+        write_shard(tmp_path / f"shards/{name}.tar", [(name[-1], {"txt": b"x"})])
+    choices, questions, _ = answered(tmp_path, "", "", "")
+    assert questions[:2] == [
+        "Are the folders train, val the splits? (y/n) [y]: ",
+        "Sample type, by number or name [CrudeWebdataset]: ",
+    ]
+    assert choices.split == SplitRequest(by_folder=True)
+    assert choices.sample_type == "CrudeWebdataset"
+
+
+def test_offers_names_that_begin_with_splits(tmp_path):
+    for name in ("train_0", "train_1", "val_0"):
+        write_shard(tmp_path / f"{name}.tar", [(name, {"txt": b"x"})])
+    choices, questions, _ = answered(tmp_path, "y", "", sample_type="CrudeWebdataset")
+    assert "begin with their split: train, val?" in questions[0]
+    assert [part.partition(":")[0] for part in choices.split.parts] == ["train", "val"]
+
+
+def test_writes_a_template_of_a_sample_loader(tmp_path):
+    write_shard(tmp_path / "0.tar", [("k", {"jpg": jpeg(0), "json": b'{"about": "cat"}'})])
+    split = SplitRequest(ratio={"train": 1})
+    choices, _, shown = answered(tmp_path, "n", "y", split=split, sample_type="CaptioningSample")
+    assert "def sample_loader" in shown
+    assert 'raw["jpg"]' in choices.sample_loader
+
+
+def test_nothing_is_chosen_after_a_no(tmp_path):
+    write_shard(tmp_path / "0.tar", [("k", {"txt": b"x"})])
+    choices, questions, _ = answered(tmp_path, "8,1,1", "99", "", "perhaps", "n")
+    assert choices is None
+    assert questions[1] == questions[2], "asked again after an invalid answer"
+    assert "write this to" in questions[-1]
