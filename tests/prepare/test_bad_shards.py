@@ -8,7 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from energon import get_loader
+from energon import DefaultTaskEncoder, get_loader
 from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -18,7 +18,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
-from tests.task_encoder.runs import val
+from tests.task_encoder.runs import flat, val
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
@@ -73,6 +73,33 @@ def test_samples_with_a_part_of_a_reserved_name_fail_alone(tmp_path, caplog, par
         each.reason for each in lint_dataset(tmp_path, engine=Engine(num_workers=1)).findings
     ]
     assert [f"'{part}', a name that energon reserves" in each for each in reasons] == [True] * 2
+
+
+class Raw(DefaultTaskEncoder):
+    """Runs no hook on single samples."""
+
+    decoder = None
+
+
+@pytest.mark.parametrize("part", ["__key__", "__restore_key__"])
+@pytest.mark.parametrize("encoder", [Raw, DefaultTaskEncoder])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_samples_with_such_a_part_fail_alone_without_hooks(tmp_path, part, encoder, batch_size):
+    """Also those that end a lane or follow one another."""
+    names = [f"{number}.txt" for number in range(10)]
+    for number in (1, 4, 5, 9):
+        names.insert(names.index(f"{number}.txt") + 1, f"{number}.{part}")
+    write(tmp_path / "0.tar", names)
+    prepare_dataset(tmp_path, **ALL)
+    task_encoder = encoder()
+    dataset = val(tmp_path, task_encoder, split_part="train", batch_size=batch_size)
+    with get_loader(dataset) as batches:
+        keys = [batch["__key__"] for batch in batches]
+        counts = batches.stats()
+    readable = ["0", "2", "3", "6", "7", "8"]
+    assert (keys if batch_size is None else flat(keys)) == readable
+    assert counts["failed"] == 4
+    assert [counts[name] for name in counts if name.startswith("failed: read: ")] == [4]
 
 
 def test_parts_of_reserved_names_that_are_not_chosen_are_ignored(tmp_path):

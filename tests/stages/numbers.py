@@ -59,7 +59,7 @@ def numbers(
     return ReadDataset(
         lambda lanes: NumberPlan(lanes, total, leaf or 0),
         NumberReader(mean_sample_bytes=mean_sample_bytes),
-        leaf,
+        leaf=leaf,
     )
 
 

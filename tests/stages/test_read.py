@@ -1,17 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import StateError
+from energon.errors import DecodeError, StateError
 from energon.plan.dealt import Deal, DealtPlan
+from energon.samples.crude import UnreadableSample
+from energon.stages.hooks.failures import Tolerance
+from energon.stages.hooks.hook import SKIPPED, Hook
 from energon.stages.lane import Host, Lane
-from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
-from energon.stages.reading.read import ReadDataset
+from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS, BuiltBlock
+from energon.stages.reading.read import ReadDataset, raise_unreadable
 from energon.testing import check_resume
 from tests.stages.numbers import NumberPlan, NumberReader, numbers, taken
 
@@ -46,6 +49,60 @@ def test_a_take_beyond_the_end_gives_what_is_left():
     assert iterator.take(1)[0] == []
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+@dataclass(frozen=True)
+class DamagedReader(NumberReader):
+    """Cannot read three samples of every seven."""
+
+    def read(self, rows):
+        samples = super().read(rows).samples(0, len(rows.leaf))
+        return BuiltBlock(
+            [
+                UnreadableSample({**sample, "__key__": ""}, DecodeError("damaged"))
+                if self.is_bad(sample)
+                else sample
+                for sample in samples
+            ]
+        )
+
+    @staticmethod
+    def is_bad(sample):
+        return sample["n"] % 7 in (0, 5, 6)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
+def test_samples_that_cannot_be_read_are_skipped_and_counted_however_they_are_taken(counts):
+    stage = replace(numbers(300), reader=DamagedReader())
+    iterators = [stage.open(Lane(0, 1)) for _ in range(3)]
+    expected = [{"n": n, "__restore_key__": (0, 0, n)} for n in range(300)]
+    expected = [sample for sample in expected if not DamagedReader.is_bad(sample)]
+    by_take, by_item, put_back = ([] for _ in range(3))
+    for count in counts:
+        for iterator, outputs in ((iterators[0], by_take), (iterators[2], put_back)):
+            samples, places = iterator.take(count)
+            assert list(places) == [sample["n"] for sample in samples]
+            outputs += samples
+        by_item += [sample for _, sample in zip(range(count), iterators[1], strict=False)]
+        if half := len(samples) // 2:
+            iterators[2].put_back(samples[-half:], places[-half:])
+            del put_back[-half:]
+    for iterator, outputs in zip(iterators, (by_take, by_item, put_back), strict=True):
+        assert outputs == expected[: len(outputs)]
+        bad = [n for n in range(iterator.row) if DamagedReader.is_bad({"n": n})]
+        counted = iterator.lane.counts["failed"]
+        assert counted >= len(bad) if outputs is put_back else counted == len(bad)
+    check_resume(stage)
+    assert stage.read_again(Lane(0, 1), [1, 7]) == [expected[0], SKIPPED]
+    with pytest.raises(DecodeError, match="damaged"):
+        stage.restore(Lane(0, 1), (0, 0, 7))
+
+
+def test_a_run_tolerates_samples_that_cannot_be_read_while_others_can():
+    """Three in a row fail, but readable ones count between them."""
+    check = Hook("read", raise_unreadable, Tolerance(4, untried=4))
+    stage = replace(numbers(7_000), reader=DamagedReader(), check=check)
+    assert len(taken(stage.open(Lane(0, 1)), 4_000)) == 4_000
 
 
 def test_the_first_block_is_as_small_as_asked_and_blocks_grow():

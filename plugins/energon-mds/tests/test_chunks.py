@@ -38,7 +38,7 @@ from energon.errors import DecodeError, FormatError, TruncatedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.samples.crude import PART_FILES, check_readable
+from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.browse.open import TreeOpener
 from energon.sources.kinds import kind_of
 from energon.sources.tables.row_kind import RowOptions
@@ -60,7 +60,11 @@ def source_of(path, **settings):
 
 def every(source):
     """All samples; the error of the first one that cannot be read is raised."""
-    return [check_readable(sample) for sample in source.read(np.arange(len(source)))]
+    samples = source.read(np.arange(len(source)))
+    for sample in samples:
+        if isinstance(sample, UnreadableSample):
+            raise sample.error
+    return samples
 
 
 @pytest.fixture(params=NAMES)

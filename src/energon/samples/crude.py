@@ -114,7 +114,8 @@ class CrudeSample(dict[str, Any]):
 class UnreadableSample(CrudeSample):
     """A sample with parts that cannot be read. It has none: looking one up raises the error.
 
-    Its source cannot raise it, because other samples are read with it. The first hook does.
+    Its source cannot raise it, because other samples are read with it. The stage that takes the
+    samples one by one does.
 
     Args:
         entries: Its key and origin.
@@ -132,18 +133,6 @@ class UnreadableSample(CrudeSample):
 
     def __missing__(self, name: str) -> Any:
         raise self.error
-
-
-def check_readable(sample: CrudeSample) -> CrudeSample:
-    """Return a sample that was just read.
-
-    Raises:
-        SampleError: If it, or one of the samples that are joined in it, cannot be read.
-    """
-    for each in (sample, *dict.get(sample, JOINED, ())):
-        if type(each) is UnreadableSample:
-            raise each.error
-    return sample
 
 
 def basic_sample_keys(

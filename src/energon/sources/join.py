@@ -21,7 +21,7 @@ from energon.formats.tables.join_index import (
 from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
-from energon.samples.crude import JOINED, CrudeSample
+from energon.samples.crude import JOINED, CrudeSample, UnreadableSample
 from energon.sources.source import (
     Extents,
     Location,
@@ -134,11 +134,6 @@ class JoinedSource:
         """Whether any of the datasets is remote."""
         return any(member.is_remote for member in self.members)
 
-    @property
-    def reads_values(self) -> bool:
-        """Whether any of the datasets yields samples that cannot be read, see `Source.read`."""
-        return any(getattr(member, "reads_values", False) for member in self.members)
-
     @cached_property
     def mean_sample_bytes(self) -> float:
         """Average size of a joined sample in bytes."""
@@ -168,18 +163,20 @@ class JoinedSource:
         columns = [
             self._read_member(number, rows, keys, subflavors) for number in range(len(self.members))
         ]
-        return [
-            CrudeSample(
-                {
-                    "__key__": parts[0]["__key__"],
-                    "__shard__": parts[0]["__shard__"],
-                    "__restore_key__": key,
-                    "__subflavors__": parts[0]["__subflavors__"],
-                    JOINED: parts,
-                }
-            )
-            for key, parts in zip(keys, zip(*columns, strict=True), strict=True)
-        ]
+        samples: list[CrudeSample] = []
+        for key, parts in zip(keys, zip(*columns, strict=True), strict=True):
+            entries = {
+                "__key__": parts[0]["__key__"],
+                "__shard__": parts[0]["__shard__"],
+                "__restore_key__": key,
+                "__subflavors__": parts[0]["__subflavors__"],
+            }
+            unreadable = next((part for part in parts if type(part) is UnreadableSample), None)
+            if unreadable is not None:
+                samples.append(UnreadableSample(entries, unreadable.error))
+            else:
+                samples.append(CrudeSample({**entries, JOINED: parts}))
+        return samples
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples are, for each dataset and file."""

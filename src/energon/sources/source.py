@@ -115,8 +115,7 @@ class Source(Protocol):
     ) -> list[CrudeSample]:
         """Return samples as dicts of bytes, in the order of `ordinals`.
 
-        Sources that set `reads_values = True` return an `UnreadableSample` where a part cannot be
-        read, so that only this sample fails.
+        A sample with a part that cannot be read is an `UnreadableSample`, so that it fails alone.
 
         Args:
             ordinals: Their numbers, shape (count,).

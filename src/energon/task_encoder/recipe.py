@@ -18,14 +18,13 @@ from energon.io.address import shown_address
 from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.recipe import PlanRecipe
-from energon.samples.crude import check_readable
 from energon.sources.read_ahead import window_rows
 from energon.sources.reader import LeafReader
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset
-from energon.stages.reading.read import ReadDataset
+from energon.stages.reading.read import ReadDataset, raise_unreadable
 from energon.stages.seed import SeedDataset, may_draw
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
@@ -160,7 +159,9 @@ class Recipe:
         """Return the samples in the order of the plan: read, decoded, cooked."""
         hooks = self._hooks
         per_leaf = tuple(leaf_hooks(hooks, leaf) for leaf in self.opened)
-        return then(ReadDataset(self.plan, self.reader), per_leaf)
+        return then(
+            ReadDataset(self.plan, self.reader, hooks.make("read", raise_unreadable)), per_leaf
+        )
 
     def encoded(self, samples: Dataset[Any]) -> Dataset[Any]:
         """Return `samples` after the hooks that encode single samples.
@@ -396,14 +397,10 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenedLeaf) -> tuple[Hook, ...]:
     """Return the hooks that turn the bytes of a leaf's samples into the input of encoding hooks."""
     loading = leaf.loading
     if loading.join is None:
-        loads = load_hooks(hooks, loading)
-    else:
-        from energon.task_encoder.join_hooks import join_hooks
+        return load_hooks(hooks, loading)
+    from energon.task_encoder.join_hooks import join_hooks
 
-        loads = join_hooks(hooks, loading, loading.join)
-    if getattr(leaf.source, "reads_values", False):
-        return (hooks.make("read", check_readable), *loads)
-    return loads
+    return join_hooks(hooks, loading, loading.join)
 
 
 def _unit_batches() -> type[BatchDataset]:

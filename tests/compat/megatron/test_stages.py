@@ -26,7 +26,7 @@ from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.testing import check_resume
-from tests.stages.numbers import NumberPlan, NumberReader, numbers
+from tests.stages.numbers import numbers
 
 
 def named(dataset, name):
@@ -36,7 +36,7 @@ def named(dataset, name):
 
 def passes(num_samples):
     """Samples 0 to `num_samples` in each pass; what is read is the number of the draw."""
-    return ReadPass(lambda lanes: NumberPlan(lanes, None), NumberReader(), num_samples)
+    return ReadPass(numbers(None), num_samples)
 
 
 def ids(items):

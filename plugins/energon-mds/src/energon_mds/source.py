@@ -263,7 +263,6 @@ class ChunkSource(ItemSource):
     """
 
     format_type: ClassVar[type[MdsFormat] | type[LitDataFormat]]
-    reads_values: ClassVar[bool] = True
 
     def __init__(
         self,

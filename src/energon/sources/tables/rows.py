@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +54,6 @@ class RowSource(LazySource):
         ConfigError: If there is no such split or column.
         EmptyDatasetError: If no sample is left.
     """
-
-    reads_values: ClassVar[bool] = True
 
     def __init__(
         self,

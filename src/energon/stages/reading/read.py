@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
@@ -34,7 +34,7 @@ from energon.plan.balance import BalancedPlan
 from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
-from energon.samples.crude import RestoreKey, flat, key_of
+from energon.samples.crude import RestoreKey, UnreadableSample, flat, key_of
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
@@ -46,7 +46,7 @@ from energon.stages.base import (
     unpack,
 )
 from energon.stages.hooks.clock import HookSpan
-from energon.stages.hooks.hook import SKIPPED
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
 from energon.stages.lane import Lane
 from energon.stages.reading.blocks import (
     MAX_BLOCK_BYTES,
@@ -61,6 +61,13 @@ from energon.stages.reading.blocks import (
 )
 
 logger = logging.getLogger("energon")
+_NOT_PASSED_ON = frozenset({type(SKIPPED), UnreadableSample})
+"""The types of samples that the stage does not yield."""
+
+
+def raise_unreadable(sample: UnreadableSample) -> None:
+    """Raise the error of a sample that could not be read."""
+    raise sample.error
 
 
 @dataclass(slots=True, eq=False)
@@ -89,14 +96,12 @@ class LaneRows:
         row: The next row to be taken.
         stop: The row after the last one that was read.
         parts: The samples that were read, none of which is empty.
-        has_gaps: Whether some of them come from datasets that have been removed.
     """
 
     def __init__(self, lane: Lane, plan: Callable[[int], Plan]) -> None:
         self.lane = lane
         self.row = self.stop = self._planned_start = 0
         self.parts: deque[BlockPart] = deque()
-        self.has_gaps = False
         self._planned = NO_ROWS
         self._ended = False
         self._make_plan = plan
@@ -272,7 +277,6 @@ class BlockReader:
     ) -> Block:
         """Return the samples of rows, with SKIPPED where the dataset has been removed."""
         for lane, own in zip(lanes, rows, strict=True):
-            lane.has_gaps = True
             stop = min(lane.stop + len(own.leaf), lane.lane.reading.known)
             # Rows below `known` were read before the restore, and stages that hold samples back
             # need them again: `at` raises if their dataset is gone.
@@ -307,11 +311,13 @@ class ReadDataset(Dataset[Any]):
     Args:
         plan: Returns the plan for a number of lanes; called if a lane has no plan of its own.
         reader: Reads samples.
+        check: Called with each sample that could not be read; raises its error, which counts.
         leaf: The only leaf of the plan, if the reader has several; None for all of its leaves.
     """
 
     plan: Callable[[int], Plan]
     reader: Reader
+    check: Hook = field(default_factory=lambda: Hook("read", raise_unreadable))
     leaf: int | None = None
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
@@ -334,6 +340,11 @@ class ReadDataset(Dataset[Any]):
         for number in [n for n, row in enumerate(places) if row in lane.skip_rows]:
             log_skipped(lane, places[number], samples[number])
             samples[number] = SKIPPED
+        if UnreadableSample in map(type, samples):
+            runner = HookRunner(self.check, lane)
+            for number, sample in enumerate(samples):
+                if type(sample) is UnreadableSample:
+                    samples[number] = runner(sample, key_of(sample) or ())
         return samples
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
@@ -349,6 +360,8 @@ class ReadDataset(Dataset[Any]):
             (sample,) = block.samples(0, 1)
         except IndexError as error:
             raise StateError(f"there is no sample {numbers} in these datasets") from error
+        if type(sample) is UnreadableSample:
+            raise_unreadable(sample)
         return sample, tuple(key[3:])
 
     def register_finder(self, lane: Lane) -> None:
@@ -386,6 +399,9 @@ class _ReadIterator(DatasetIterator[Any]):
         self.rows = LaneRows(lane, stage.plan)
         # How far the lane had been read before the last samples were taken.
         self._read_before = 0
+        self._checker = HookRunner(stage.check, lane)
+        # The row after the last sample that could not be read.
+        self._checked_row = 0
         self._blocks = BlockReader.of(self.rows, stage, stage.reader, lane.reading.plan)
         stage.register_finder(lane)
 
@@ -414,11 +430,11 @@ class _ReadIterator(DatasetIterator[Any]):
             numbers = range(rows.row, rows.row + stop - start)
             rows.row, self._read_before = numbers.stop, self.reading.row
             self.reading.row = max(self._read_before, numbers.stop)
-            is_whole = not (rows.has_gaps or skip_rows)
-            if as_columns and is_whole and stop == start + count and part.block.column_names:
+            has_columns = part.block.column_names and not skip_rows
+            if as_columns and has_columns and stop == start + count:
                 return part.block.columns(start, stop), numbers
             samples = part.block.samples(start, stop)
-            if is_whole:
+            if not skip_rows and _NOT_PASSED_ON.isdisjoint(map(type, samples)):
                 return samples, numbers
             present = self._present(samples, numbers)
             if present:
@@ -434,12 +450,18 @@ class _ReadIterator(DatasetIterator[Any]):
         rows.row, self.reading.row = start, max(self._read_before, start)
 
     def _present(self, samples: Sequence[Any], rows: Sequence[int]) -> dict[int, Any]:
-        """Return samples by their rows, without those that are missing or skipped."""
+        """Return samples by their rows, without the missing, skipped and unreadable ones."""
         present = {
             row: each for row, each in zip(rows, samples, strict=True) if each is not SKIPPED
         }
         for row in sorted(self.lane.skip_rows & present.keys()):
             log_skipped(self.lane, row, present.pop(row))
+        for row in [row for row, each in present.items() if type(each) is UnreadableSample]:
+            # The samples before it have passed the check.
+            if row > self._checked_row:
+                self._checker.succeed(row - self._checked_row)
+            self._checked_row, sample = row + 1, present.pop(row)
+            self._checker(sample, key_of(sample) or ())
         return present
 
     def state_dict(self) -> State:
@@ -448,6 +470,7 @@ class _ReadIterator(DatasetIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         (row,) = unpack(state, self.saves)
         self.rows.go_to(row)
+        self._checked_row = row
 
     def _read(self, requested: int) -> bool:
         """Read the next rows; return False at the end of the lane."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
@@ -28,8 +29,7 @@ from energon.sources.source import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
-from energon.stages.reading.blocks import Reader
-from energon.stages.reading.read import ReadDataset
+from energon.stages.reading.read import ReadDataset, raise_unreadable
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
@@ -263,11 +263,6 @@ class LeafDataset(Sharder, DatasetClass):
         reader = make_reader(encoder, self._among)
         number = next(n for n, each in enumerate(self._among) if each is self.opened)
         plan = LeafPlan(leaf, number, self.worker_config.seed_offset, self.training)
-        stage: Dataset[Any] = (
-            ReadPass(plan, reader, leaf.num_samples, number)
-            if self.training
-            else ReadDataset(plan, reader, number)
-        )
         hooks = HookMaker(
             encoder,
             reader,
@@ -275,6 +270,8 @@ class LeafDataset(Sharder, DatasetClass):
             self.worker_config.global_error_handler,
             seed_each=True,
         )
+        samples = ReadDataset(plan, reader, hooks.make("read", raise_unreadable), leaf=number)
+        stage = ReadPass(samples, leaf.num_samples) if self.training else samples
         own_hooks = leaf_hooks(hooks, self.opened)
         return MapStage(stage, (own_hooks,)) if own_hooks else stage
 
@@ -412,17 +409,12 @@ class ReadPass(Dataset[Any]):
     The lane knows the number of the pass; each pass has a different order.
 
     Args:
-        plan: Returns the endless plan of the leaf for a number of lanes: row k of lane v is
-            draw k·V + v.
-        reader: Reads samples.
+        samples: The samples of the leaf without end: row k of lane v is draw k·V + v.
         num_samples: Number of samples of the leaf.
-        leaf: Its number in the reader; None if the reader has no other leaf.
     """
 
-    plan: Callable[[int], Plan]
-    reader: Reader
+    samples: ReadDataset
     num_samples: int
-    leaf: int | None = None
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _PassIterator(self, lane)
@@ -435,29 +427,34 @@ class ReadPass(Dataset[Any]):
         return -(-(number * self.num_samples - lane) // lanes)
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self._endless.read_again(lane, places)
+        return self.samples.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self._endless.restore(lane, key)
-
-    @property
-    def _endless(self) -> ReadDataset:
-        return ReadDataset(self.plan, self.reader, self.leaf)
+        return self.samples.restore(lane, key)
 
 
 class _PassIterator(ThroughIterator):
     def __init__(self, stage: ReadPass, lane: Lane) -> None:
         number = lane.pass_number
-        self.inner = stage._endless.open(
+        self.inner = stage.samples.open(
             lane, {"row": stage.first_row(number, lane.number, lane.lanes)}
         )
         self.stop = stage.first_row(number + 1, lane.number, lane.lanes)
 
     def __next__(self) -> Any:
-        if self.inner.row >= self.stop:
+        samples, _ = self.take(1)
+        if not samples:
             raise StopIteration
-        return next(self.inner)
+        return samples[0]
 
     def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
         left = self.stop - self.inner.row
-        return self.inner.take(min(count, left), as_columns=as_columns) if left > 0 else ([], [])
+        if left <= 0:
+            return [], []
+        samples, places = self.inner.take(min(count, left), as_columns=as_columns)
+        own = bisect_left(places, self.stop)
+        if own < len(places):
+            # The last samples of the pass could not be read, so these are of the next one.
+            self.inner.put_back(samples[own:], places[own:])
+            return samples[:own], places[:own]
+        return samples, places
