@@ -41,6 +41,12 @@ def square_slowly(number):
     return square(number)
 
 
+def touch_and_wait(path):
+    """Show that the call has begun."""
+    Path(path).touch()
+    time.sleep(60)
+
+
 def fail(number, folder, error, times):
     """Raise an error the first few times that it is called with a number."""
     path = Path(folder) / f"{number}-{len(os.listdir(folder))}"
@@ -300,3 +306,44 @@ def check_tokenized(folder, engine):
             written.append([file.read_bytes() for file in files])
     assert written[0] == written[1]
     assert len(written[0][1]) > 2 * 2000
+
+
+KILLED = """
+import sys
+
+from energon.prepare.engines import Engine, run_batches
+from tests.prepare.test_engines import touch_and_wait
+
+list(run_batches(Engine(num_workers=2), touch_and_wait, [(path,) for path in sys.argv[1:]]))
+"""
+
+
+def mapped_by_group(group):
+    """The files that the processes of a group have mapped."""
+    files = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(pid)) == group:
+                files |= {*Path(f"/proc/{pid}/maps").read_text().split()}
+    return files
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_processes_that_are_killed_together_leave_nothing(tmp_path, start_method):
+    """No semaphore with a name and no folder, which nothing would ever remove."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary), "ENERGON_START_METHOD": start_method}
+    begun = [tmp_path / name for name in ("1", "2")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *map(str, begun)],
+        env={**os.environ, **environment, "PYTHONPATH": os.getcwd()},
+        start_new_session=True,
+    )
+    wait_until(lambda: all(path.exists() for path in begun))
+    shared = [path for path in mapped_by_group(process.pid) if path.startswith("/dev/shm/sem.")]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert [path for path in shared if os.path.exists(path)] == []
+    assert list(temporary.iterdir()) == []

@@ -7,17 +7,15 @@ left.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeVar
 
 from energon.errors import WorkerError
-from energon.prepare.engines import begin_worker, run_unless_interrupted
-from energon.worker import default_start_method
+from energon.prepare.engines import ProcessPool
 
 T = TypeVar("T")
 AHEAD = 2
@@ -70,8 +68,7 @@ def run_isolated(
     Raises:
         WorkerError: If processes keep dying.
     """
-    context = multiprocessing.get_context(default_start_method())
-    noted = context.RawValue("q")
+    noted = RawValue("q")
     todo = list(jobs)[::-1]
     suspects: list[IsolatedCall] = []
     deaths = 0
@@ -79,7 +76,7 @@ def run_isolated(
         alone = bool(suspects)
         queue = suspects if alone else todo
         noted.value = NO_ITEM
-        with _pool(context, 1 if alone else num_processes, noted) as pool:
+        with _pool(1 if alone else num_processes, noted) as pool:
             lost = yield from _run(pool, function, queue, 1 if alone else AHEAD * num_processes)
         if lost is None:
             continue
@@ -118,14 +115,13 @@ _noted: Any = None
 
 def _share(noted: Any) -> None:
     global _noted
-    begin_worker()
     _noted = noted
 
 
 def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     # What another call has recorded says nothing about this one.
     note(None)
-    return run_unless_interrupted(function, *arguments)
+    return function(*arguments)
 
 
 def _place(job: IsolatedCall, ordinal: int) -> int | None:
@@ -136,7 +132,7 @@ def _place(job: IsolatedCall, ordinal: int) -> int | None:
 
 
 def _run(
-    pool: ProcessPoolExecutor, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
+    pool: ProcessPool, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
 ) -> Generator[tuple[int, T], None, list[IsolatedCall] | None]:
     """Process a queue from its end; return what was running if a process died, else None."""
     running: dict[Future[T], IsolatedCall] = {}
@@ -147,10 +143,10 @@ def _run(
                 job = queue[-1]
                 running[pool.submit(_call, function, (*job.arguments, job.ordinals))] = job
                 queue.pop()
-        except BrokenProcessPool:
+        except BrokenExecutor:
             broken = True
         for future in wait(running, return_when=ALL_COMPLETED if broken else FIRST_COMPLETED).done:
-            if isinstance(future.exception(), BrokenProcessPool):
+            if isinstance(future.exception(), BrokenExecutor):
                 broken = True
             else:
                 yield running.pop(future).number, future.result()
@@ -160,16 +156,11 @@ def _run(
 
 
 @contextmanager
-def _pool(context: Any, num_processes: int, noted: Any) -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(
-        num_processes, mp_context=context, initializer=_share, initargs=(noted,)
-    )
-    try:
-        yield pool
-    except BaseException:
-        # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _pool(num_processes: int, noted: Any) -> Iterator[ProcessPool]:
+    with ProcessPool(num_processes, _share, noted) as pool:
+        try:
+            yield pool
+        except BaseException:
+            # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
+            pool.kill()
+            raise

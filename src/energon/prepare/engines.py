@@ -13,10 +13,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
+from queue import SimpleQueue
+from traceback import format_tb
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from energon.errors import (
     ConfigError,
@@ -176,19 +188,109 @@ def _local(engine: Engine) -> Iterator[Workers]:
     if engine.num_local == 1:
         yield Workers(_call, 1)
         return
-    # A few shards need no processes, nor the time to import what starts them.
-    from concurrent.futures import ProcessPoolExecutor
+    with ProcessPool(engine.num_local) as pool:
+        yield Workers(pool.submit, engine.num_local)
 
-    context = multiprocessing.get_context(default_start_method())
-    pool = ProcessPoolExecutor(engine.num_local, mp_context=context, initializer=begin_worker)
 
-    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return pool.submit(run_unless_interrupted, function, *arguments)
+class ProcessPool(AbstractContextManager["ProcessPool"]):
+    """Runs calls in processes, each of which receives them through a pipe of its own.
 
+    The queues of `ProcessPoolExecutor` have semaphores with names, and a fork server listens in a
+    folder. Both would outlast processes that are killed together; a pipe does not.
+
+    Args:
+        number: Number of processes.
+        initializer: Called first in each process, with `arguments`.
+        arguments: Anything that may be passed to a process as it starts.
+    """
+
+    def __init__(
+        self, number: int, initializer: Callable[..., None] | None = None, *arguments: Any
+    ) -> None:
+        method = default_start_method()
+        context: Any = multiprocessing.get_context("fork" if method == "fork" else "spawn")
+        self.processes: list[BaseProcess] = []
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._is_broken = False
+        # Processes that are still running when the program exits would be waited for.
+        Finalize(self, _kill_all, args=(self.processes,), exitpriority=10)
+        for _ in range(number):
+            own, end = context.Pipe()
+            process = context.Process(target=_serve, args=(end, initializer, arguments))
+            process.start()  # before there are threads, since a fork has none of them
+            end.close()
+            self.processes.append(process)
+            self._idle.put(own)
+        self._threads = ThreadPoolExecutor(number)
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function in one of the processes, as soon as one is idle.
+
+        Raises:
+            BrokenExecutor: If one of them has died. Pending calls fail with this error, too.
+        """
+        if self._is_broken:
+            raise BrokenExecutor("a process has died")
+        return self._threads.submit(self._call, function, arguments)
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        self._is_broken = True
+        _kill_all(self.processes)
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            with self._idle.get() as connection, suppress(OSError):
+                connection.send_bytes(b"")
+        for process in self.processes:
+            process.join()
+
+    def _call(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        call = ForkingPickler.dumps((function, arguments))
+        connection = self._idle.get()
+        try:
+            connection.send_bytes(call)
+            answer = connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise BrokenExecutor("a process has died") from error
+        finally:
+            self._idle.put(connection)
+        outcome, failure = ForkingPickler.loads(answer)
+        if failure is not None:
+            raise failure
+        return cast(T, outcome)
+
+
+def _kill_all(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _serve(
+    connection: Connection, initializer: Callable[..., None] | None, arguments: tuple[Any, ...]
+) -> None:
+    """Answer the calls that arrive in a process of a pool."""
+    begin_worker()
+    if initializer is not None:
+        initializer(*arguments)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while call := connection.recv_bytes():
+            connection.send_bytes(_answer(call))
+
+
+def _answer(call: bytes) -> memoryview:
     try:
-        yield Workers(submit, engine.num_local)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        function, arguments = ForkingPickler.loads(call)
+        return ForkingPickler.dumps((run_unless_interrupted(function, *arguments), None))
+    except BaseException as error:
+        if not isinstance(error, EnergonError | OSError):
+            error.add_note("".join(format_tb(error.__traceback__)))
+        try:
+            return ForkingPickler.dumps((None, error))
+        except Exception:
+            return ForkingPickler.dumps((None, WorkerError(describe_error(error))))
 
 
 class _Interrupt:
