@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -27,6 +28,7 @@ from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.testing import check_resume
 from tests.stages.numbers import numbers
+from tests.stages.test_read import DamagedReader
 
 
 def named(dataset, name):
@@ -37,6 +39,15 @@ def named(dataset, name):
 def passes(num_samples):
     """Samples 0 to `num_samples` in each pass; what is read is the number of the draw."""
     return ReadPass(numbers(None), num_samples)
+
+
+def test_a_pass_whose_last_samples_cannot_be_read_does_not_go_on_in_the_next():
+    stage = ReadPass(replace(numbers(None), reader=DamagedReader()), 7)
+    assert ids(stage.open(Lane(0, 1))) == [1, 2, 3, 4]
+    assert [ids(stage.open(Lane(0, 1)).take(count)[0]) for count in (3, 9)] == [
+        [1, 2],
+        [1, 2, 3, 4],
+    ]
 
 
 def ids(items):
