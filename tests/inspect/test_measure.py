@@ -27,11 +27,13 @@ from energon.inspect.measure import measure_dataset
 from energon.metadataset.resolve import resolve
 from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
+from energon.prepare.media.prepare import prepare_media
+from energon.prepare.media.probe import MediaFilter
 from energon.sources.measures import SourceMeasures
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import run
-from tests.datasets import write_shard
+from tests.datasets import jpeg, write_shard
 from tests.sources.distant import upload
 
 COUNTS = [6, 4, 7]
@@ -290,3 +292,19 @@ def test_the_measure_of_a_joined_sample_is_the_sum_of_those_of_its_members(tmp_p
 
 def joined(*samples):
     return samples[0]
+
+
+def test_sizes_and_durations_of_media_are_measures(tmp_path):
+    images = [(f"{n}", {"jpg": jpeg(n, size=(16 + n, 8))}) for n in range(3)]
+    write_shard(tmp_path / "0.tar", [*images, ("text", {"txt": b"without an image"})])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    source = WebdatasetSource(tmp_path)
+    measures = SourceMeasures(source, np.arange(4))
+    with pytest.raises(ConfigError, match="run `energon prepare-media"):
+        measures["jpg:pixels"]
+    assert "jpg:pixels" not in list(measures)
+    prepare_media(tmp_path, MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
+    measures = SourceMeasures(WebdatasetSource(tmp_path), np.arange(4))
+    assert measures["jpg:pixels"].tolist() == [128, 136, 144, 0]
+    assert measures["jpg:frames"].tolist() == [0, 0, 0, 0]
+    assert {"jpg:pixels", "jpg:frames", "jpg:seconds"} < set(measures)

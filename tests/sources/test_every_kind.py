@@ -358,6 +358,31 @@ def test_its_samples_can_be_measured(entry, tmp_path):
     assert lengths.tolist() == [length_of(each) for each in source.read(ordinals)]
 
 
+OWN_MEASURES = {
+    "tokens": ("tokens", lambda sample: len(sample["tokens"])),
+    "jsonl": ("bytes", lambda sample: len(sample["json"]) + 1),
+    "parquet": ("n", lambda sample: sample["n"]),
+    "arrow": ("n", lambda sample: sample["n"]),
+}
+"""The measures that datasets of a kind have without `energon measure`; lines end with a byte."""
+
+
+def test_its_own_numbers_are_measures(entry, tmp_path):
+    path = document(tmp_path, {"path": entry["path"], "read": entry.get("read", {})})
+    leaf = resolve(path, split_part="train").leaves[0]
+    source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
+    samples = source.read(np.arange(len(source)))
+    measures = SourceMeasures(source, np.arange(len(source)))
+    if leaf.kind not in OWN_MEASURES:
+        assert list(measures) == []
+        return
+    name, of = OWN_MEASURES[leaf.kind]
+    assert list(measures) == [name]
+    values = measures[name].astype(int).tolist()
+    assert values[:-1] == [of(sample) for sample in samples[:-1]]
+    assert values[-1] in (of(samples[-1]), len(samples[-1].get("json", b"")))
+
+
 class Failing(Cooking):
     def encode_sample(self, sample):
         if key_of(sample)[2] % 3 == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
-from energon.errors import DatasetNotFoundError, EmptyDatasetError, ObjectChangedError
+from energon.decode.sample_decoder import is_media
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    NoSuchFileError,
+    ObjectChangedError,
+)
 from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import Split, load_split
 from energon.io.address import is_remote
@@ -29,6 +36,7 @@ from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
+from energon.sources.files.locate import MediaLookup
 from energon.sources.shard_samples import (
     PartFilter,
     PartNames,
@@ -53,6 +61,16 @@ logger = logging.getLogger("energon")
 
 MEAN_SIZE_SHARDS = 8
 """How many shards are asked for their size to estimate that of samples."""
+
+
+MEDIA_MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "pixels": lambda of: float(
+        of.get("width", of.get("video_width", 0)) * of.get("height", of.get("video_height", 0))
+    ),
+    "frames": lambda of: float(of.get("video_num_frames", 0)),
+    "seconds": lambda of: float(of.get("video_duration", of.get("audio_duration", 0))),
+}
+"""Measures of media files, by the kind in their names, from the fields of media metadata."""
 
 
 class WebdatasetSource(SplitSource):
@@ -253,24 +271,59 @@ class WebdatasetSource(SplitSource):
             yield Extents(opened.file, places, low, high)
 
     def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
-        """Return `bytes`, the size of samples in their shards, or `NAME:bytes`, that of a part."""
+        """Return a measure of samples, which the index has; None if there is none.
+
+        It is `bytes`, the size of samples in their shards, `NAME:bytes`, that of a part, or
+        `NAME:pixels` and others of `MEDIA_MEASURES`, which `energon prepare-media` has recorded;
+        0 for samples without the part.
+        """
         part, joint, kind = name.rpartition(":")
-        if kind != "bytes" or bool(part) != bool(joint):
+        if bool(part) != bool(joint) or (kind != "bytes" and not (part and kind in MEDIA_MEASURES)):
             return None
         values = np.empty(len(ordinals))
         shards, indices = self._indices(places_of(self, ordinals))
         for shard in distinct(shards).tolist():
             table, chosen = self.open_shard(shard).table, np.flatnonzero(shards == shard)
-            if part:
-                values[chosen] = table.part_bytes(part, indices[chosen])
+            own = indices[chosen]
+            if kind != "bytes":
+                sizes = table.part_bytes(part, own)
+                values[chosen] = [
+                    self._medium(f"{key}.{part}", kind) if size else 0.0
+                    for key, size in zip(table.keys(own), sizes.tolist(), strict=True)
+                ]
+            elif part:
+                values[chosen] = table.part_bytes(part, own)
             else:
-                begin, end = table.sample_extents(indices[chosen])
+                begin, end = table.sample_extents(own)
                 values[chosen] = end - begin
         return values
 
+    def _medium(self, file: str, kind: str) -> float:
+        """Return a measure of a media file; 0 if it does not apply to such files."""
+        return MEDIA_MEASURES[kind](self._media.get(file).to_dict())
+
+    @cached_property
+    def _media(self) -> MediaLookup:
+        return MediaLookup(self.path)
+
     def measure_names(self) -> list[str]:
         """Return the names of the measures of the first sample."""
-        return ["bytes", *(f"{name}:bytes" for name in self.locate(0).parts)]
+        parts = self.locate(0).parts
+        names = ["bytes", *(f"{name}:bytes" for name in parts)]
+        media = [name for name in parts if is_media(name)]
+        if media and self._has_media():
+            names += [f"{name}:{kind}" for name in media for kind in MEDIA_MEASURES]
+        return names
+
+    def _has_media(self) -> bool:
+        """Return whether `energon prepare-media` has recorded media metadata."""
+        try:
+            self._media.get("")
+        except ConfigError:
+            return False
+        except NoSuchFileError:
+            pass
+        return True
 
     def file_samples(self) -> list[FileSamples]:
         """Return the shards, and which of their samples the split has."""

@@ -206,6 +206,14 @@ def is_data(column: str) -> bool:
     return not column.startswith("__")
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether the values of a column are whole or floating-point numbers."""
+    import pyarrow as pa
+
+    plain = plain_type(kind)
+    return bool(pa.types.is_integer(plain) or pa.types.is_floating(plain))
+
+
 @lru_cache(maxsize=4096)
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values of a column, however they are stored."""

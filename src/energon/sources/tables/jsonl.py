@@ -440,6 +440,17 @@ class JsonlSource(NumberedSource):
         else:
             yield Extents(file, order, low, high)
 
+    def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
+        """Return `bytes`, the size of lines, in the order of `ordinals`."""
+        if name != "bytes":
+            return None
+        low, high = self.lines.extents(self.numbers(ordinals))
+        return (high - low).astype(np.float64)
+
+    def measure_names(self) -> list[str]:
+        """Return the names of its measures."""
+        return ["bytes"]
+
     def locate(self, ordinal: int) -> Location:
         """Return where a sample is."""
         number = int(self.numbers(np.array([ordinal]))[0])

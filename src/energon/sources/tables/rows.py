@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
@@ -22,7 +23,7 @@ from energon.samples.provenance import record_sources
 from energon.sources.numbered import LazySource
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import Extents, FileSamples, Location, content_fingerprint
-from energon.sources.tables.columns import RowTable, class_name, class_names, is_data
+from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, is_number
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 from energon.stages.reading.blocks import Block, release
@@ -185,6 +186,33 @@ class RowSource(LazySource):
             inside = np.flatnonzero((number == each) & (high > low))
             order = inside[np.argsort(low[inside], kind="stable")]
             yield Extents(self.groups.range_file(each), order, low[order], high[order])
+
+    def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
+        """Return a numeric column of rows, in the order of `ordinals`; None if there is none.
+
+        Raises:
+            ConfigError: If a row has no value.
+        """
+        if name not in self.measure_names():
+            return None
+        rows = self.numbers(ordinals)
+        groups, values = self._groups_of(rows), np.empty(len(rows))
+        for group in distinct(groups).tolist():
+            places = np.flatnonzero(groups == group)
+            table = self.groups.table(group, (name,), num_rows=len(places))
+            column, _, _ = table.values(name, rows[places] - self.groups.ends[group])
+            values[places] = np.array(column, np.float64)  # NaN for None
+        if np.isnan(values).any():
+            key = self.keys(ordinals[np.isnan(values)][:1])[0]
+            raise ConfigError(
+                f"{self.path}: row {key!r} has no value in column {name!r}, which is used as a "
+                "measure; exclude such rows, or store a measure with `energon measure`"
+            )
+        return values
+
+    def measure_names(self) -> list[str]:
+        """Return the names of the numeric columns."""
+        return [field.name for field in self.groups.schema if is_number(field.type)]
 
     def file_samples(self) -> list[FileSamples]:
         """Return the files, and which of their rows the split has."""

@@ -392,6 +392,19 @@ class TokenSource(LazySource):
         names = [file.name + DATA for file in self.corpus.files]
         return list(map(names.__getitem__, number.tolist()))
 
+    def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
+        """Return `tokens`, the length of samples, in the order of `ordinals`."""
+        if name != "tokens":
+            return None
+        runs = self._runs(self.numbers(ordinals))
+        sizes = np.array([file.index.dtype.itemsize for file in self.corpus.files])[runs.file]
+        lengths = (runs.high - runs.low) // sizes
+        return np.bincount(runs.window, lengths, minlength=len(ordinals)).astype(np.float64)
+
+    def measure_names(self) -> list[str]:
+        """Return the names of its measures."""
+        return ["tokens"]
+
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples are: for a window, the documents of the block it begins in."""
         pieces = self._runs(self.numbers(ordinals))
