@@ -77,8 +77,8 @@ def _encode(value: Any, blocks: Blocks) -> Any:
     if kind is bytes:
         return ["bytes", _add(memoryview(value), blocks)]
     if kind is np.ndarray and not value.dtype.hasobject and value.dtype.names is None:
-        about = [value.dtype.str, list(value.shape)]
-        return ["array", [*about, _add(_bytes_of(value), blocks)]]
+        header = [value.dtype.str, list(value.shape)]
+        return ["array", [*header, _add(_bytes_of(value), blocks)]]
     if kind.__module__ == "torch" and kind.__name__ == "Tensor":
         return _encode_tensor(value, blocks)
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be cached as bytes")
@@ -90,9 +90,9 @@ def _encode_tensor(value: Any, blocks: Blocks) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_complex():
         raise TypeError(f"a tensor of layout {value.layout} and {value.dtype} cannot be cached")
     plain = value.detach().cpu().contiguous()
-    about = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+    header = [str(value.dtype).removeprefix("torch."), list(value.shape)]
     flat = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else _NOTHING
-    return ["tensor", [*about, _add(_bytes_of(flat), blocks)]]
+    return ["tensor", [*header, _add(_bytes_of(flat), blocks)]]
 
 
 def _bytes_of(array: Any) -> memoryview:
@@ -131,10 +131,10 @@ def _dtype(name: str) -> Any:
     """Return the torch dtype of this name; other attributes of torch are refused."""
     import torch
 
-    found = vars(torch).get(name)
-    if type(found) is not torch.dtype:
+    dtype = vars(torch).get(name)
+    if type(dtype) is not torch.dtype:
         raise FormatError(f"a cached tensor is of {name!r}, which is not a dtype of torch")
-    return found
+    return dtype
 
 
 _DECODERS: dict[str, Callable[[Any, Blocks], Any]] = {

@@ -251,7 +251,7 @@ def datasets_in(path: str) -> list[str]:
     if is_remote(path):
         store, key = open_store(path)
         cut = len(key) + 1 if key else 0
-        steps = (found.key[cut:].split("/") for found in store.first(key, MAX_COMPARED_NAMES))
+        steps = (info.key[cut:].split("/") for info in store.first(key, MAX_COMPARED_NAMES))
         return sorted({each[0] for each in steps if each[1:2] == [META]})
     return sorted(name for name in names_in_folder(path) if _is_prepared(join_address(path, name)))
 
@@ -280,9 +280,9 @@ def files_below(path: str) -> Iterator[str]:
     """Yield the paths of files below a folder, without those that begin with a dot."""
     if is_remote(path):
         store, key = open_store(path)
-        found = store.first(key, MAX_COMPARED_NAMES)
+        infos = store.first(key, MAX_COMPARED_NAMES)
         root = split_address(path).root
-        for each in found:
+        for each in infos:
             if not address_name(each.key).startswith("."):
                 yield f"{root}/{each.key}"
         return

@@ -116,8 +116,8 @@ def _class_of_program(raw: Any) -> tuple[str, str] | None:
 def _check(raw: Any, path: str) -> MarkedMap:
     """Return the content of a valid `dataset.yaml`."""
     if not isinstance(raw, MarkedMap):
-        found = "is empty" if raw is None else "holds no mapping"
-        raise ConfigError(f"{path}: {found}; expected sample_type and field_map, or a __class__")
+        problem = "is empty" if raw is None else "holds no mapping"
+        raise ConfigError(f"{path}: {problem}; expected sample_type and field_map, or a __class__")
     if not _is_plain(raw):
         _check_grammar(raw)
     if problems := [*_contradictions(raw)]:
@@ -221,16 +221,16 @@ def _class_problem(document: MarkedMap) -> str | None:
     module, name = document.get("__module__"), _class_of(document)
     if (module is None) != (name is None):
         return "__module__ and __class__ belong together, one is missing"
-    known = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
+    classes = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
     # The modules that define the classes are named as well: megatron.energon.flavors.crude
     package = (module or "").removeprefix("megatron.").split(".")[0]
-    if name is None or (package == "energon" and name in known):
+    if name is None or (package == "energon" and name in classes):
         return None
-    close = nearest(name, known)
+    close = nearest(name, classes)
     proposal = f", did you mean {close!r}?" if close else "."
     return (
         f"no dataset class {module}.{name}{proposal} Expected one of megatron.energon: "
-        f"{', '.join(known[:2])}, or a class that your program derives from one of these"
+        f"{', '.join(classes[:2])}, or a class that your program derives from one of these"
     )
 
 

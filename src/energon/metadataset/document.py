@@ -250,11 +250,11 @@ class Problems:
     def keep_broken(self, document: BrokenMetadataset, split_part: str) -> None:
         """Collect the problems of a document, and missing paths in one of its splits."""
         self._found.append(ConfigError(document.message))
-        for place, path in paths_in(document.raw, split_part):
+        for address, path in paths_in(document.raw, split_part):
             try:
                 dataset_kind(absolute(path, document.folder))
             except (ConfigError, DatasetNotFoundError) as exc:
-                self._found.append(DatasetNotFoundError(f"{place}: {exc}"))
+                self._found.append(DatasetNotFoundError(f"{address}: {exc}"))
 
     def raise_all(self) -> None:
         """Raise all problems, if any, as one error.
@@ -284,13 +284,13 @@ def _placed(problem: Exception, place: str) -> Exception:
 
 def _messages(text: str) -> list[str]:
     """Split a text into messages: each begins with a place and may span several lines."""
-    found: list[str] = []
+    messages: list[str] = []
     for line in text.splitlines():
-        if found and not _PLACE.match(line):
-            found[-1] += f"\n{line}"
+        if messages and not _PLACE.match(line):
+            messages[-1] += f"\n{line}"
         else:
-            found.append(line)
-    return found
+            messages.append(line)
+    return messages
 
 
 def _in_order(messages: Iterable[str]) -> list[str]:

@@ -101,10 +101,10 @@ def _is_news(error: Any, respelled: Collection[DocumentPath]) -> bool:
     """Return whether no other problem explains an error."""
     if error["type"] == "missing":
         return error["loc"] not in respelled
-    found = error["input"]
-    inside = found.values() if isinstance(found, Mapping) else found
-    unresolved = isinstance(found, Unresolved) or (
-        isinstance(found, Mapping | list) and any(isinstance(each, Unresolved) for each in inside)
+    value = error["input"]
+    inside = value.values() if isinstance(value, Mapping) else value
+    unresolved = isinstance(value, Unresolved) or (
+        isinstance(value, Mapping | list) and any(isinstance(each, Unresolved) for each in inside)
     )
     return not unresolved or error["type"] == "extra_forbidden"
 
@@ -119,9 +119,9 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     if kind == "value_error":
         return f"{subject}: {error['ctx']['error']}"
     expected = _EXPECTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
-    known = re.findall("'([^']*)'", expected) if kind == "literal_error" else []
-    if len(known) > 1:
-        expected += _proposal(str(error["input"]), known)
+    choices = re.findall("'([^']*)'", expected) if kind == "literal_error" else []
+    if len(choices) > 1:
+        expected += _proposal(str(error["input"]), choices)
     if address and address[-1] in _EXAMPLES:
         expected += f" like {_EXAMPLES[address[-1]]}"
     return f"{subject}, expected {expected}"
@@ -133,18 +133,18 @@ def _proposal(found: str, known: Collection[str]) -> str:
 
 
 def _unknown_key(address: DocumentPath, model: Model, raw: Any) -> str:
-    key, known = str(address[-1]), _keys(_model_at(model, address[:-1]))
-    own = [kind for kind in NODE_KINDS if kind in known]
+    key, keys = str(address[-1]), _keys(_model_at(model, address[:-1]))
+    own = [kind for kind in NODE_KINDS if kind in keys]
     if key in NODE_KINDS and own:
         kinds = ", ".join(NODE_KINDS)
         return f"{_path(address[:-1])} has both {own[0]!r} and {key!r}; expected one of {kinds}"
-    if key in NODE_KINDS and "datasets" in known:
+    if key in NODE_KINDS and "datasets" in keys:
         return f"{key!r} is not part of version 1; set `__class__: MetadatasetV2`"
     if key in _BELONGS:
         return f"unknown key {key!r} in {_path(address[:-1])}; it {_BELONGS[key]}"
-    close = nearest(key, known)
+    close = nearest(key, keys)
     proposal = f", did you mean {close!r}?" if close else "."
-    return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(known)}"
+    return f"unknown key {key!r} in {_path(address[:-1])}{proposal} Known are {', '.join(keys)}"
 
 
 def _missing_key(address: DocumentPath, raw: Any) -> str:

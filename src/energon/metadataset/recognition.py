@@ -98,7 +98,7 @@ class _Folder:
         if not store.backend.can_list:
             return None
         cut = len(key) + 1 if key else 0
-        return [found.key[cut:] for found in islice(store.backend.list(key), MAX_COMPARED_NAMES)]
+        return [info.key[cut:] for info in islice(store.backend.list(key), MAX_COMPARED_NAMES)]
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""

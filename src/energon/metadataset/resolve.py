@@ -293,7 +293,7 @@ class _Resolver:
         part = context.split_part
         trail = (*context.trail, (identity(document.origin), part))
         check_cycle(trail, origin)
-        splits, place = document.content.splits, document.content.where("splits")
+        splits, line = document.content.splits, document.content.where("splits")
         part = find_split(part, splits) or part
         if part not in splits:
             names = ", ".join(repr(name) for name in splits) or "none"
@@ -301,11 +301,11 @@ class _Resolver:
             close = nearest(part, splits)
             hint = f"; did you mean {close!r}?" if close else ""
             if close:
-                place = where(document.content._raw["splits"], close)
-            raise ConfigError(f"{place}: no split {part!r}{asked}; there is {names}{hint}")
+                line = where(document.content._raw["splits"], close)
+            raise ConfigError(f"{line}: no split {part!r}{asked}; there is {names}{hint}")
         node = splits[part]
         if node is None:
-            raise EmptyDatasetError(f"{place}: split {part!r} is empty")
+            raise EmptyDatasetError(f"{line}: split {part!r} is empty")
         file = document.origin if os.path.isfile(document.origin) else None
         below = replace(context, folder=document.folder, document=file, trail=trail)
         key = (identity(document.origin), part, context.dataset_config, context.split_config)
@@ -334,8 +334,8 @@ class _Resolver:
             case grammar.Blend():
                 branch = self.blend(node, context, node.where("blend"))
             case grammar.EpochizedBlend():
-                place = node.where("blend_epochized")
-                branch = self.line(node.blend_epochized, context, "blend_epochized", place)
+                line = node.where("blend_epochized")
+                branch = self.line(node.blend_epochized, context, "blend_epochized", line)
             case grammar.Concat():
                 branch = self.line(node.concat, context, "concat", node.where("concat"))
             case grammar_values.Reference():

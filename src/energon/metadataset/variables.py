@@ -163,19 +163,19 @@ class _Scope:
         if not _NAME.fullmatch(name):
             return self.complain(match, "expected a name, like ${root} or ${env:HOME}")
         if not match["env"]:
-            found = self.variable(name)
-            if found is not _ABSENT:
+            value = self.variable(name)
+            if value is not _ABSENT:
                 if depth >= MAX_NESTED_VARIABLES:
                     return self.complain(match, "refers to itself")
-                return self.replace(found, depth + 1)
+                return self.replace(value, depth + 1)
         if "." not in name and self.reads_environment(match):
             text = os.environ.get(name, default)
             if text is not None:
                 return scalar(text) if whole else text
         elif default is not None:
             return scalar(default) if whole else default
-        known = chain(os.environ if self.may_read else (), self.variables)
-        close = nearest(name, known) if len(self.problems) < MAX_PROPOSED_VARIABLES else None
+        names = chain(os.environ if self.may_read else (), self.variables)
+        close = nearest(name, names) if len(self.problems) < MAX_PROPOSED_VARIABLES else None
         hint = f", did you mean {close!r}?" if close else "."
         return self.complain(
             match,
@@ -184,12 +184,12 @@ class _Scope:
         )
 
     def variable(self, name: str) -> Any:
-        found: Any = self.variables
+        value: Any = self.variables
         for step in name.split("."):
-            if not isinstance(found, Mapping) or step not in found:
+            if not isinstance(value, Mapping) or step not in value:
                 return _ABSENT
-            found = found[step]
-        return found
+            value = value[step]
+        return value
 
     def reads_environment(self, match: re.Match[str]) -> bool:
         """Return whether to look up a reference that is not in `vars` in the environment.

@@ -148,7 +148,7 @@ class _Squares:
         length = self.lengths[seed]
         ideal = (share - length**2) / max(self.room - length, 1.0)
         distances = np.abs(self.lengths[rest] - ideal)
-        return [rest[place] for place in np.argsort(distances, kind="stable").tolist()]
+        return [rest[index] for index in np.argsort(distances, kind="stable").tolist()]
 
     def take(self, items: list[int]) -> None:
         """Record that a bin was made of `items`."""
@@ -306,10 +306,10 @@ class Packer:
     def lengths(self, samples: Sequence[Any]) -> Lengths:
         """Return the lengths of samples, (num_samples, num_dimensions)."""
         dimensions = len(self.room)
-        found = [self.length(sample) for sample in samples]
+        lengths = [self.length(sample) for sample in samples]
         try:
             # All at once is many times as fast as one by one.
-            measured = np.array(found)
+            measured = np.array(lengths)
         except ValueError:  # they differ in their number of dimensions
             measured = np.empty(0)
         if (
@@ -317,7 +317,7 @@ class Packer:
             or measured.size != len(samples) * dimensions
             or measured.min(initial=0) < 0
         ):
-            self._refuse_lengths(samples, found)
+            self._refuse_lengths(samples, lengths)
         return measured.astype(np.int64).reshape(len(samples), dimensions)
 
     def divide(self, lengths: Lengths) -> Bins:
@@ -337,9 +337,9 @@ class Packer:
                 # Lengths such as these, all equal for example, fill no pack any better.
                 full = best
             # Every window yields something, the oldest items first.
-            oldest = next(place for place, items in enumerate(bins) if 0 in items)
+            oldest = next(index for index, items in enumerate(bins) if 0 in items)
             given = {oldest, *np.flatnonzero(full).tolist()}
-            kept = [bins[place] for place in sorted(given)]
+            kept = [bins[index] for index in sorted(given)]
             carried = [item for p, items in enumerate(bins) if p not in given for item in items]
         # The first item of a bin is its largest, whose place in the stream is random.
         return sorted(kept, key=operator.itemgetter(0)), carried
@@ -348,8 +348,8 @@ class Packer:
         """Raise an error that names the first sample without a valid length."""
         dimensions = len(self.room)
         for sample, length in zip(samples, lengths, strict=True):
-            found = np.asarray(length)
-            if found.dtype.kind not in "iu" or found.size != dimensions or found.min() < 0:
+            array = np.asarray(length)
+            if array.dtype.kind not in "iu" or array.size != dimensions or array.min() < 0:
                 raise FatalSampleError(
                     f"the length of sample {_name(sample)} is {length!r}; expected "
                     f"{dimensions} whole numbers, as context={self.context} has them"
@@ -358,9 +358,9 @@ class Packer:
     def _refuse(self, samples: Sequence[Any], lengths: Lengths) -> None:
         worst = int(np.flatnonzero((lengths > self.room).any(axis=1))[0])
         length = lengths[worst].tolist()
-        found = length[0] if len(length) == 1 else length
+        shown = length[0] if len(length) == 1 else length
         raise FatalSampleError(
-            f"sample {_name(samples[worst])} has the length {found}, the context is "
+            f"sample {_name(samples[worst])} has the length {shown}, the context is "
             f"{self.context}; shorten it or raise SkipSample in preencode_sample, or leave such "
             "samples out with Packer(..., too_long='leave_out')"
         )

@@ -143,16 +143,16 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         return super().cook_crude_sample(sample, cooker, aux or {})
 
     def _hook_method(self, name: str) -> HookMethod:
-        found = super()._hook_method(name)
+        method = super()._hook_method(name)
         if name == "cook_crude_sample" and "cook_crude_sample" not in vars(self):
             is_own = type(self).cook_crude_sample is not TaskEncoder.cook_crude_sample
-            return replace(found, overridden=is_own)
+            return replace(method, overridden=is_own)
         if name != "batch" or self._raw_batch_type is not None:
-            return found
+            return method
         hooks = [getattr(hook, "__func__", None) for hook in (self.batch, self._batch)]
         if hooks != [TaskEncoder.batch, TaskEncoder._batch]:
-            return found
-        return replace(found, function=collate_samples, overridden=False)
+            return method
+        return replace(method, function=collate_samples, overridden=False)
 
     def assemble(self, recipe: Recipe) -> Any:
         builds = any(getattr(leaf.dataset, "builds_itself", False) for leaf in recipe.opened)

@@ -139,9 +139,9 @@ def write_stubs(folder: Path) -> list[Path]:
     """
     written = []
     for module in MODULES:
-        place = folder.joinpath(*module.split(".")) if module else folder
+        target = folder.joinpath(*module.split(".")) if module else folder
         package = not module or is_package(module)
-        file = place / "__init__.pyi" if package else place.with_suffix(".pyi")
+        file = target / "__init__.pyi" if package else target.with_suffix(".pyi")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(stub_of(module))
         written.append(file)

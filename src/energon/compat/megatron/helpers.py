@@ -124,8 +124,8 @@ def get_failure_tolerance(
     fn: Callable[..., Any], default_failure_tolerance: int | None = None
 ) -> int | None:
     """Return how many consecutive failures of a hook are tolerated, or the default."""
-    found = getattr(fn, "__failure_tolerance__", None)
-    return default_failure_tolerance if found is None else found
+    tolerance = getattr(fn, "__failure_tolerance__", None)
+    return default_failure_tolerance if tolerance is None else tolerance
 
 
 def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
@@ -272,10 +272,10 @@ class ModuleLoader:
         name = name or default_fn_name or ""
         if not name:
             raise ConfigError(f"{module_fn!r}: name a function, as FILE.py:FUNCTION")
-        place = EPath(file) if relative_path is None else EPath(relative_path) / file
+        path = EPath(file) if relative_path is None else EPath(relative_path) / file
         if not is_allowed("code", self.allow):
-            raise refusal("code", f"{place} is code of a dataset, which is not run")
-        return DatasetCode(str(place), read_text(place), name)
+            raise refusal("code", f"{path} is code of a dataset, which is not run")
+        return DatasetCode(str(path), read_text(path), name)
 
 
 def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
@@ -290,31 +290,31 @@ def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
         ['a_{08..10}.tar', 'b.tar']
     """
     names = list(strings) if keep_order else sorted(strings)
-    found: list[str] = []
+    patterns: list[str] = []
     while names:
         count, pattern = _run(names)
-        found.append(pattern)
+        patterns.append(pattern)
         del names[:count]
-    return found
+    return patterns
 
 
 def _run(names: list[str]) -> tuple[int, str]:
     """Return how many of the first names one pattern covers, and the pattern."""
     first = _NUMBERS.split(names[0])
     best = 1, names[0]
-    for place in range(1, len(first), 2):
-        width, count = len(first[place]), 1
+    for index in range(1, len(first), 2):
+        width, count = len(first[index]), 1
         for name in names[1:]:
-            number = str(int(first[place]) + count).zfill(width)
+            number = str(int(first[index]) + count).zfill(width)
             if len(number) != width:
                 break
-            if name != "".join((*first[:place], number, *first[place + 1 :])):
+            if name != "".join((*first[:index], number, *first[index + 1 :])):
                 break
             count += 1
         if count > best[0]:
-            last = str(int(first[place]) + count - 1).zfill(width)
-            braces = f"{{{first[place]}..{last}}}"
-            best = count, "".join((*first[:place], braces, *first[place + 1 :]))
+            last = str(int(first[index]) + count - 1).zfill(width)
+            braces = f"{{{first[index]}..{last}}}"
+            best = count, "".join((*first[:index], braces, *first[index + 1 :]))
     return best
 
 

@@ -253,12 +253,12 @@ def get_savable_loader(dataset: Pipeline[T], **settings: Any) -> SavableDataLoad
 
 def _joined(*kinds: type) -> inspect.Signature:
     """Return the combined signature of the classes, for editors and `inspect`."""
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for kind in kinds:
         for each in inspect.signature(kind).parameters.values():
             if each.kind is not inspect.Parameter.VAR_KEYWORD:
-                found.setdefault(each.name, each)
-    return inspect.Signature(list(found.values()))
+                parameters.setdefault(each.name, each)
+    return inspect.Signature(list(parameters.values()))
 
 
 _savable = _joined(SavableDataLoader, BasicDataLoader)

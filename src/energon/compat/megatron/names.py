@@ -380,12 +380,12 @@ class Home(NamedTuple):
 
 
 def _homes() -> dict[str, Home]:
-    found = {}
+    homes = {}
     for module, names in HOMES.items():
         for entry in names.split():
             name, _, original = entry.partition("=")
-            found[name] = Home(f"energon.{module}", original or name)
-    return found
+            homes[name] = Home(f"energon.{module}", original or name)
+    return homes
 
 
 _HOMES = _homes()
@@ -417,12 +417,12 @@ def names_of(module: str) -> dict[str, Home]:
     Raises:
         KeyError: If there is no such module.
     """
-    found = {}
+    names = {}
     for entry in sorted(MODULES[module].split()):
         name, _, home = entry.partition("=")
         where, _, original = home.partition(":")
-        found[name] = Home(f"energon.{where}", original) if home else _HOMES[name]
-    return found
+        names[name] = Home(f"energon.{where}", original) if home else _HOMES[name]
+    return names
 
 
 def class_of(name: str, base: type) -> type | None:
@@ -431,8 +431,8 @@ def class_of(name: str, base: type) -> type | None:
     Only our own modules are imported for it.
     """
     home = _HOMES.get(name)
-    found = None if home is None else getattr(import_module(home.module), home.name)
-    return found if isinstance(found, type) and issubclass(found, base) else None
+    kind = None if home is None else getattr(import_module(home.module), home.name)
+    return kind if isinstance(kind, type) and issubclass(kind, base) else None
 
 
 def is_package(module: str) -> bool:

@@ -284,12 +284,12 @@ def mixed(
     their shares or the kind of blend: then it is what the program says.
     """
     given = recipe.resolved or LeafList(leaves=(), blend_mode=BlendMode.NONE)
-    found = [(each.dataset.opened, each.weight, each.repetitions) for each in datasets]
+    entries = [(each.dataset.opened, each.weight, each.repetitions) for each in datasets]
     expected = [
         (leaf, plan_leaf.weight, plan_leaf.repetitions)
         for leaf, plan_leaf in zip(recipe.opened, recipe.plan.leaves, strict=True)
     ]
-    if found == expected and given.blend_mode is blend_mode:
+    if entries == expected and given.blend_mode is blend_mode:
         return given, recipe.opened
     if not datasets:
         raise ConfigError("a pipeline needs at least one dataset, got none")
@@ -302,7 +302,7 @@ def mixed(
                 repetitions=repetitions or 1.0,
             ),
         )
-        for leaf, weight, repetitions in found
+        for leaf, weight, repetitions in entries
     ]
     return LeafList(leaves=(), blend_mode=blend_mode, unit=given.unit), opened
 

@@ -126,12 +126,12 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         seed_offset: int = 0,
     ) -> WorkerConfig:
         """Return the configuration of this process, see `energon.WorkerConfig`."""
-        found = worker.WorkerConfig.default_worker_config(
+        config = worker.WorkerConfig.default_worker_config(
             num_workers, data_parallel_group, lanes=lanes, seed_offset=seed_offset
         )
         return WorkerConfig(
-            rank=found.rank,
-            world_size=found.world_size,
+            rank=config.rank,
+            world_size=config.world_size,
             num_workers=num_workers,
             lanes=lanes,
             data_parallel_group=data_parallel_group,

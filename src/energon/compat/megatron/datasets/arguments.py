@@ -62,15 +62,15 @@ def call_with(
     Raises:
         ConfigError: If the class does not accept an argument, or requires others.
     """
-    known = inspect.signature(kind).parameters
-    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    parameters = inspect.signature(kind).parameters
+    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     if not hands_on:
-        unknown = [key for key in written if key not in known]
+        unknown = [key for key in written if key not in parameters]
         if unknown:
             raise ConfigError(
-                f"{origin}: {_name(kind)} has no {unknown[0]!r}; known are {', '.join(known)}"
+                f"{origin}: {_name(kind)} has no {unknown[0]!r}; known are {', '.join(parameters)}"
             )
-        defaults = {key: value for key, value in defaults.items() if key in known}
+        defaults = {key: value for key, value in defaults.items() if key in parameters}
     try:
         return kind(**{**defaults, **written})
     except EnergonError:
@@ -119,13 +119,13 @@ class DatasetSubset:
     def __post_init__(self) -> None:
         if self.subsets:
             return
-        found: list[Subset] = []
+        subsets: list[Subset] = []
         if self.absolute_range is not None:
             first, last = self.absolute_range
-            found.append((first, "end" if last is None else last))
+            subsets.append((first, "end" if last is None else last))
         if self.range is not None:
-            found.append((_percent(self.range[0]), _percent(self.range[1])))
-        object.__setattr__(self, "subsets", tuple(found))
+            subsets.append((_percent(self.range[0]), _percent(self.range[1])))
+        object.__setattr__(self, "subsets", tuple(subsets))
 
     def compute_subset(self, total_samples: int) -> tuple[int, int]:
         """Return start and stop of the range among this many samples."""
@@ -224,11 +224,11 @@ def check_written(written: Mapping[str, Any], opening: DatasetOpening) -> dict[s
                 f"{opening.config.origin}: a dataset.yaml cannot set {key!r}; the program that "
                 "opens the dataset does. Remove it"
             )
-    found = dict(written)
-    if "subset" in found:
-        inner = subset_ranges(found["subset"])
-        found["subset"] = DatasetSubset(subsets=(*inner, *opening.leaf.subsets))
-    return found
+    checked = dict(written)
+    if "subset" in checked:
+        inner = subset_ranges(checked["subset"])
+        checked["subset"] = DatasetSubset(subsets=(*inner, *opening.leaf.subsets))
+    return checked
 
 
 _OF_CALLS = ("path", "worker_config", "training")

@@ -206,13 +206,13 @@ class LeafDataset(Sharder, DatasetClass):
         among: Sequence[OpenedLeaf] | None = None,
     ) -> Self:
         """Return the same dataset as a part of a document; arguments as in the constructor."""
-        found = copy.copy(self)
-        found.opened = opened
-        found.subflavors = opened.subflavors
-        found._encoder = encoder
-        found._given_plan_leaf = plan_leaf
-        found._given_among = tuple(among or ())
-        return found
+        inner = copy.copy(self)
+        inner.opened = opened
+        inner.subflavors = opened.subflavors
+        inner._encoder = encoder
+        inner._given_plan_leaf = plan_leaf
+        inner._given_among = tuple(among or ())
+        return inner
 
     @property
     def builds_itself(self) -> bool:

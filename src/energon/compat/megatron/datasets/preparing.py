@@ -344,14 +344,14 @@ def _part_names(folder: Path, shards: Sequence[str]) -> set[str]:
 
 def _shards(folder: Path, paths: Sequence[str] | None) -> list[str]:
     """Return the shards that `paths` name, in the order of the folder."""
-    found = [str(shard) for shard in find_shards(folder)]
+    shards = [str(shard) for shard in find_shards(folder)]
     if paths is None:
-        return found
+        return shards
     named = {each for path in paths for each in expand_braces(str(path))}
-    missing = sorted(named - set(found))
+    missing = sorted(named - set(shards))
     if missing:
         raise ConfigError(f"{folder} has no shard {missing[0]}; correct paths, or add the shard")
-    return [shard for shard in found if shard in named]
+    return [shard for shard in shards if shard in named]
 
 
 @dataclass(frozen=True, kw_only=True)

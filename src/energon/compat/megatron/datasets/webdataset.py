@@ -208,8 +208,8 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         """Whether the class does not change how samples are made, so that the recipe makes them."""
         methods = [getattr(type(self), name, None) for name in _OVERRIDABLE]
         own = all(getattr(method, "__module__", __name__) == __name__ for method in methods)
-        known = self._decoder is None or isinstance(self._decoder, SampleDecoder)
-        return own and known and "_sample_loader" not in vars(self)
+        has_plain_decoder = self._decoder is None or isinstance(self._decoder, SampleDecoder)
+        return own and has_plain_decoder and "_sample_loader" not in vars(self)
 
     def _load(self, raw: CrudeSample) -> Any:
         if not self.sample_filter(f"{raw['__shard__']}/{raw['__key__']}"):

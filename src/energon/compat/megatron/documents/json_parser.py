@@ -114,11 +114,11 @@ class JsonParser:
             hints = typing.get_type_hints(target)
         except (NameError, TypeError, AttributeError):
             hints = {}
-        known = getattr(fn, "__dataclass_fields__", None)
+        fields = getattr(fn, "__dataclass_fields__", None)
         given = {
             name: self.raw_to_typed(value, hints.get(name, Any), allow_imports)
             for name, value in raw_data.items()
-            if self.strict or known is None or name in known
+            if self.strict or fields is None or name in fields
         }
         try:
             return call_with(fn, given, {}, origin="document")
@@ -160,12 +160,12 @@ class JsonParser:
         kinds = () if base is object else (base,)
         named = None if base is object else class_of(name, base)
         ours = {} if named is None else {name: named}
-        found = resolve_class(module, name, allow=self.allow, kinds=kinds, ours=ours)
+        resolved = resolve_class(module, name, allow=self.allow, kinds=kinds, ours=ours)
         if is_allowed("code", self.allow) and not (
-            isinstance(found, type) and issubclass(found, base)
+            isinstance(resolved, type) and issubclass(resolved, base)
         ):
             raise JsonValueError(f"{module}.{name} is not a {base.__name__}")
-        return found
+        return resolved
 
     def _any_of(self, raw: Any, kinds: Collection[Any], allow_imports: bool) -> Any:
         if raw is None and NoneType in kinds:

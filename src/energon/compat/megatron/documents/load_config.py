@@ -81,8 +81,8 @@ def load_config(
             defaults.pop("decoder", None)
         if opening is not None:
             given = check_written(given, opening)
-    found: T = call_with(kind, given, defaults, origin=origin)
-    return found
+    config: T = call_with(kind, given, defaults, origin=origin)
+    return config
 
 
 def _find(module: str, name: str, allow: Collection[str], default: Any) -> Any:
@@ -147,5 +147,5 @@ class GetterCall(DatasetCall):
 def _replaced() -> Callable[..., Any] | None:
     """Return a program's replacement of `load_config`; None if there is none."""
     module = sys.modules.get("megatron.energon.dataset_config")
-    found = None if module is None else vars(module).get("load_config")
-    return None if found is load_config else found
+    replacement = None if module is None else vars(module).get("load_config")
+    return None if replacement is load_config else replacement

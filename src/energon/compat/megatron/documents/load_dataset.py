@@ -160,10 +160,10 @@ class DatasetLoader:
         Raises:
             ConfigError: If there are several.
         """
-        found = self.get_datasets(split_part=split_part or "train", **settings).datasets
-        if len(found) != 1:
-            raise ConfigError(f"{self.path}: {len(found)} datasets; use get_datasets")
-        return found[0].dataset
+        datasets = self.get_datasets(split_part=split_part or "train", **settings).datasets
+        if len(datasets) != 1:
+            raise ConfigError(f"{self.path}: {len(datasets)} datasets; use get_datasets")
+        return datasets[0].dataset
 
     def post_initialize(self, mds_path: Any = None) -> None:
         """Do nothing: the path is checked when it is needed."""
@@ -262,8 +262,8 @@ class Metadataset(DatasetLoader):
     """
 
     def __init__(self, path: DatasetPath, splits: Mapping[str, Any] | None = None) -> None:
-        found = path if splits is None else _document(path, splits, type(self).__name__)
-        DatasetLoader.__init__(self, found)
+        document = path if splits is None else _document(path, splits, type(self).__name__)
+        DatasetLoader.__init__(self, document)
 
 
 class MetadatasetV2(Metadataset):

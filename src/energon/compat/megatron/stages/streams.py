@@ -47,10 +47,10 @@ class Branches(Dataset[Any]):
         items: list[Any] = [None] * len(places)
         for number, dataset in enumerate(self.datasets):
             own = [index for index, (branch, _) in enumerate(places) if branch == number]
-            found = dataset.read_again(
+            samples = dataset.read_again(
                 lane.branch(number, len(self.datasets)), [places[index][1] for index in own]
             )
-            for index, item in zip(own, found, strict=True):
+            for index, item in zip(own, samples, strict=True):
                 items[index] = item
         return items
 
@@ -299,8 +299,8 @@ class Repeat(Dataset[Any]):
         for number in dict.fromkeys(number for number, _ in places):
             own = [index for index, place in enumerate(places) if place[0] == number]
             inner = self.lane_of_pass(lane, number)
-            found = self.dataset.read_again(inner, [places[index][1] for index in own])
-            for index, item in zip(own, found, strict=True):
+            samples = self.dataset.read_again(inner, [places[index][1] for index in own])
+            for index, item in zip(own, samples, strict=True):
                 items[index] = item
         return items
 
@@ -521,9 +521,9 @@ class _ShuffleBufferIterator(ThroughIterator):
     def _buffer(self) -> list[Any]:
         """Return the waiting items; after a restore, they are read again."""
         if self.items is None:
-            found = self.stage.dataset.read_again(self.lane, self.places)
-            kept = [index for index, item in enumerate(found) if item is not SKIPPED]
-            self.items = [found[index] for index in kept]
+            samples = self.stage.dataset.read_again(self.lane, self.places)
+            kept = [index for index, item in enumerate(samples) if item is not SKIPPED]
+            self.items = [samples[index] for index in kept]
             self.places = [self.places[index] for index in kept]
         return self.items
 

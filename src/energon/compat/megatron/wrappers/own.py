@@ -421,14 +421,16 @@ class _OwnIterator(DatasetIterator[Any]):
     def _in_lane(self, owner: SavableDataset, lane: Lane) -> SavableDataset:
         """Return a copy of a dataset whose inner datasets yield the items of a lane."""
         mine = copy.copy(owner)
-        found: dict[int, Dataset[Any]] = {}
+        datasets: dict[int, Dataset[Any]] = {}
         for value in vars(owner).values():
             for each in value if isinstance(value, Sequence) else (value,):
                 if _is_inner(each):
-                    found[id(each)] = each
+                    datasets[id(each)] = each
         views = {
-            number: _LaneView(dataset, lane if len(found) == 1 else lane.branch(place, len(found)))
-            for place, (number, dataset) in enumerate(found.items())
+            number: _LaneView(
+                dataset, lane if len(datasets) == 1 else lane.branch(position, len(datasets))
+            )
+            for position, (number, dataset) in enumerate(datasets.items())
         }
         for name, value in vars(owner).items():
             if isinstance(value, tuple | list):
