@@ -41,3 +41,14 @@ def mix(values: U64) -> U64:
     np.right_shift(mixed, _31, out=shifted)
     mixed ^= shifted
     return mixed
+
+
+_MASK = (1 << 64) - 1
+
+
+def mix_one(value: int) -> int:
+    """Return the result of `mix` for one number, without the cost of an array."""
+    value = (value + int(_GOLDEN)) & _MASK
+    value = ((value ^ value >> 30) * int(_MIX_1)) & _MASK
+    value = ((value ^ value >> 27) * int(_MIX_2)) & _MASK
+    return value ^ value >> 31

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.tables.join_index import table_hashes
+from energon.formats.tables.key_hash import key_hash, table_hashes
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
@@ -26,12 +26,13 @@ KEYS = st.lists(
 @settings(max_examples=30, deadline=None)
 def test_a_hash_depends_on_the_key_and_nothing_else(tmp_path_factory, keys, random):
     folder = tmp_path_factory.mktemp("keys")
-    found = dict(zip(keys, hashes(folder, keys), strict=True))
-    assert len(set(found.values())) == len(keys)
+    of_key = dict(zip(keys, hashes(folder, keys), strict=True))
+    assert len(set(of_key.values())) == len(keys)
     alone = [random.choice(keys)]
-    assert hashes(folder, alone) == [found[alone[0]]]
+    assert hashes(folder, alone) == [of_key[alone[0]]]
+    assert [key_hash(key.encode()) for key in keys] == [of_key[key][0] for key in keys]
     order = random.sample(range(len(keys)), len(keys))
-    assert hashes(folder, keys, chosen=order) == [found[keys[at]] for at in order]
+    assert hashes(folder, keys, chosen=order) == [of_key[keys[at]] for at in order]
 
 
 def test_keys_that_differ_in_zeros_and_length_differ(tmp_path):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, JoinIndex, key_hashes, table_hashes
+from energon.formats.tables.join_index import MISSING, JoinIndex
+from energon.formats.tables.key_hash import key_hashes, table_hashes
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.index import join_index

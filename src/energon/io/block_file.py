@@ -41,7 +41,8 @@ class BlockFile:
     """One version of an object. May be used by many threads; a process opens each file once.
 
     No descriptor stays open, so any number of objects can be cached. Files that are
-    deleted in the meantime are created again, empty, with the next block.
+    deleted in the meantime are created again, empty, with the next block. While the disk cannot be
+    written, every read is a request.
 
     Args:
         path: The data file; the map is stored beside it, with `.map` appended.
@@ -52,9 +53,6 @@ class BlockFile:
         failed: Called with the reason when a write fails.
         count: Called for each range read with `cache_hits`, `cache_misses`, or `cache_failed` if
             it could not be written to disk.
-
-    Raises:
-        OSError: If not even the map can be written.
     """
 
     def __init__(
@@ -83,8 +81,12 @@ class BlockFile:
         """A descriptor of the map, open while blocks are claimed: closing it releases them all."""
         self._busy: set[int] = set()
         self._changed = threading.Condition()
-        self._open_map()
-        self._close_map()
+        self._sums = np.zeros(self._count, np.uint32)
+        try:
+            self._open_map()
+            self._close_map()
+        except OSError as error:
+            self._pause(error)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return a range, fetching the blocks that are missing."""
@@ -264,35 +266,6 @@ class BlockFile:
         if not self._busy and self._claims >= 0:
             os.close(self._claims)
             self._claims = -1
-
-
-class UncachedFile:
-    """Stands in for a `BlockFile` when the disk cannot be written: fetches every range.
-
-    Args:
-        size: Bytes of the object.
-        read: Fetches a range.
-        stream: Yields the whole object if the server does not support ranges; None if it does.
-        count: Called with `cache_failed` for each range.
-    """
-
-    def __init__(
-        self,
-        *,
-        size: int,
-        read: Read,
-        stream: OpenStream | None = None,
-        count: Callable[..., None] = lambda **counts: None,
-    ) -> None:
-        self.size = size
-        self._read = read
-        self._stream = stream
-        self._tell = count
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return a range."""
-        self._tell(cache_failed=1)
-        return read_through(start, stop, self._read, self._stream)
 
 
 def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -> bytes:

@@ -36,7 +36,7 @@ from energon.errors import ConfigError, EnergonError, FormatError
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import is_full, write_atomic
 from energon.io.backends.base import ObjectInfo
-from energon.io.block_file import BlockFile, UncachedFile
+from energon.io.block_file import BlockFile
 from energon.io.file_lock import FileLock, is_unsupported, locked
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
@@ -132,7 +132,7 @@ class DiskCache:
                 "ENERGON_STORAGE_CACHE_DIR to a writable folder"
             ) from error
 
-    def open(self, store: Store, key: str, *, version: str, size: int) -> BlockFile | UncachedFile:
+    def open(self, store: Store, key: str, *, version: str, size: int) -> BlockFile:
         """Return an object as a local file that fills as it is read.
 
         If it cannot be written to disk, every read goes to its store.
@@ -149,20 +149,16 @@ class DiskCache:
         stream, count = None if store.gives_ranges else whole, store.statistics.add
         with self._lock:
             file = self._open.get(path)
-            try:
-                if file is None:
-                    file = self._open[path] = BlockFile(
-                        path,
-                        size=size,
-                        read=read,
-                        stream=stream,
-                        written=self._note,
-                        failed=self.warn,
-                        count=count,
-                    )
-            except OSError as error:
-                self.warn(error)
-                return UncachedFile(size=size, read=read, stream=stream, count=count)
+            if file is None:
+                file = self._open[path] = BlockFile(
+                    path,
+                    size=size,
+                    read=read,
+                    stream=stream,
+                    written=self._note,
+                    failed=self.warn,
+                    count=count,
+                )
         touch(path)
         return file
 

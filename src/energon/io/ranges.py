@@ -31,7 +31,7 @@ from energon.io.backends.base import (
     request_is_needed,
     while_needed,
 )
-from energon.io.block_file import BlockFile, UncachedFile
+from energon.io.block_file import BlockFile
 from energon.io.disk_cache import disk_cache
 from energon.io.retries import STEP_SECONDS
 from energon.io.store import Store
@@ -62,7 +62,7 @@ class RemoteObject:
         self.identity = (store.origin, info.key, info.version or str(id(self)), info.size)
         """Identifies this version of the object, also after it is opened again."""
         self._is_gone = False
-        self._copy: BlockFile | UncachedFile | None = None
+        self._copy: BlockFile | None = None
         if store.settings.cache_shards or not store.gives_ranges:
             self._copy = self._open_copy()
 
@@ -102,7 +102,7 @@ class RemoteObject:
             self._is_gone = True
             raise
 
-    def _open_copy(self) -> BlockFile | UncachedFile:
+    def _open_copy(self) -> BlockFile:
         key, size, version, _ = self.info
         # Without a version, a copy is of no use to anybody else.
         version = version or os.urandom(16).hex()

@@ -15,9 +15,7 @@ The JSON has the number of `rows`, and `columns`, a list of numpy types, one for
 column holds the number of the sample for each row, -1 for none. null instead of a type means that
 the sample has the number of the row, and there is no column.
 
-Samples are matched by 128-bit hashes of their keys. Two keys with equal hashes are taken for the
-same key: among 10^12 keys the probability of any collision is below 10^-14. The hash does not
-resist an adversary, who could write the same key anyway.
+Samples are matched by the hashes of their keys, see `key_hash`.
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints, mix
+from energon.arrays import Ints
 from energon.errors import FormatError, TruncatedError
 from energon.formats.json_text import parse_json
-from energon.formats.tables.part_table import PartTable
 from energon.limits import check_document
 from energon.local_file import map_file
 
@@ -175,48 +172,3 @@ def _smallest(column: NDArray[np.int64]) -> str:
         (int(column[at : at + _CHUNK].max()) for at in range(0, len(column), _CHUNK)), default=0
     )
     return "<i4" if largest < 1 << 31 else "<i8"
-
-
-Hashes = NDArray[np.uint64]
-
-_WORD = 8
-_SEEDS = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
-
-
-def table_hashes(table: PartTable, indices: Ints) -> Hashes:
-    """Return the hashes of the keys of some samples, with shape (samples, 2)."""
-    data = np.frombuffer(table.key_bytes, np.uint8)
-    if table.key_length is not None:
-        return _hash_equal(data, indices * table.key_length, table.key_length)
-    edges = table.columns["key_start"]
-    starts = edges[indices].astype(np.int64)
-    return _hash_all(data, starts, edges[indices + 1].astype(np.int64) - starts)
-
-
-def key_hashes(keys: Sequence[str]) -> Hashes:
-    """Return the hashes of some keys, with shape (keys, 2)."""
-    encoded = [key.encode() for key in keys]
-    lengths = np.array([len(key) for key in encoded], np.int64)
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    return _hash_all(data, np.cumsum(lengths) - lengths, lengths)
-
-
-def _hash_all(data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
-    hashes = np.empty((len(starts), 2), np.uint64)
-    for length in np.unique(lengths).tolist():
-        chosen = np.flatnonzero(lengths == length)
-        hashes[chosen] = _hash_equal(data, starts[chosen], length)
-    return hashes
-
-
-def _hash_equal(data: NDArray[Any], starts: NDArray[np.int64], length: int) -> Hashes:
-    """Return the hashes of keys of one length, eight bytes at a time."""
-    words = -(-length // _WORD)
-    padded = np.zeros((len(starts), words * _WORD), np.uint8)
-    if length:
-        padded[:, :length] = data[starts[:, None] + np.arange(length)]
-    columns = padded.view("<u8").astype(np.uint64)
-    hashes = np.tile(mix(_SEEDS ^ np.uint64(length)), (len(starts), 1))
-    for word in range(words):
-        hashes = mix(hashes ^ mix(columns[:, word : word + 1] + _SEEDS))
-    return hashes

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
+from energon.formats.tables.key_hash import key_hash, table_hashes
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.io.disk_cache import disk_cache
@@ -27,12 +27,7 @@ from energon.io.epath import AnyPath
 
 logger = logging.getLogger("energon")
 
-KEY_INDEX_MAGIC = b"EKEYS\x01\0\0"
-_MASK = (1 << 64) - 1
-# Odd numbers whose bits look random: the fractions of the golden ratio and of the root of 3.
-_MIX = 0x9E3779B97F4A7C15
-_END = 0xBB67AE8584CAA73B
-_SHIFT = 29
+KEY_INDEX_MAGIC = b"EKEYS\x02\0\0"
 
 
 class KeyIndex:
@@ -45,7 +40,7 @@ class KeyIndex:
     def __init__(self, tables: Iterable[PartTable]) -> None:
         hashes, places = [_EMPTY], [_EMPTY]
         for shard, table in enumerate(tables):
-            hashes.append(hash_keys(table))
+            hashes.append(table_hashes(table, np.arange(table.num_samples))[:, 0])
             places.append(np.arange(table.num_samples, dtype=np.uint64) + np.uint64(shard << 32))
         joined = np.concatenate(hashes)
         order = np.argsort(joined, kind="stable")
@@ -78,7 +73,7 @@ class KeyIndex:
 
     def find(self, key: bytes) -> Iterator[tuple[int, int]]:
         """Yield shard and number of each sample that may have `key`; very rarely more than one."""
-        target = hash_key(key)
+        target = key_hash(key)
         hashes: Any = self._hashes
         at = bisect_left(hashes, target)
         while at < len(hashes) and hashes[at] == target:
@@ -92,45 +87,6 @@ class KeyIndex:
         same = np.flatnonzero(hashes[1:] == hashes[:-1])
         places = np.asarray(self._places)[same]
         return list(zip((places >> 32).tolist(), (places & 0xFFFFFFFF).tolist(), strict=True))
-
-
-def hash_key(key: bytes) -> int:
-    """Return the 64-bit hash of one key."""
-    value = len(key)
-    for start in range(0, len(key), 8):
-        value = (value ^ int.from_bytes(key[start : start + 8], "little")) * _MIX & _MASK
-        value ^= value >> _SHIFT
-    value = value * _END & _MASK
-    return value ^ value >> 32
-
-
-def hash_keys(table: PartTable) -> NDArray[np.uint64]:
-    """Return `hash_key` of all keys of a shard."""
-    data = np.frombuffer(table.key_bytes, np.uint8)
-    if table.key_length is not None:
-        return _hash_rows(data.reshape(table.num_samples, table.key_length))
-    starts = table.columns["key_start"].astype(np.int64)
-    lengths = np.diff(starts)
-    hashes = np.empty(table.num_samples, np.uint64)
-    for length in np.unique(lengths).tolist():
-        same = np.flatnonzero(lengths == length)
-        hashes[same] = _hash_rows(data[starts[same][:, None] + np.arange(length)])
-    return hashes
-
-
-def _hash_rows(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return the hashes of keys of equal length, one in each row."""
-    count, length = keys.shape
-    padded = np.zeros((count, -(-length // 8) * 8), np.uint8)
-    padded[:, :length] = keys
-    words = padded.view("<u8")
-    value = np.full(count, length, np.uint64)
-    for column in range(words.shape[1]):
-        value = (value ^ words[:, column]) * np.uint64(_MIX)
-        value ^= value >> np.uint64(_SHIFT)
-    value *= np.uint64(_END)
-    value ^= value >> np.uint64(32)
-    return value
 
 
 _EMPTY = np.empty(0, np.uint64)

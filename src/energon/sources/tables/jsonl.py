@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +48,6 @@ from energon.messages import shell_word
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.subset import resolve_range
-from energon.samples.crude import CrudeSample
 from energon.samples.provenance import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
@@ -59,16 +58,11 @@ from energon.sources.kinds import (
     description,
     split_description,
 )
-from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool, read_spans
-from energon.sources.source import (
-    Extents,
-    Location,
-    content_fingerprint,
-    restore_keys_of,
-)
+from energon.sources.source import Extents, content_fingerprint
+from energon.sources.tables.row_kind import Item, ItemSource
 from energon.sources.webdataset import warn_unmatched
 
 
@@ -340,7 +334,7 @@ class UnpackedFile:
         return found
 
 
-class JsonlSource(NumberedSource):
+class JsonlSource(ItemSource):
     """The samples of a split of a JSONL file, numbered from 0.
 
     A sample has the part `json`, in bytes. Its key is the number of the line in the file.
@@ -394,40 +388,24 @@ class JsonlSource(NumberedSource):
         # A slice is not aligned with points, so it spans up to three intervals.
         return SliceCost(max(1, int(size / self.mean_sample_bytes)), int(3 * size))
 
+    def content(self) -> list[int]:
+        return [len(self.lines), int(self.lines.offsets[-1])]
+
     def fingerprint(self) -> dict[str, Any]:
         """Return the identity of the samples and their order, which a saved state must match."""
         content = {
-            "lines": [len(self.lines), int(self.lines.offsets[-1])],
+            "lines": self.content(),
             "excluded": self.excluded.tolist(),
             "range": [self.first, self.start, self.stop],
         }
         return content_fingerprint(len(self), content)
 
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples, in the order of `ordinals`; see `WebdatasetSource.read`."""
-        numbers = self.numbers(ordinals)
+    def items(self, numbers: Ints) -> list[Item]:
         order = np.argsort(numbers, kind="stable")
-        lines = self.lines.read(numbers[order])
-        keys = restore_keys_of(ordinals, restore_keys)
-        shard = address_name(self.path)
-        samples: list[Any] = [None] * len(lines)
-        for place, line in zip(order.tolist(), lines, strict=True):
-            samples[place] = CrudeSample(
-                {
-                    "__key__": str(numbers[place]),
-                    "__shard__": shard,
-                    "__restore_key__": keys[place],
-                    "__subflavors__": subflavors,
-                    PART: line,
-                }
-            )
-        return samples
+        items: list[Item] = [({}, {})] * len(numbers)
+        for at, line in zip(order.tolist(), self.lines.read(numbers[order]), strict=True):
+            items[at] = ({PART: line}, {})
+        return items
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples are."""
@@ -451,19 +429,15 @@ class JsonlSource(NumberedSource):
         """Return the names of its measures."""
         return ["bytes"]
 
-    def locate(self, ordinal: int) -> Location:
-        """Return where a sample is."""
-        number = int(self.numbers(np.array([ordinal]))[0])
-        return Location(
-            key=str(number),
-            shard=address_name(self.path),
-            sample=number,
-            offset=int(self.lines.offsets[number]),
-            parts=(PART,),
-        )
+    @property
+    def all_parts(self) -> list[str]:
+        return [PART]
 
-    def keys(self, ordinals: Ints) -> list[str]:
-        return list(map(str, self.numbers(ordinals).tolist()))
+    def shard_of(self, number: int) -> str:
+        return address_name(self.path)
+
+    def position(self, number: int) -> tuple[str, int, int]:
+        return self.shard_of(number), number, int(self.lines.offsets[number])
 
     def numbers_of(self, key: str) -> Sequence[int]:
         return numbers_in(key.removeprefix(f"{address_name(self.path)}/"))
