@@ -8,27 +8,26 @@ import logging
 import lzma
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
-    DuplicateSampleKeyError,
     needs_extra,
 )
 from energon.formats.tar.headers import RECORD_BYTES
-from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
+from energon.formats.tar.writer import MemberAttributes, encode_header
 from energon.io.address import redact
-from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full
+from energon.io.atomic import ClosesAtExit
 from energon.messages import type_in_words
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.shard_writer import (
     EncodedPart,
     EncodedSample,
+    SampleArchive,
+    Sink,
     encode_sample,
-    unfinished_shard,
 )
 from energon.webdataset import security
 from energon.webdataset.encoders import (
@@ -66,64 +65,6 @@ __all__ = [
 
 
 _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
-
-
-class Sink:
-    """Receives the bytes of one archive.
-
-    Args:
-        stream: The stream that they are written to.
-        packer: Compresses them; None does not.
-        temporary: Renames a complete file; None for anything else.
-        path: Path of a local file; None for anything else.
-        owns_stream: Whether to close the stream.
-    """
-
-    def __init__(
-        self,
-        stream: Any,
-        packer: Any = None,
-        *,
-        temporary: AbstractContextManager[Path] | None = None,
-        path: str | None = None,
-        owns_stream: bool = True,
-    ) -> None:
-        self.path = path
-        self.is_compressed = packer is not None
-        self.write = (stream if packer is None else packer).write
-        self._stream = stream
-        self._packer = packer
-        self._temporary = temporary
-        self._owns_stream = owns_stream
-
-    def close(self) -> None:
-        """Finish the archive, which appears now."""
-        if self._packer is not None:
-            self._packer.close()
-        if self._owns_stream:
-            self._stream.close()
-        elif hasattr(self._stream, "flush"):
-            self._stream.flush()
-        if self._temporary is not None:
-            self._temporary.__exit__(None, None, None)
-
-    def abort_after(self, error: BaseException) -> None:
-        """Discard the archive because of an error, which names the file if the disk is full."""
-        if self.path is not None:
-            name_if_full(error, self.path)
-        self.abort()
-
-    def abort(self) -> None:
-        """Discard the archive, where that is possible."""
-        if hasattr(self._stream, "abort"):
-            self._stream.abort()
-        elif self._owns_stream:
-            # Closing fails if the disk is full, because of what was left in the buffer.
-            with suppress(OSError):
-                self._stream.close()
-        if self._temporary is not None:
-            with suppress(_Abandoned):
-                self._temporary.__exit__(_Abandoned, _Abandoned(), None)
 
 
 def make_folder(target: str) -> None:
@@ -166,9 +107,7 @@ def open_sink(
         # A device or a named pipe must be written to directly.
         device = open(path, "wb")  # noqa: SIM115 - the sink closes it
         return Sink(device, _packer(device, kind, level))
-    temporary = atomic_path(path)
-    stream = temporary.__enter__().open("wb", buffering=1 << 20)
-    return Sink(stream, _packer(stream, kind, level), temporary=temporary, path=path)
+    return Sink.at(path, lambda stream: _packer(stream, kind, level))
 
 
 def _compression(compress: bool | str | None, name: str) -> str | None:
@@ -200,14 +139,10 @@ def _zstd(stream: Any, level: int | None) -> Any:
     return compressor.stream_writer(stream, closefd=False)
 
 
-class _Abandoned(Exception):
-    """Tells `atomic_path` to discard the file."""
-
-
 _SET_BY_READERS = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
-class TarWriter(ClosesAtExit):
+class TarWriter(SampleArchive):
     """Writes samples to one tar file.
 
     Args:
@@ -253,7 +188,6 @@ class TarWriter(ClosesAtExit):
         sort_fields: bool = True,
         allow: Collection[str] = (),
     ) -> None:
-        self.num_samples = 0
         self.user, self.group, self.mode, self.mtime = user, group, mode, mtime
         self.compress = compress
         self.keep_meta = keep_meta
@@ -262,21 +196,14 @@ class TarWriter(ClosesAtExit):
         self._encode = field_encoder(encoder)
         self._transform: Callable[[Any], Any] | None = encoder if self._encode is None else None
         self._sort_fields = sort_fields
-        self._sink: Sink | None = open_sink(
-            fileobj, compress=compress, level=level, allowed=security.resolve(allow)
+        name = fileobj if isinstance(fileobj, str | os.PathLike) else None
+        super().__init__(
+            open_sink(fileobj, compress=compress, level=level, allowed=security.resolve(allow)),
+            name=redact(name) if name else str(getattr(fileobj, "name", "an archive")),
+            attributes=attributes,
+            record_bytes=RECORD_BYTES,
         )
-        self._archive = ArchiveWriter(self._sink, attributes=attributes)
         self._index = index
-        self._name = str(getattr(fileobj, "name", "an archive"))
-        if isinstance(fileobj, str | os.PathLike):
-            self._name = redact(fileobj)
-        self._keys: set[str] = set()
-        self.close_at_exit(self._sink)
-
-    @property
-    def unfinished(self) -> str | None:
-        """The archive and how many samples it has; None if it is closed."""
-        return None if self._sink is None else unfinished_shard(self._name, self.num_samples)
 
     @staticmethod
     def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
@@ -308,11 +235,6 @@ class TarWriter(ClosesAtExit):
         content = b"" if fileobj is None else fileobj.read(tarinfo.size)
         self._archive.add(encode_header(tarinfo.name, len(content)), content, len(content))
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the archive so far, before compression and without its end marker."""
-        return self._archive.num_bytes
-
     def write(self, obj: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__`, and a value for each field.
 
@@ -323,7 +245,9 @@ class TarWriter(ClosesAtExit):
             ConfigError: If the sample cannot be written, or would be read back as another.
             DuplicateSampleKeyError: If a sample with this key was written before.
         """
-        return self.write_encoded(self.encode(obj))
+        encoded = self.encode(obj)
+        self.write_encoded(encoded)
+        return sum(part.size for part in encoded.parts)
 
     def encode(self, obj: Mapping[str, Any]) -> EncodedSample:
         """Return a sample as it would be written."""
@@ -338,50 +262,11 @@ class TarWriter(ClosesAtExit):
         kept = [_kept(encoded.key, name, encode(name, v)) for name, v in reserved.items()]
         return EncodedSample(encoded.key, kept + encoded.parts)
 
-    def write_encoded(self, sample: EncodedSample) -> int:
-        """Append an encoded sample."""
-        if self._sink is None:
-            raise ConfigError("the tar file is closed")
-        if sample.key in self._keys:
-            raise DuplicateSampleKeyError(
-                f"{self._name}: already has a sample with the key {sample.key!r}; keys must be "
-                "unique in a shard"
-            )
-        self._keys.add(sample.key)
-        payload = 0
-        try:
-            for part in sample.parts:
-                self._archive.add(part.header, part.content, part.size)
-                payload += part.size
-        except BaseException as error:
-            # It contains half a sample.
-            sink, self._sink = self._sink, None
-            sink.abort_after(error)
-            raise
-        self.num_samples += 1
-        return payload
-
-    def close(self) -> None:
-        """Finish the archive."""
-        if self._sink is None:
-            return
-        sink, self._sink = self._sink, None
-        try:
-            self._archive.end(record_bytes=RECORD_BYTES)
-            sink.close()
-        except BaseException as error:
-            sink.abort_after(error)
-            raise
+    def _complete(self, sink: Sink) -> None:
         if self._index and sink.path and not sink.is_compressed and self.num_samples:
             from energon.prepare.index.index import index_shard
 
             index_shard(sink.path)
-
-    def abort(self) -> None:
-        """Delete a local file; what was written to a stream remains."""
-        if self._sink is not None:
-            sink, self._sink = self._sink, None
-            sink.abort()
 
 
 def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> dict[str, Any]:
@@ -516,9 +401,9 @@ class ShardWriter(ClosesAtExit):
         full = stream.num_bytes + encoded.num_bytes + RECORD_BYTES > self.maxsize
         if stream.num_samples >= self.maxcount or (full and stream.num_samples):
             stream = self.next_stream()
-        size = stream.write_encoded(encoded)
+        stream.write_encoded(encoded)
         self.total += 1
-        return size
+        return sum(part.size for part in encoded.parts)
 
     def finish(self) -> None:
         """Finish the current file."""

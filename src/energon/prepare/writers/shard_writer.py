@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.formats.tar.scan_builder import ScanBuilder
-from energon.formats.tar.writer import ArchiveWriter, encode_header
+from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
@@ -94,7 +94,178 @@ def _encode_part(key: str, part: str, content: Content) -> EncodedPart:
     return EncodedPart(part, encode_header(name, size), content, size)
 
 
-class TarWriter(ClosesAtExit):
+class Sink:
+    """Receives the bytes of one archive.
+
+    Args:
+        stream: The stream that they are written to.
+        packer: Compresses them; None does not.
+        temporary: Renames a complete file; None for anything else.
+        path: Path of a local file; None for anything else.
+        owns_stream: Whether to close the stream.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        packer: Any = None,
+        *,
+        temporary: AbstractContextManager[Path] | None = None,
+        path: str | None = None,
+        owns_stream: bool = True,
+    ) -> None:
+        self.path = path
+        self.is_compressed = packer is not None
+        self.write = (stream if packer is None else packer).write
+        self._stream = stream
+        self._packer = packer
+        self._temporary = temporary
+        self._owns_stream = owns_stream
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], pack: Callable[[Any], Any] | None = None) -> Sink:
+        """Return the sink of a file that gets its name when it is closed.
+
+        Args:
+            path: The file.
+            pack: Returns a stream that compresses to another one; None does not compress.
+        """
+        temporary = atomic_path(path)
+        stream = temporary.__enter__().open("wb", buffering=1 << 20)
+        packer = None if pack is None else pack(stream)
+        return cls(stream, packer, temporary=temporary, path=os.fspath(path))
+
+    def close(self) -> None:
+        """Finish the archive, which appears now."""
+        if self._packer is not None:
+            self._packer.close()
+        if self._owns_stream:
+            self._stream.close()
+        elif hasattr(self._stream, "flush"):
+            self._stream.flush()
+        if self._temporary is not None:
+            self._temporary.__exit__(None, None, None)
+
+    def abort_after(self, error: BaseException) -> None:
+        """Discard the archive because of an error, which names the file if the disk is full."""
+        if self.path is not None:
+            name_if_full(error, self.path)
+        self.abort()
+
+    def abort(self) -> None:
+        """Discard the archive, where that is possible."""
+        if hasattr(self._stream, "abort"):
+            self._stream.abort()
+        elif self._owns_stream:
+            # Closing fails if the disk is full, because of what was left in the buffer.
+            with suppress(OSError):
+                self._stream.close()
+        if self._temporary is not None:
+            with suppress(_ShardAbandoned):
+                self._temporary.__exit__(_ShardAbandoned, _ShardAbandoned(), None)
+
+
+class _ShardAbandoned(Exception):
+    """Tells `atomic_path` to discard the file."""
+
+
+class SampleArchive(ClosesAtExit):
+    """One archive of samples, which appears once it is complete.
+
+    Args:
+        sink: Receives its bytes.
+        name: Its name in messages.
+        attributes: Owner, mode and date of the members; None for the defaults.
+        checksum: Whether the checksums of contents are computed.
+        record_bytes: The size of the archive is a multiple of this.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        name: str,
+        attributes: MemberAttributes | None = None,
+        checksum: bool = False,
+        record_bytes: int = BLOCK,
+    ) -> None:
+        self.num_samples = 0
+        self._sink: Sink | None = sink
+        self._name = name
+        self._record_bytes = record_bytes
+        self._keys: set[str] = set()
+        self._archive = ArchiveWriter(sink, attributes=attributes, checksum=checksum)
+        self.close_at_exit(sink)
+
+    @property
+    def unfinished(self) -> str | None:
+        """The archive and how many samples it has; None if it is closed."""
+        if self._sink is None:
+            return None
+        return f"{self._name} with {counted(self.num_samples, 'sample')}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the archive so far, before compression and without its end marker."""
+        return self._archive.num_bytes
+
+    def write_encoded(self, sample: EncodedSample) -> None:
+        """Append an encoded sample.
+
+        Raises:
+            ConfigError: If the archive is closed.
+            DuplicateSampleKeyError: If it has a sample with this key.
+        """
+        if self._sink is None:
+            raise ConfigError(f"{self._name}: is closed")
+        if sample.key in self._keys:
+            raise DuplicateSampleKeyError(
+                f"{self._name}: already has a sample with the key {sample.key!r}; keys must be "
+                "unique in a dataset"
+            )
+        self._keys.add(sample.key)
+        try:
+            for part in sample.parts:
+                self._add(sample.key, part)
+        except BaseException as error:
+            self._discard(error)  # it contains half a sample
+            raise
+        self.num_samples += 1
+
+    def close(self) -> None:
+        """Finish the archive."""
+        if self._sink is None:
+            return
+        try:
+            self._archive.end(record_bytes=self._record_bytes)
+            self._sink.close()
+        except BaseException as error:
+            self._discard(error)
+            raise
+        sink, self._sink = self._sink, None
+        self._complete(sink)
+
+    def abort(self) -> None:
+        """Delete a local file; what was written to a stream remains."""
+        self._discard(None)
+
+    def _discard(self, error: BaseException | None) -> None:
+        if self._sink is not None:
+            sink, self._sink = self._sink, None
+            if error is None:
+                sink.abort()
+            else:
+                sink.abort_after(error)
+
+    def _add(self, key: str, part: EncodedPart) -> None:
+        """Append a part of a sample."""
+        self._archive.add(part.header, part.content, part.size)
+
+    def _complete(self, sink: Sink) -> None:
+        """Write what belongs to an archive that is complete."""
+
+
+class TarWriter(SampleArchive):
     """Writes one shard. The same samples always produce the same bytes.
 
     The shard gets its name once it is complete; an exception leaves nothing behind. Its `.tar.idx`
@@ -123,25 +294,10 @@ class TarWriter(ClosesAtExit):
         self.path = Path(local_path(path))
         if self.path.suffix != ".tar":
             raise ConfigError(f"{path}: the name of a shard must end in .tar")
-        self.num_samples = 0
         self._encode = encode
         self._builder = ScanBuilder()
-        self._keys: set[str] = set()
         self._crc32 = array("I") if checksum else None
-        self._temporary = atomic_path(self.path)
-        self._file: BinaryIO | None = self._temporary.__enter__().open("wb", buffering=1 << 20)
-        self._archive = ArchiveWriter(self._file, checksum=checksum)
-        self.close_at_exit(self._file, self._temporary)
-
-    @property
-    def unfinished(self) -> str | None:
-        """The shard and how many samples it has; None if it is closed."""
-        return None if self._file is None else unfinished_shard(self.path, self.num_samples)
-
-    @property
-    def num_bytes(self) -> int:
-        """Current size of the shard, without its end marker."""
-        return self._archive.num_bytes
+        super().__init__(Sink.at(self.path), name=str(self.path), checksum=checksum)
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Append a sample: its `__key__` and a value for each part, see `encode_sample`.
@@ -153,79 +309,32 @@ class TarWriter(ClosesAtExit):
             ConfigError: If the sample cannot be written.
             DuplicateSampleKeyError: If the shard has one with this key.
         """
-        return self.write_encoded(encode_sample(sample, self._encode))
-
-    def write_encoded(self, sample: EncodedSample) -> int:
-        """Append an encoded sample, see `write`."""
-        if self._file is None:
-            raise ConfigError(f"{self.path}: the shard is closed")
-        if sample.key in self._keys:
-            raise DuplicateSampleKeyError(
-                f"{self.path}: already has a sample with the key {sample.key!r}; keys must be "
-                "unique in a dataset"
-            )
-        self._keys.add(sample.key)
-        before = self.num_bytes
-        key = sample.key.encode("utf-8", "surrogateescape")
-        try:
-            for part in sample.parts:
-                self._write_part(key, part)
-        except BaseException as error:
-            name_if_full(error, self.path)
-            self.abort()  # it contains half a sample
-            raise
-        self.num_samples += 1
-        return self.num_bytes - before
+        encoded = encode_sample(sample, self._encode)
+        self.write_encoded(encoded)
+        return encoded.num_bytes
 
     def close(self) -> None:
         """Finish the shard and write its index. A shard without samples is not written."""
-        if self._file is None:
-            return
-        if not self.num_samples:
+        if self.num_samples:
+            super().close()
+        else:
             self.abort()
-            return
-        try:
-            self._archive.end()
-            self._file.close()
-        except BaseException as error:
-            name_if_full(error, self.path)
-            self.abort()
-            raise
-        self._file = None
-        self._temporary.__exit__(None, None, None)
-        about = self.path.stat()
-        crc32 = None if self._crc32 is None else np.array(self._crc32, np.uint32)
-        scan = self._builder.finish(about.st_size, crc32)
-        table = PartTable.from_scan(scan, shard_mtime_ns=about.st_mtime_ns)
-        write_atomic(tar_index_path(self.path), encode_tar_index(scan.sample_offset))
-        write_atomic(part_table_path(self.path), table.to_bytes())
 
-    def abort(self) -> None:
-        """Delete the shard."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            # Closing fails if the disk is full, because of what was left in the buffer.
-            with suppress(OSError):
-                file.close()
-            with suppress(_ShardAbandoned):
-                self._temporary.__exit__(_ShardAbandoned, _ShardAbandoned(), None)
-
-    def _write_part(self, key: bytes, part: EncodedPart) -> None:
+    def _add(self, key: str, part: EncodedPart) -> None:
         start = self._archive.num_bytes
         crc32 = self._archive.add(part.header, part.content, part.size)
         if self._crc32 is not None:
             self._crc32.append(crc32)
-        name = part.name.encode("utf-8", "surrogateescape")
-        self._builder.add(key, name, start, start + len(part.header), part.size)
+        key_bytes, name = (os.fsencode(each) for each in (key, part.name))
+        self._builder.add(key_bytes, name, start, start + len(part.header), part.size)
 
-
-def unfinished_shard(path: str | os.PathLike[str], num_samples: int) -> str:
-    """Return how a warning names a shard that was not closed."""
-    return f"{os.fspath(path)} with {counted(num_samples, 'sample')}"
-
-
-class _ShardAbandoned(Exception):
-    """Tells `atomic_path` to discard the file."""
+    def _complete(self, sink: Sink) -> None:
+        info = self.path.stat()
+        crc32 = None if self._crc32 is None else np.array(self._crc32, np.uint32)
+        scan = self._builder.finish(info.st_size, crc32)
+        table = PartTable.from_scan(scan, shard_mtime_ns=info.st_mtime_ns)
+        write_atomic(tar_index_path(self.path), encode_tar_index(scan.sample_offset))
+        write_atomic(part_table_path(self.path), table.to_bytes())
 
 
 MAX_COUNT = 100_000
@@ -338,10 +447,10 @@ class ShardWriter(ClosesAtExit):
             shard = TarWriter(path, encode=self._encode, checksum=self._checksum)
             shard.is_owned = True
             self._shard = shard
-        num_bytes = shard.write_encoded(encoded)
+        shard.write_encoded(encoded)
         self.num_samples += 1
         self.last_key = encoded.key
-        return num_bytes
+        return encoded.num_bytes
 
     def close(self) -> None:
         """Complete the last shard."""
