@@ -19,12 +19,12 @@ from energon.errors import (
 from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.writer import MemberAttributes, encode_header
 from energon.io.address import redact
-from energon.io.atomic import ClosesAtExit
 from energon.messages import type_in_words
 from energon.prepare.writers.encode import Content
 from energon.prepare.writers.shard_writer import (
     EncodedPart,
     EncodedSample,
+    NumberedArchives,
     SampleArchive,
     Sink,
     encode_sample,
@@ -294,7 +294,7 @@ def _kept(key: str, name: str, content: Content) -> EncodedPart:
 logger = logging.getLogger("energon")
 
 
-class ShardWriter(ClosesAtExit):
+class ShardWriter(NumberedArchives[TarWriter]):
     """Writes samples to numbered tar files.
 
     A file is opened with its first sample, and gets its name once it is complete. It may reach
@@ -339,101 +339,55 @@ class ShardWriter(ClosesAtExit):
         index: bool = True,
         **kw: Any,
     ) -> None:
-        self.pattern = os.fspath(pattern)
-        self.maxcount = maxcount
-        self.maxsize = maxsize
-        self.shard = start_shard
-        """Number of the next file."""
+        super().__init__(
+            os.fspath(pattern),
+            maxcount=maxcount,
+            maxsize=maxsize,
+            start_shard=start_shard,
+            post=post,
+            end_bytes=RECORD_BYTES,
+        )
         self.total = 0
         """Samples in all files."""
-        self.fname: str | None = None
-        """The file that is being written."""
-        self.shards: list[str] = []
-        """Complete files."""
-        self.tarstream: TarWriter | None = None
-        self.post = post
         self.verbose = verbose
         self.opener = opener
         self.kw = kw
         self._index = index
-        if maxcount < 1 or maxsize < 1:
-            raise ConfigError(f"expected limits of 1 or more, got {maxcount=}, {maxsize=}")
-        if self._name(0) == self._name(1):
-            raise ConfigError(
-                f"{self.pattern!r} gives all files the same name; expected one like shards/%06d.tar"
-            )
         self.close_at_exit()
 
     @property
-    def unfinished(self) -> str | None:
-        """The incomplete file and how many samples it has; None if there is none."""
-        return None if self.tarstream is None else self.tarstream.unfinished
+    def tarstream(self) -> TarWriter | None:
+        """The current file; None if there is none."""
+        return self._archive
 
     @property
     def count(self) -> int:
         """Number of samples in the current file."""
-        return 0 if self.tarstream is None else self.tarstream.num_samples
+        return 0 if self._archive is None else self._archive.num_samples
 
     @property
     def size(self) -> int:
         """Size of the current file in bytes."""
-        return 0 if self.tarstream is None else self.tarstream.num_bytes
+        return 0 if self._archive is None else self._archive.num_bytes
 
     def next_stream(self) -> TarWriter:
         """Finish the current file and begin the next."""
-        self.finish()
-        name = self._name(self.shard)
+        return self._begin()
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Write a sample, see `TarWriter.write`."""
+        encoded = (self._archive or self._begin()).encode(obj)
+        self._write(encoded)
+        self.total += 1
+        return sum(part.size for part in encoded.parts)
+
+    def _open(self, name: str) -> TarWriter:
         if self.verbose:
             logger.info("writing %s, %d samples so far", name, self.total)
         if self.opener is None:
             make_folder(name)
         target = name if self.opener is None else self.opener(name)
-        self.tarstream = TarWriter(target, **self.kw, index=self._index)
-        self.tarstream.is_owned = True
-        self.fname = name
-        self.shard += 1
-        return self.tarstream
-
-    def write(self, obj: Mapping[str, Any]) -> int:
-        """Write a sample, see `TarWriter.write`."""
-        stream = self.tarstream or self.next_stream()
-        encoded = stream.encode(obj)
-        full = stream.num_bytes + encoded.num_bytes + RECORD_BYTES > self.maxsize
-        if stream.num_samples >= self.maxcount or (full and stream.num_samples):
-            stream = self.next_stream()
-        stream.write_encoded(encoded)
-        self.total += 1
-        return sum(part.size for part in encoded.parts)
-
-    def finish(self) -> None:
-        """Finish the current file."""
-        if self.tarstream is None or self.fname is None:
-            return
-        stream, name = self.tarstream, self.fname
-        self.tarstream = self.fname = None
-        stream.close()
-        self.shards.append(name)
-        if self.post is not None:
-            self.post(name)
-
-    def close(self) -> None:
-        """Finish the last file."""
-        self.finish()
-
-    def abort(self) -> None:
-        """Keep complete files, and delete the incomplete one."""
-        if self.tarstream is not None:
-            self.tarstream.abort()
-            self.tarstream = self.fname = None
-
-    def _name(self, number: int) -> str:
-        try:
-            return self.pattern % number
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.pattern!r} has no place for the number of a file ({error}); expected one "
-                "like shards/%06d.tar"
-            ) from error
+        return TarWriter(target, **self.kw, index=self._index)
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:

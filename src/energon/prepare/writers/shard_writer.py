@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -341,7 +342,122 @@ MAX_COUNT = 100_000
 MAX_SIZE = 3_000_000_000
 
 
-class ShardWriter(ClosesAtExit):
+A = TypeVar("A", bound=SampleArchive)
+
+
+class NumberedArchives(ClosesAtExit, Generic[A]):
+    """Samples in numbered archives. Each is opened with its first sample.
+
+    Args:
+        pattern: Paths or addresses of the archives, with the number as in `%05d`.
+        maxcount: Maximum number of samples in an archive.
+        maxsize: Maximum size of an archive in bytes; only a single larger sample exceeds it.
+        start_shard: Number of the first archive.
+        post: Called with the path of each complete archive.
+        end_bytes: How much of the maximum size the end of an archive takes.
+
+    Raises:
+        ConfigError: If the pattern contains no number, or a limit is not positive.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        maxcount: int,
+        maxsize: float,
+        start_shard: int,
+        post: Callable[[str], object] | None,
+        end_bytes: int = 0,
+    ) -> None:
+        self.pattern = pattern
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.post = post
+        self.shard = start_shard
+        """Number of the next archive."""
+        self.shards: list[str] = []
+        """Complete archives."""
+        self.fname: str | None = None
+        """The archive that is being written."""
+        self._archive: A | None = None
+        self._end_bytes = end_bytes
+        if maxcount < 1 or maxsize < 1 or start_shard < 0:
+            raise ConfigError(
+                f"expected a maxcount and maxsize of at least 1 and a start_shard of at least 0, "
+                f"found {maxcount=}, {maxsize=}, {start_shard=}"
+            )
+        if self._path(0) == self._path(1):
+            raise ConfigError(
+                f"{pattern!r} gives all shards the same name; expected a pattern such as "
+                "shards/%05d.tar"
+            )
+
+    @property
+    def unfinished(self) -> str | None:
+        """The incomplete archive and how many samples it has; None if there is none."""
+        return None if self._archive is None else self._archive.unfinished
+
+    @abstractmethod
+    def _open(self, name: str) -> A:
+        """Return a new archive."""
+
+    def _begin(self) -> A:
+        """Finish the current archive and begin the next."""
+        self.finish()
+        name = self._path(self.shard)
+        archive = self._archive = self._open(name)
+        archive.is_owned = True
+        self.fname = name
+        self.shard += 1
+        return archive
+
+    def _write(self, encoded: EncodedSample) -> None:
+        """Write an encoded sample to the current archive, or the next if that is full."""
+        archive = self._archive
+        size = encoded.num_bytes + self._end_bytes
+        if archive is None or (
+            archive.num_samples
+            and (archive.num_samples >= self.maxcount or archive.num_bytes + size > self.maxsize)
+        ):
+            archive = self._begin()
+        archive.write_encoded(encoded)
+
+    def finish(self) -> None:
+        """Finish the current archive."""
+        if self._archive is None or self.fname is None:
+            return
+        archive, name = self._archive, self.fname
+        self._archive = self.fname = None
+        self._close(archive)
+        self.shards.append(name)
+        if self.post is not None:
+            self.post(name)
+
+    def _close(self, archive: A) -> None:
+        archive.close()
+
+    def close(self) -> None:
+        """Finish the last archive."""
+        self.finish()
+
+    def abort(self) -> None:
+        """Keep complete archives, and delete the incomplete one."""
+        if self._archive is not None:
+            self._archive.abort()
+            self._archive = self.fname = None
+
+    def _path(self, number: int) -> str:
+        try:
+            return self.pattern % number
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.pattern!r} has no place for the number of a shard ({error}); expected "
+                "a pattern such as shards/%05d.tar"
+            ) from error
+
+
+class ShardWriter(NumberedArchives[TarWriter]):
     """Writes samples to numbered shards, each with its index, see `TarWriter`.
 
     The output depends only on the samples. An interrupted run, even by kill -9, leaves complete
@@ -389,25 +505,19 @@ class ShardWriter(ClosesAtExit):
         encode: Encode = encode_part,
         checksum: bool = True,
     ) -> None:
-        self.pattern = os.fspath(pattern) if is_remote(pattern) else local_path(pattern)
+        super().__init__(
+            os.fspath(pattern) if is_remote(pattern) else local_path(pattern),
+            maxcount=maxcount,
+            maxsize=maxsize,
+            start_shard=start_shard,
+            post=post,
+        )
         self.num_samples = 0
         """Samples of all shards so far, including those of earlier runs when resuming."""
-        self.shards: list[str] = []
-        """Complete shards."""
         self.last_key: str | None = None
         """Key of the last sample, from an earlier run when resuming."""
-        self._max_count = maxcount
-        self._max_size = maxsize
-        self._number = start_shard
-        self._post = post
         self._encode = encode
         self._checksum = checksum
-        self._shard: TarWriter | None = None
-        if maxcount < 1 or maxsize < 1 or start_shard < 0:
-            raise ConfigError(
-                f"expected a maxcount and maxsize of at least 1 and a start_shard of at least 0, "
-                f"found {maxcount=}, {maxsize=}, {start_shard=}"
-            )
         if resume and overwrite:
             raise ConfigError("resume keeps existing shards, overwrite deletes them: choose one")
         if is_remote(pattern):
@@ -416,13 +526,8 @@ class ShardWriter(ClosesAtExit):
                 "complete, as with post=lambda path: EPath(path).copy(folder / EPath(path).name)"
             )
         Path(self._path(start_shard)).parent.mkdir(parents=True, exist_ok=True)
-        self._look_around(resume=resume, overwrite=overwrite)
+        self._handle_existing(resume=resume, overwrite=overwrite)
         self.close_at_exit()
-
-    @property
-    def unfinished(self) -> str | None:
-        """The incomplete shard and how many samples it has; None if there is none."""
-        return None if self._shard is None else self._shard.unfinished
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Write a sample: its `__key__` and a value for each part.
@@ -435,58 +540,33 @@ class ShardWriter(ClosesAtExit):
             DuplicateSampleKeyError: If the shard has a sample with this key.
         """
         encoded = encode_sample(sample, self._encode)
-        shard = self._shard
-        if shard is not None and (
-            shard.num_samples >= self._max_count
-            or shard.num_bytes + encoded.num_bytes > self._max_size
-        ):
-            self._finish(shard)
-            shard = None
-        if shard is None:
-            path = self._path(self._number)
-            shard = TarWriter(path, encode=self._encode, checksum=self._checksum)
-            shard.is_owned = True
-            self._shard = shard
-        shard.write_encoded(encoded)
+        self._write(encoded)
         self.num_samples += 1
         self.last_key = encoded.key
         return encoded.num_bytes
 
-    def close(self) -> None:
-        """Complete the last shard."""
-        if self._shard is not None:
-            self._finish(self._shard)
+    def _open(self, name: str) -> TarWriter:
+        return TarWriter(name, encode=self._encode, checksum=self._checksum)
 
-    def abort(self) -> None:
-        """Stop, keep the complete shards, and delete the incomplete one."""
-        if self._shard is not None:
-            self._shard.abort()
-            self._shard = None
-
-    def _finish(self, shard: TarWriter) -> None:
-        self._shard = None
-        if shard.path.exists():
-            shard.abort()
+    def _close(self, archive: TarWriter) -> None:
+        if archive.path.exists():
+            archive.abort()
             raise ConfigError(
-                f"{shard.path} did not exist when this writer began: another process writes to "
+                f"{archive.path} did not exist when this writer began: another process writes to "
                 "the same names; give each writer its own pattern"
             )
         try:
-            shard.close()
+            archive.close()
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{error.filename} was deleted while it was written: another process that writes "
                 "to the same names considers it left over from a killed run; give each writer its "
                 "own pattern"
             ) from error
-        self.shards.append(str(shard.path))
-        self._number += 1
-        if self._post is not None:
-            self._post(str(shard.path))
 
-    def _look_around(self, *, resume: bool, overwrite: bool) -> None:
+    def _handle_existing(self, *, resume: bool, overwrite: bool) -> None:
         """Count, delete or refuse the shards that exist."""
-        while os.path.exists(path := self._path(self._number + len(self.shards))):
+        while os.path.exists(path := self._path(self.shard + len(self.shards))):
             self.shards.append(path)
         if self.shards and not (resume or overwrite):
             raise ConfigError(
@@ -510,16 +590,4 @@ class ShardWriter(ClosesAtExit):
             table = index_shard(path, checksum=self._checksum)
             self.num_samples += table.num_samples
             self.last_key = table.key_of(table.num_samples - 1)
-        self._number += len(self.shards)
-
-    def _path(self, number: int) -> str:
-        try:
-            path = self.pattern % number
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.pattern!r} has no place for the number of a shard ({error}); expected "
-                "a pattern such as shards/%05d.tar"
-            ) from error
-        if path == self.pattern % (number + 1):
-            raise ConfigError(f"{self.pattern!r} produces the same name for all shards")
-        return path
+        self.shard += len(self.shards)

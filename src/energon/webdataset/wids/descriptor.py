@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_info, file_size, read_document, write_text
-from energon.io.range_file import RemoteFile, SkippingReader
 from energon.webdataset.gopen import open_url
 
 _OFFSET_BYTES = 8
@@ -200,17 +200,13 @@ def create_descriptor(
 
 
 def _count(url: str) -> int:
-    from energon.formats.tar.scan import scan_archive, scan_tar
+    if is_remote(url):
+        with suppress(ConfigError):
+            return shard_counts([url])[0]
+    # Without an index, the headers are read.
+    from energon.prepare.index.index import ShardFile
 
-    if not is_remote(url):
-        return scan_tar(local_path(url)).num_samples
-    try:
-        return shard_counts([url])[0]
-    except ConfigError:
-        # Without an index: only the headers are fetched.
-        file = RemoteFile(url)
-        reader = SkippingReader(file.object)
-        return scan_archive(reader.read_into, file.info.size, origin=file.path).num_samples
+    return ShardFile(url if is_remote(url) else local_path(url)).scan().num_samples
 
 
 def _md5(url: str) -> str:
