@@ -63,8 +63,13 @@ def test_writes_all_that_a_dataset_is_made_of(tmp_path):
 def note_scans(monkeypatch):
     """Return the names of shards, to which those are added that are read from now on."""
     scanned = []
-    scan = index.scan_tar
-    monkeypatch.setattr(index, "scan_tar", lambda path: scanned.append(path.name) or scan(path))
+    scan = index.scan_archive
+
+    def scan_and_note(read_into, size, *, origin):
+        scanned.append(os.path.basename(origin))
+        return scan(read_into, size, origin=origin)
+
+    monkeypatch.setattr(index, "scan_archive", scan_and_note)
     return scanned
 
 
@@ -380,13 +385,13 @@ def test_a_shuffled_order_is_always_the_same(tmp_path):
 
 def test_a_shard_that_is_written_to_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     shards(tmp_path, [3])
-    scan = index.scan_tar
+    scan = index.scan_archive
 
-    def scan_and_touch(path):
-        os.utime(path)
-        return scan(path)
+    def scan_and_touch(read_into, size, *, origin):
+        os.utime(origin)
+        return scan(read_into, size, origin=origin)
 
-    monkeypatch.setattr(index, "scan_tar", scan_and_touch)
+    monkeypatch.setattr(index, "scan_archive", scan_and_touch)
     with pytest.raises(FormatError, match="was modified while it was read"):
         prepare_dataset(tmp_path, **ALL)
 

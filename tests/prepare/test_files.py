@@ -140,7 +140,9 @@ def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
         (tmp_path / "2.tar").unlink(missing_ok=True)
 
     vanishing = Indexing(Engine(num_workers=1), progress=progress)
-    with pytest.raises(DatasetNotFoundError, match=r"2\.tar: no such file; if it was deleted"):
+    with pytest.raises(
+        DatasetNotFoundError, match=r"2\.tar: no such file, but the dataset lists it"
+    ):
         prepare_dataset(tmp_path, **ALL, indexing=vanishing)
     assert done_when_it_vanished[0] == (1, 3)
     assert not (tmp_path / ".nv-meta/.info.json").exists()

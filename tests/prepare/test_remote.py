@@ -13,7 +13,6 @@ from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes, write_text
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index.index import IndexOptions
-from energon.prepare.index.jsonl import prepare_jsonl
 from energon.prepare.remote import mirrored
 from energon.prepare.verify.dataset import verify_dataset
 from tests.datasets import write_shard
@@ -191,10 +190,9 @@ def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
     assert read_bytes(join_address(address, ".nv-meta/.info.json"))
 
 
-@pytest.mark.parametrize("prepare_it", [prepare_dataset, prepare_jsonl])
-def test_functions_for_local_datasets_do_not_take_a_url_for_a_folder(prepare_it):
+def test_a_url_is_not_taken_for_a_folder():
     with pytest.raises(ConfigError, match="s3://bucket/x: expected a local path"):
-        prepare_it("s3://bucket/x")
+        prepare_dataset("s3://bucket/x")
 
 
 @pytest.mark.parametrize("free_kib", [0, 8, 24])

@@ -243,7 +243,7 @@ def test_a_writer_without_samples_writes_no_shard(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["x.tar", "x-%s-%s.tar"])
 def test_patterns_need_one_place_for_a_number(tmp_path, pattern):
-    with pytest.raises(ConfigError, match=r"%06d"):
+    with pytest.raises(ConfigError, match=r"%05d"):
         wds.ShardWriter(str(tmp_path / pattern))
 
 
