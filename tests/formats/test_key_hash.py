@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.tables.key_hash import key_hash, table_hashes
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table import PartTable, key_hash, table_hashes
 from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
 

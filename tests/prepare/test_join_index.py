@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, JoinIndex
-from energon.formats.tables.key_hash import key_hashes, table_hashes
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table import PartTable, key_hashes, table_hashes
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.index import join_index
 from energon.prepare.index.join_index import KeyColumn, build_join_index

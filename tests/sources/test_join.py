@@ -8,7 +8,7 @@ import pytest
 
 from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import JoinIndex
-from energon.formats.tables.key_hash import key_hashes
+from energon.formats.tables.part_table import key_hashes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset

@@ -12,7 +12,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, JoinIndex
-from energon.formats.tables.key_hash import Hashes, key_hashes, table_hashes
+from energon.formats.tables.part_table import Hashes, key_hashes, table_hashes
 from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, write_join_index
-from energon.formats.tables.key_hash import Hashes
+from energon.formats.tables.part_table import Hashes
 from energon.io.atomic import atomic_path
 
 PARTITION_KEYS = 1 << 20

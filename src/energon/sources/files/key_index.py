@@ -19,8 +19,7 @@ import numpy as np
 
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
-from energon.formats.tables.key_hash import key_hash, table_hashes
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table import PartTable, key_hash, table_hashes
 from energon.formats.tables.part_table_file import part_table_path
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
