@@ -34,6 +34,7 @@ from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
+from tests.servers.web import web_server
 from tests.sources.distant import upload
 
 COUNTS = [6, 4, 7]
@@ -174,6 +175,16 @@ def test_a_dataset_in_a_store_is_measured_there(tmp_path, s3):
     assert "size" in list(SourceMeasures(WebdatasetSource(address), np.arange(1)))
 
 
+def test_a_measure_is_read_from_a_web_server_which_lists_nothing(tmp_path):
+    make(tmp_path)
+    measure(tmp_path)
+    with web_server(tmp_path) as server:
+        address = server.url
+        assert values(address) == expected(range(10))
+        assert "bytes" in list(SourceMeasures(WebdatasetSource(address), np.arange(1)))
+        assert run("info", address).exit_code == 0
+
+
 def fail(sample):
     if sample["__key__"] == "8":
         raise KeyError("caption")
@@ -308,3 +319,19 @@ def test_sizes_and_durations_of_media_are_measures(tmp_path):
     assert measures["jpg:pixels"].tolist() == [128, 136, 144, 0]
     assert measures["jpg:frames"].tolist() == [0, 0, 0, 0]
     assert {"jpg:pixels", "jpg:frames", "jpg:seconds"} < set(measures)
+
+
+def test_info_shows_the_distributions_of_measures(tmp_path):
+    make(tmp_path)
+    measure(tmp_path)
+    about = json.loads(run("info", tmp_path, "--json").output)["measures"]["size"]
+    lengths = np.array([len(text(n)) for n in range(17)])
+    assert about["count"] == sum(bucket["count"] for bucket in about["histogram"]) == 17
+    assert (about["min"], about["median"], about["max"]) == (
+        lengths.min(),
+        np.median(lengths),
+        lengths.max(),
+    )
+    assert f"- measure size: min {lengths.min()}, median" in run("info", tmp_path).output
+    (tmp_path / ".nv-meta/size.measure").write_bytes(b"")
+    assert "measure size cannot be read" in run("info", tmp_path).output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from energon.metadataset.resolve import resolve
 from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named
+from energon.sources.measures import describe_measures
 from energon.sources.shards import ShardPool
 from energon.task_encoder.open_join import find_index, join_digest
 
@@ -204,6 +205,8 @@ def _contents(about: Mapping[str, Any]) -> Iterator[str]:
     for name, part in about.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
     yield from _sizes("sample", about.get("sample_sizes", {}))
+    for name, measure in about.get("measures", {}).items():
+        yield from _measure(name, measure)
     if "hint" in about:
         yield f"- note: {about['hint']}"
 
@@ -234,13 +237,25 @@ def _sizes(what: str, sizes: Mapping[str, Any]) -> Iterator[str]:
         yield from _histogram(sizes["histogram"])
 
 
+def _measure(name: str, measure: Mapping[str, Any]) -> Iterator[str]:
+    if "problem" in measure:
+        yield f"- measure {name} cannot be read: {measure['problem']}"
+        return
+    values = (f"{label} {measure[label]:g}" for label in ("min", "median", "p99", "max"))
+    yield f"- measure {name}: {', '.join(values)}"
+    yield from _histogram(measure["histogram"], "{}".format)
+
+
 def _spread(sizes: Mapping[str, Any]) -> str:
     return f"{sizes['mean']:.0f} on average, from {sizes['min']} to {sizes['max']}"
 
 
-def _histogram(buckets: list[Mapping[str, int]]) -> Iterator[str]:
+def _histogram(
+    buckets: list[Mapping[str, int]], shown: Callable[[int], str] | None = None
+) -> Iterator[str]:
+    """Yield a bar for each bucket, whose bounds are sizes unless `shown` formats them."""
     most = max(bucket["count"] for bucket in buckets)
-    bounds = [f"below {_size(bucket['below'])}" for bucket in buckets]
+    bounds = [f"below {(shown or _size)(bucket['below'])}" for bucket in buckets]
     width = max(map(len, bounds))
     digits = len(str(most))
     for bound, bucket in zip(bounds, buckets, strict=True):
@@ -369,7 +384,8 @@ def describe(
         address, split_config=split_config, dataset_config=dataset_config, parts=parts
     )
     hint = {"hint": entry.hint} if entry.hint else {}
-    return {**described, **of_kind, **hint}
+    measures = describe_measures(address) if parts else {}
+    return {**described, **of_kind, **({"measures": measures} if measures else {}), **hint}
 
 
 def _name(address: str) -> str:

@@ -22,16 +22,17 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import MISSING
-from energon.formats.tables.measure_table import SUFFIX, MeasureTable
+from energon.formats.tables.measure_table import SUFFIX, MeasureTable, as_floats
 from energon.io.address import is_remote, join_address, redact
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
-from energon.io.files import file_info, is_file, list_files, read_bytes
+from energon.io.files import file_info, is_file, list_files, open_store, read_bytes
 from energon.local_file import map_file
 from energon.messages import shell_word
 from energon.plan.balance import Measures
 from energon.plan.rows import Rows
 from energon.sources.join import JoinedSource
+from energon.sources.part_statistics import SizeStatistics
 from energon.sources.source import FileSamples, Source
 
 CHECKED_SAMPLES = 64
@@ -285,7 +286,9 @@ def measure_command(path: AnyPath | str, name: str, function: str = "MODULE:FUNC
 def measure_address(path: AnyPath | str, name: str) -> str:
     """Return where a measure of a dataset is stored: beside its index."""
     address = os.fspath(path)
-    if is_file(address) or is_file(f"{address}.idx"):
+    # A bucket or server is a folder; appending to its name would give that of another.
+    is_root = is_remote(address) and "/" not in address.partition("://")[2].strip("/")
+    if not is_root and (is_file(address) or is_file(f"{address.rstrip('/')}.idx")):
         return f"{address}.{name}{SUFFIX}"
     return join_address(address, f"{META}/{name}{SUFFIX}")
 
@@ -296,6 +299,8 @@ def stored_measures(path: AnyPath | str) -> list[str]:
     folder, _, name = pattern.rpartition("/")
     before = name.partition("*")[0]
     if is_remote(pattern):
+        if not open_store(folder)[0].backend.can_list:
+            return []  # a web server: measures are found only by their names
         names = [each.key for each in list_files(folder)]
     else:
         names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -345,3 +350,31 @@ def open_measure(source: NumbersFiles, name: str) -> StoredMeasure | None:
         command = measure_command(source.path, name)
         raise FormatError(f"{error}; delete the file, and run `{command}`") from error
     return None if table is None else StoredMeasure(source, table)
+
+
+def describe_measures(path: AnyPath | str) -> dict[str, dict[str, Any]]:
+    """Return the distributions of the stored measures of a dataset, by name, as plain data."""
+    described: dict[str, dict[str, Any]] = {}
+    for name in stored_measures(path):
+        try:
+            table = read_measure(path, name)
+        except FormatError as error:
+            described[name] = {"problem": str(error)}
+            continue
+        values = as_floats(table.values) if table is not None else np.empty(0)
+        values = values[~np.isnan(values)]
+        if table is None or not len(values):
+            continue
+        low, median, p99, high = np.quantile(values, [0, 0.5, 0.99, 1]).tolist()
+        sizes = SizeStatistics()
+        sizes.add(np.maximum(values, 0).astype(np.int64))
+        described[name] = {
+            "function": table.header.function,
+            "count": len(values),
+            "min": low,
+            "median": median,
+            "p99": p99,
+            "max": high,
+            "histogram": sizes.to_json()["histogram"],
+        }
+    return described
