@@ -439,6 +439,8 @@ def test_many_zeros_after_the_end_marker_are_a_warning_with_their_number(caplog,
     end = kept * (512 + 1024)
     for zeros, is_expected in (
         (RECORD_BYTES, True),
+        (RECORD_BYTES - 511, True),
+        (RECORD_BYTES + 1, False),
         (RECORD_BYTES + 512, False),
         (1_024_000, False),
     ):
@@ -448,6 +450,13 @@ def test_many_zeros_after_the_end_marker_are_a_warning_with_their_number(caplog,
         assert [message in record.getMessage() for record in caplog.records] == [True] * (
             not is_expected
         )
+
+
+@pytest.mark.parametrize("count", [lambda data: len(read(data)), scanned], ids=["stream", "scan"])
+@pytest.mark.parametrize("tail", [bytes(100) + b"x", b"x", bytes(511) + b"x"])
+def test_other_bytes_after_the_end_marker_are_damage(count, tail):
+    with pytest.raises(FormatError, match=r"x\.tar: "):
+        count(tar_bytes([("a.txt", b"a")]) + tail)
 
 
 @pytest.mark.parametrize("count", [lambda data: len(read(data)), scanned], ids=["stream", "scan"])
@@ -477,7 +486,7 @@ def test_the_map_of_a_sparse_file_is_read_once_however_long_it_is():
         window = data[parser.position : parser.position + parser.needed_bytes]
         given += len(window)
         parser.feed(window)
-    parser.finish(len(data))
+    parser.finish(len(data), b"")
     assert [sample["__key__"] for sample in parser.samples] == ["a", "c"]
     assert given <= len(data) + 2 * 512  # headers of plain members are seen with their content
     assert re.match(

@@ -134,12 +134,13 @@ def test_nobody_is_told_to_write_beside_a_bucket():
         dataset_kind("memory://texts-in-here")
 
 
-def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path):
+@pytest.mark.parametrize("path", ["", "/", "/data"])
+def test_web_servers_are_not_asked_for_what_they_cannot_list(tmp_path, path):
     with (
         web_server(tmp_path) as server,
         pytest.raises(DatasetNotFoundError, match=r"\.nv-meta/\.info\.json; check the address"),
     ):
-        dataset_kind(f"{server.url}/data")
+        dataset_kind(f"{server.url}{path}")
 
 
 def test_a_folder_of_datasets_is_not_one_to_prepare(tmp_path, s3):

@@ -10,7 +10,7 @@ from itertools import islice
 from energon.errors import DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import SPLIT_WORDS, split_of_folders
-from energon.io.address import address_name, is_remote, join_address, redact
+from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file, open_store, read_document
 from energon.metadataset.advice import (
     MAX_COMPARED_NAMES,
@@ -159,7 +159,9 @@ def object_keys(file: str) -> Set[str]:
 
 def _has_pair(folder: _Folder, endings: tuple[str, ...]) -> bool:
     """Return whether a pair of files is at an address, or in the folder there."""
-    if all(is_file(folder.path + ending) for ending in endings):
+    # A server or bucket itself has no name that could be continued.
+    has_name = not is_remote(folder.path) or split_address(folder.path).key
+    if has_name and all(is_file(folder.path + ending) for ending in endings):
         return True
     names = set(folder.names())
     stems = (name.removesuffix(endings[0]) for name in names if name.endswith(endings[0]))

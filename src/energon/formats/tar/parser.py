@@ -171,8 +171,12 @@ class TarParser:
             self._take_end_marker()
         return None
 
-    def finish(self, end: int) -> None:
+    def finish(self, end: int, rest: bytes) -> None:
         """Check that an archive may end at byte `end`, with or without an end marker.
+
+        Args:
+            end: Its size.
+            rest: The bytes from the position on, fewer than are needed there.
 
         Raises:
             TruncatedError: If it may not, or consists of more zeros than an empty archive.
@@ -182,7 +186,8 @@ class TarParser:
             raise TruncatedError(
                 f"{self.origin}: ends at byte {end}, {missing} bytes too early; {_CUT_OFF}"
             )
-        if missing < 0 or self.is_within:
+        has_only_zeros = self.ended and not any(rest)
+        if (missing < 0 and not has_only_zeros) or self.is_within:
             raise TruncatedError(f"{self.origin}: ends at byte {end} within a member; {_CUT_OFF}")
         if self.ended:
             self._num_zeros = end - self._zeros_at - END_MARKER_BYTES

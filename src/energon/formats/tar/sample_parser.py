@@ -201,8 +201,8 @@ class SampleParser:
             self.position += padded_size(len(content))
             self._pending = None
 
-    def finish(self, end: int) -> None:
-        """Check that the archive is complete if it ends at byte `end`.
+    def finish(self, end: int, rest: bytes) -> None:
+        """Check that the archive is complete if it ends at byte `end`, see `TarParser.finish`.
 
         Raises:
             TruncatedError: If that is not where an archive can end. The last sample is not
@@ -210,7 +210,7 @@ class SampleParser:
         """
         missing = padded_size(self._pending[1]) if self._pending is not None else 0
         self._parser.position = self.position + missing
-        self._parser.finish(end)
+        self._parser.finish(end, rest)
         self._parser.check_end(end)
 
     def _ask_for_content(self, field: str, size: int, position: int) -> None:

@@ -234,7 +234,7 @@ class TarScanner:
             needed, position = parser.needed_bytes, parser.position
             data = window.block(position) if needed == BLOCK else window.read(position, needed)
             if len(data) < needed:
-                parser.finish(self.size)
+                parser.finish(self.size, data)
                 return None
             member = parser.take(data)
             if member is not None:

@@ -110,7 +110,7 @@ class StreamReader:
             parser.feed(window)
             self._rest = window[parser.position - before :]
             return True
-        parser.finish(self._end)
+        parser.finish(self._end, self._rest)
         for warning in parser.warnings:
             logger.warning("%s", warning)
         return False
