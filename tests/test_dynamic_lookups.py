@@ -125,7 +125,7 @@ REASONS = {
         "import_module(f'energon.io.{module}')": TABLE,
     },
     "energon/loader/monitoring/accounts.py": {
-        "setattr(about, kind, count if kind == 'calls' else count / 1000000.0)": FIELDS,
+        "setattr(stage_times, kind, count if kind == 'calls' else count / 1000000.0)": FIELDS,
     },
     "energon/loader/processes/fork_server.py": {
         "importlib.import_module(name)": TABLE,
@@ -221,8 +221,8 @@ REASONS = {
         "exec(source, namespace)": "names of parts are literals in it, fields are identifiers",
     },
     "energon/samples/registry.py": {
-        "getattr(found, step)": ALLOWED,
-        "hasattr(found, step)": ALLOWED,
+        "getattr(value, step)": ALLOWED,
+        "hasattr(value, step)": ALLOWED,
         "import_module(module)": ALLOWED,
         "sys.modules.get(module)": "the resolver: taken only if it is a class of samples",
     },

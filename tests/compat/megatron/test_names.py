@@ -280,7 +280,8 @@ def takes_as_much(theirs, ours):
     return all(
         known[name].default == each.default and known[name].kind is each.kind
         for name, each in inspect.signature(ours).parameters.items()
-        if name not in ("must_exist", "verdict_seconds") and not name.startswith("trace")
+        if name not in ("must_exist", "verdict_seconds", "context_parallel")
+        and not name.startswith("trace")
     )
 
 
