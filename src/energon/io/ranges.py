@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,10 +31,11 @@ from energon.io.backends.base import (
     request_is_needed,
     while_needed,
 )
-from energon.io.block_file import BlockFile
-from energon.io.disk_cache import disk_cache
 from energon.io.retries import STEP_SECONDS
 from energon.io.store import Store
+
+if TYPE_CHECKING:
+    from energon.io.block_file import BlockFile
 
 COALESCED_BYTES = 8 << 20
 """Maximum size of a request. Several requests at once are faster than one long one."""
@@ -103,6 +104,8 @@ class RemoteObject:
             raise
 
     def _open_copy(self) -> BlockFile:
+        from energon.io.disk_cache import disk_cache  # for objects that are kept only
+
         key, size, version, _ = self.info
         # Without a version, a copy is of no use to anybody else.
         version = version or os.urandom(16).hex()

@@ -27,7 +27,6 @@ from energon.formats.tables.part_table_file import (
 from energon.formats.tar.scan import load_tar_index, parse_tar_index, scan_archive, tar_index_path
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.local import OpenFile
-from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
 from energon.io.files import read_bytes
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
@@ -66,6 +65,8 @@ def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
     def parse(data: Any) -> PartTable:
         return PartTable.from_buffer(data, origin=name, verify=True)
 
+    from energon.io.disk_cache import disk_cache  # for remote shards only
+
     return disk_cache().load(name, _version(file), fetch, parse)
 
 
@@ -75,6 +76,8 @@ def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) ->
     def make() -> bytes:
         check()
         return b"as indexed"
+
+    from energon.io.disk_cache import disk_cache
 
     about = f"{_version(file)} {table.shard_size} {table.shard_mtime_ns} {table.num_parts}"
     disk_cache().keep(f"check of {file.path}", about, make)

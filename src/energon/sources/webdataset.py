@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice, pairwise
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
-from energon.sources.files.locate import MediaLookup
 from energon.sources.shard_samples import (
     PartFilter,
     PartNames,
@@ -56,6 +55,9 @@ from energon.sources.source import (
     selected_extents,
 )
 from energon.stages.reading.blocks import Block, BuiltBlock
+
+if TYPE_CHECKING:
+    from energon.sources.files.locate import MediaLookup
 
 logger = logging.getLogger("energon")
 
@@ -304,6 +306,8 @@ class WebdatasetSource(SplitSource):
 
     @cached_property
     def _media(self) -> MediaLookup:
+        from energon.sources.files.locate import MediaLookup  # most runs read no media metadata
+
         return MediaLookup(self.path)
 
     def measure_names(self) -> list[str]:
