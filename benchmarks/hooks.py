@@ -276,7 +276,8 @@ def batches_by_hand(
     for epoch, window, ordinals in windows_by_hand(len(source), *place):
         for read in np.split(ordinals[row:], range(rows_read, len(ordinals) - row, rows_read)):
             keys = [(0, epoch, ordinal) for ordinal in read.tolist()]
-            members = [each.read(read, restore_keys=keys, subflavors={}) for each in sources]
+            blocks = [each.read(read, restore_keys=keys, subflavors={}) for each in sources]
+            members = [block.samples(0, len(read)) for block in blocks]
             if scenario.has_sources:
                 for path, samples in zip(paths, members, strict=True):
                     record_sources(str(path), samples)

@@ -18,6 +18,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import flat, val
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
@@ -32,7 +33,7 @@ def write(path, names, *, end=END, content=b"x"):
 
 def keys(root):
     source = WebdatasetSource(root)
-    return [sample["__key__"] for sample in source.read(np.arange(len(source)))]
+    return [sample["__key__"] for sample in read_samples(source, np.arange(len(source)))]
 
 
 def test_interleaved_samples(tmp_path):
@@ -113,7 +114,7 @@ def test_members_of_zero_bytes(tmp_path):
     write(tmp_path / "0.tar", ["a.txt", "b.txt"], content=b"")
     prepare_dataset(tmp_path, **ALL)
     source = WebdatasetSource(tmp_path)
-    assert [sample["txt"] for sample in source.read(np.arange(2))] == [b"", b""]
+    assert [sample["txt"] for sample in read_samples(source, np.arange(2))] == [b"", b""]
 
 
 def test_a_member_of_five_gigabytes(tmp_path):

@@ -28,6 +28,7 @@ from energon.prepare.index import index
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.sources.reads import read_samples
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
@@ -92,7 +93,7 @@ def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkey
     old.write_bytes(b"ENERGPT2" + present[8:])
     (problem,) = verify_dataset(tmp_path, depth="quick", engine=Engine(num_workers=1)).problems
     assert (problem.kind, problem.repairable, problem.shard) == ("index-stale", True, "001.tar")
-    assert len(WebdatasetSource(tmp_path).read(np.arange(7))) == 7
+    assert len(read_samples(WebdatasetSource(tmp_path), np.arange(7))) == 7
     scanned = note_scans(monkeypatch)
     prepare_dataset(tmp_path, **ALL)
     assert (scanned, old.read_bytes()) == (["001.tar"], present)
@@ -142,7 +143,7 @@ def test_shards_may_have_any_names(tmp_path):
     prepare_dataset(tmp_path, **ALL)
     source = WebdatasetSource(tmp_path)
     assert sorted(source.shards) == sorted(f"{name}.tar" for name in names)
-    assert len(source.read(np.arange(20))) == 20
+    assert len(read_samples(source, np.arange(20))) == 20
     (tmp_path / "q.txt").write_text("x{0..1}.tar\ny{a.tar/1_0\n")
     prepare_dataset(tmp_path, **ALL, exclude_from=[tmp_path / "q.txt"])
     assert len(WebdatasetSource(tmp_path)) == 17
@@ -204,7 +205,7 @@ class Killer:
 
 
 def read_all(source):
-    return source.read(np.arange(len(source)))
+    return read_samples(source, np.arange(len(source)))
 
 
 @pytest.mark.slow
@@ -358,7 +359,7 @@ def test_samples_may_be_dealt_where_there_are_shards_enough(tmp_path):
     keys = []
     for name in ("a", "b"):
         source = WebdatasetSource(tmp_path, split_part=name)
-        keys += [sample["__key__"] for sample in source.read(np.arange(len(source)))]
+        keys += [sample["__key__"] for sample in read_samples(source, np.arange(len(source)))]
     assert keys == [f"{shard}_{n}" for shard in range(3) for n in range(10)]
 
 

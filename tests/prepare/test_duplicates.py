@@ -27,6 +27,7 @@ from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import val
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
@@ -85,7 +86,7 @@ def content(root):
     source = WebdatasetSource(root)
     return [
         (sample["__key__"], {k: v for k, v in sample.items() if not k.startswith("__")})
-        for sample in source.read(np.arange(len(source)))
+        for sample in read_samples(source, np.arange(len(source)))
     ]
 
 
@@ -213,7 +214,7 @@ class Undecoded(DefaultTaskEncoder):
 
 def test_a_sample_that_has_a_part_twice_fails_alone(tmp_path):
     prepared_by_another_tool(tmp_path)
-    a, b, c = WebdatasetSource(tmp_path).read(np.arange(3))
+    a, b, c = read_samples(WebdatasetSource(tmp_path), np.arange(3))
     assert [a["jpg"], c["jpg"]] == [b"1", b"3"]
     with pytest.raises(DecodeError, match=r"0\.tar: sample 'b' has the part 'jpg' twice"):
         b["jpg"]

@@ -27,6 +27,7 @@ from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
 from tests.servers.process import free_port, wait_for_port
+from tests.sources.reads import read_samples
 from tests.waiting import wait_until
 
 ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
@@ -158,7 +159,7 @@ def check_prepared(root, engine):
     info = prepare_dataset(root, **ALL, indexing=Indexing(engine))
     assert info.shard_counts == {f"{n}.tar": 20 for n in range(6)}
     source = WebdatasetSource(root)
-    assert len(source.read(np.arange(len(source)))) == 120
+    assert len(read_samples(source, np.arange(len(source)))) == 120
     (root / "6.tar").write_bytes((root / "5.tar").read_bytes()[:3000])
     with pytest.raises(FormatError, match=r"6\.tar"):
         prepare_dataset(root, **ALL, indexing=Indexing(engine))

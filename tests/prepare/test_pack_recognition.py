@@ -20,6 +20,7 @@ from energon.prepare.importers.selection import select
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
+from tests.sources.reads import read_samples
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
 
@@ -46,7 +47,7 @@ def lines(rows):
 
 def samples_of(root, split="train"):
     source = WebdatasetSource(root, split_part=split)
-    found = source.read(np.arange(len(source)))
+    found = read_samples(source, np.arange(len(source)))
     return {
         each["__key__"]: {part: data for part, data in each.items() if part not in META}
         for each in found

@@ -23,6 +23,7 @@ from tests.commands import run
 from tests.datasets import write_shard
 from tests.effort import some
 from tests.prepare.test_pack_recognition import lines, packs, samples_of, write
+from tests.sources.reads import read_samples
 
 RATIO = {"train": 8, "val": 1, "test": 1}
 
@@ -203,7 +204,7 @@ def test_shuffled_shards_have_all_samples_in_an_order_of_the_seed(tmp_path):
         target = tmp_path / order
         packs(tmp_path / "in", target, "--order", order)
         source = WebdatasetSource(target)
-        orders[order] = [each["__key__"] for each in source.read(np.arange(len(source)))]
+        orders[order] = [each["__key__"] for each in read_samples(source, np.arange(len(source)))]
         assert {each.name for each in target.iterdir()} == {".nv-meta", "shards"}
     assert orders["as-is"] == sorted(orders["as-is"])
     assert orders["shuffle"] == orders["shuffle:0"]

@@ -30,6 +30,7 @@ from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.tokens.kind import TokenSource
 from tests.commands import run
 from tests.small_disks import LITTLE_ROOM, REMEDIES, small_disk
+from tests.sources.reads import read_samples
 from tests.token_files import write_tokens
 
 WORDS = "tests.prepare.test_pack_tokens:words"
@@ -70,7 +71,7 @@ def small_ranges(monkeypatch):
 
 def documents(path):
     source = TokenSource(path)
-    return [sample["tokens"].tolist() for sample in source.read(np.arange(len(source)))]
+    return [sample["tokens"].tolist() for sample in read_samples(source, np.arange(len(source)))]
 
 
 REAL = {
@@ -91,7 +92,7 @@ def test_files_are_those_of_megatron_byte_by_byte(tmp_path):
     for name, content in REAL.items():
         (tmp_path / name).write_bytes(bytes.fromhex(content))
     assert documents(tmp_path / "x.idx") == [[1, 2, 3], [4, 500], [65499]]
-    samples = TokenSource(tmp_path / "m.idx").read(np.arange(2))
+    samples = read_samples(TokenSource(tmp_path / "m.idx"), np.arange(2))
     assert [sample["tokens"].tolist() for sample in samples] == [[1, 2, 3], [70000]]
     assert [sample["modes"].tolist() for sample in samples] == [[0, 0, 1], [1]]
     for name, lengths, first, modes, dtype in (

@@ -37,6 +37,7 @@ from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, write_shard
+from tests.sources.reads import read_samples
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
 
@@ -62,7 +63,7 @@ def kind_of(address):
 
 def samples_of(root, split="train"):
     source = WebdatasetSource(root, split_part=split)
-    found = source.read(np.arange(len(source)))
+    found = read_samples(source, np.arange(len(source)))
     return {
         sample["__key__"]: {part: data for part, data in sample.items() if part not in META}
         for sample in found

@@ -27,6 +27,7 @@ from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard
+from tests.sources.reads import read_samples
 
 INLINE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 COUNT = 21
@@ -84,7 +85,7 @@ def test_cookers_find_parts_of_any_case(dataset, tmp_path):
 
 def test_chosen_parts_are_read_in_any_case_and_keep_their_names(dataset):
     source = WebdatasetSource(dataset, split_part="val", parts=["JPG"])
-    found = source.read(np.arange(COUNT))
+    found = read_samples(source, np.arange(COUNT))
     parts = [[name for name in each if not name.startswith("__")] for each in found]
     assert all(len(names) == 1 and names[0].lower() == "jpg" for names in parts)
     assert {name for (name,) in parts} == {"jpg", "JPG"}

@@ -101,6 +101,7 @@ from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.kind_checks import check_kind, plain
 from tests.sources.distant import upload
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config, one_lane, train
 from tests.token_files import numbered, write_tokens
 
@@ -355,7 +356,7 @@ def test_its_samples_can_be_measured(entry, tmp_path):
     source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
     ordinals = np.arange(len(source))
     lengths = SourceMeasures(source, ordinals)["length"]
-    assert lengths.tolist() == [length_of(each) for each in source.read(ordinals)]
+    assert lengths.tolist() == [length_of(each) for each in read_samples(source, ordinals)]
 
 
 OWN_MEASURES = {
@@ -555,7 +556,7 @@ class Compared(DefaultTaskEncoder):
 def test_its_parts_are_files_by_name(entry, tmp_path):
     if entry.pop("kind").startswith("token"):  # typed samples have no cookers
         store = DecodeFileStore(open_file_store(entry["path"]), decoder=SampleDecoder())
-        (sample,) = TokenSource(entry["path"]).read(np.array([4]))
+        (sample,) = read_samples(TokenSource(entry["path"]), np.array([4]))
         for name in ("4.tokens", "4.tokens.npy"):
             assert store.get(name).tolist() == sample["tokens"].tolist()
         return
@@ -939,7 +940,7 @@ def test_documents_beyond_the_two_billionth_are_read(tmp_path):
     np.arange(5, dtype="<u2").tofile(tmp_path / "corpus.bin")
     source = TokenSource(tmp_path / "corpus.idx")
     assert len(source) == count
-    found = source.read(np.array([count - 1, count - 2, 0]))
+    found = read_samples(source, np.array([count - 1, count - 2, 0]))
     assert [sample["tokens"].tolist() for sample in found] == [[3, 4], [0, 1, 2], []]
     assert found[0]["__key__"] == str(count - 1)
     assert source.locate(count - 1).offset == 6

@@ -17,6 +17,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.servers.hub import hub
+from tests.sources.reads import read_samples
 from tests.sources.tables.test_parquet import Encoder, numbers, write_rows
 from tests.task_encoder.runs import config
 
@@ -68,7 +69,7 @@ def test_a_dataset_is_read_through_its_parquet_files(repository):
         path.parent.mkdir(exist_ok=True)
         pq.write_table(pa.table(rows).replace_schema_metadata(about), path, row_group_size=4)
     assert dataset_kind(ADDRESS) == "parquet"
-    sample = ParquetSource(ADDRESS).read(np.array([7]))[0]
+    sample = read_samples(ParquetSource(ADDRESS), np.array([7]))[0]
     assert (sample["__key__"], sample["label_name"]) == ("data/train-00001-of-00002/1", "dog")
     dataset = get_train_dataset(
         ADDRESS, worker_config=config(), batch_size=4, task_encoder=Encoder(), repeat=False

@@ -19,6 +19,7 @@ from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.read import ReadDataset
 from energon.testing import check_resume
 from tests.datasets import make_crude, write_shard
+from tests.sources.reads import read_samples
 
 INDEX = JoinIndex(4, (np.array([5, 0, 3, 2]), np.array([1, -1, 4, 0])))
 
@@ -38,8 +39,11 @@ def joined(sources, **settings):
 
 def test_gives_the_samples_that_the_index_puts_together(sources):
     source = joined(sources, subflavors=[{"which": "a"}, {"which": "b"}])
-    found = source.read(
-        np.array([1, 0, 3]), restore_keys=[(7, 1, 1), (7, 1, 0), (7, 1, 3)], subflavors={"x": 1}
+    found = read_samples(
+        source,
+        np.array([1, 0, 3]),
+        restore_keys=[(7, 1, 1), (7, 1, 0), (7, 1, 3)],
+        subflavors={"x": 1},
     )
     assert [sample["__key__"] for sample in found] == ["a0", "a5", "a2"]
     assert [sample["__restore_key__"] for sample in found] == [(7, 1, 1), (7, 1, 0), (7, 1, 3)]
@@ -62,7 +66,7 @@ def test_knows_what_a_row_is_made_of(sources):
     assert source.paths == [each.path for each in sources]
     assert source.mean_sample_bytes == sum(each.mean_sample_bytes for each in sources)
     with pytest.raises(IndexError, match="samples 0 to 3, not 4"):
-        source.read(np.array([4]))
+        read_samples(source, np.array([4]))
     reader = LeafReader((source,), ({},))
     assert [each.key for each in reader.locate((0, 0, 0))] == ["a5", "b1"]
     assert [each.key for each in reader.locate((0, 0, 1))] == ["a0"]
@@ -80,7 +84,7 @@ def test_says_which_bytes_will_be_read(sources):
 
 def test_a_subset_is_one_of_rows(sources):
     source = joined(sources, subsets=[(1, "end"), ("0%", "50%")])
-    assert [sample["__key__"] for sample in source.read(np.arange(len(source)))] == ["a0"]
+    assert [sample["__key__"] for sample in read_samples(source, np.arange(len(source)))] == ["a0"]
     with pytest.raises(EmptyDatasetError, match="has 4 samples, of which the subset"):
         joined(sources, subsets=[(2, 2)])
 
@@ -133,7 +137,7 @@ def test_differently_sharded_samples_of_several_parts_are_read(tmp_path):
         prepare_dataset(tmp_path / name, split_parts=["train:.*"], sample_type="CrudeWebdataset")
     sources = [WebdatasetSource(tmp_path / name) for name in "ab"]
     index = JoinIndex(10, (None, np.arange(10)))
-    for sample in JoinedSource(sources, index, digest="").read(np.arange(10)[::-1]):
+    for sample in read_samples(JoinedSource(sources, index, digest=""), np.arange(10)[::-1]):
         first, second = sample[JOINED]
         assert first["__key__"] == second["__key__"] == f"k{first['a.txt'].decode()}"
         assert first["a.bin"] == second["b.bin"] == bytes([int(first["a.txt"])]) * 50_000

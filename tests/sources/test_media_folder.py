@@ -25,6 +25,7 @@ from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from tests.commands import run
 from tests.datasets import jpeg
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 
 N = 60
@@ -47,7 +48,7 @@ def folder(tmp_path):
 
 
 def every(source):
-    return source.read(np.arange(len(source)))
+    return read_samples(source, np.arange(len(source)))
 
 
 def test_folders_are_classes(folder):
@@ -63,7 +64,7 @@ def test_folders_are_classes(folder):
     assert source.find("emu/059.jpg") == source.find("emu/060") == source.find("x") == []
     assert source.locate(59).parts == ("jpg", "label", "label_name")
     with pytest.raises(IndexError, match="0 to 59, not 60"):
-        source.read(np.array([60]))
+        read_samples(source, np.array([60]))
 
 
 def test_images_are_decoded_and_fields_mapped(folder):
@@ -217,7 +218,7 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
     source = MediaFolderSource(tmp_path)
     (tmp_path / "a.jpg").unlink()
     with pytest.raises(ShardChangedError, match="existed when the folder was listed"):
-        source.read(np.array([0]))
+        read_samples(source, np.array([0]))
 
 
 def test_the_commands_tell_about_them(folder):

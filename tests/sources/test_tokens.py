@@ -32,6 +32,7 @@ from energon.sources.tokens.kind import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind, plain
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 from tests.token_files import CODES, numbered, write_tokens
 
@@ -56,7 +57,7 @@ def sequence(path, length, **options):
 
 
 def tokens_of(source, ordinals=None):
-    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    found = read_samples(source, np.arange(len(source)) if ordinals is None else np.array(ordinals))
     return [sample["tokens"].tolist() for sample in found]
 
 
@@ -69,14 +70,14 @@ def test_the_address_is_either_file_what_they_have_in_common_or_the_folder(tmp_p
 def test_documents_of_any_ordinals_come_in_their_order(path):
     source = pickle.loads(pickle.dumps(TokenSource(path)))
     ordinals = np.random.default_rng(0).integers(0, len(LENGTHS), 500)
-    samples = source.read(ordinals)
+    samples = read_samples(source, ordinals)
     documents = numbered(LENGTHS)
     assert [s["tokens"].tolist() for s in samples] == [documents[n] for n in ordinals]
     assert [s["__key__"] for s in samples] == [str(n) for n in ordinals]
     assert samples[0]["tokens"].dtype == np.int64
-    assert source.read(np.array([], np.int64)) == []
+    assert read_samples(source, np.array([], np.int64)) == []
     with pytest.raises(IndexError, match="0 to 199, not 200"):
-        source.read(np.array([200]))
+        read_samples(source, np.array([200]))
     place = source.locate(3)
     assert (place.shard, place.key, place.offset) == ("corpus.bin", "3", 2 * 4)
     assert source.find("3") == [3]
@@ -95,13 +96,15 @@ def test_tokens_of_every_type_are_read(tmp_path, dtype):
 def test_a_document_of_several_sequences_says_where_they_begin(tmp_path):
     documents = [[[1, 2], [3]], [[4]], [[5], [6, 7], [8]]]
     path = write_tokens(tmp_path / "x", documents, dtype="int32", modes=[0, 1, 0, 0, 1, 0])
-    samples = TokenSource(path).read(np.array([2, 0]))
+    samples = read_samples(TokenSource(path), np.array([2, 0]))
     assert samples[0]["tokens"].tolist() == [5, 6, 7, 8]
     assert samples[0]["cu_seqlens"].tolist() == [0, 1, 3, 4]
     assert samples[0]["modes"].tolist() == [0, 1, 1, 0]
     assert samples[1]["cu_seqlens"].tolist() == [0, 2, 3]
     assert samples[1]["modes"].tolist() == [0, 0, 1]
-    windows = TokenSource(path, options=TokenOptions("sequence", 8, seed=None)).read(np.array([0]))
+    windows = read_samples(
+        TokenSource(path, options=TokenOptions("sequence", 8, seed=None)), np.array([0])
+    )
     assert windows[0]["tokens"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert windows[0]["cu_seqlens"].tolist() == [0, 3, 4, 8]
     assert windows[0]["modes"].tolist() == [0, 0, 1, 0, 0, 1, 1, 0]
@@ -113,7 +116,7 @@ def test_lines_are_the_sequences_of_all_documents(tmp_path):
         write_tokens(tmp_path / f"x/{number}", documents, dtype="int32", modes=modes)
     source = TokenSource(tmp_path / "x", options=TokenOptions("line"))
     assert tokens_of(source) == [[1, 2], [3], [4], [5], [6, 7], []]
-    samples = source.read(np.array([4, 1]))
+    samples = read_samples(source, np.array([4, 1]))
     assert [sample["modes"].tolist() for sample in samples] == [[1, 1], [1]]
     assert [sample["cu_seqlens"].tolist() for sample in samples] == [[0, 2], [0, 1]]
     assert [sample["__shard__"] for sample in samples] == ["2.bin", "0.bin"]
@@ -122,7 +125,7 @@ def test_lines_are_the_sequences_of_all_documents(tmp_path):
     assert tokens_of(TokenSource(tmp_path / "x", options=options)) == [[1, 2], [3], [4]]
     val = TokenSource(tmp_path / "x", split_part="val", options=options)
     assert tokens_of(val) == [[5], [6, 7], []]
-    assert val.read(np.array([0]))[0]["__key__"] == "3"
+    assert read_samples(val, np.array([0]))[0]["__key__"] == "3"
 
 
 def test_windows_hold_each_token_once_and_say_where_documents_begin(path):
@@ -131,7 +134,7 @@ def test_windows_hold_each_token_once_and_say_where_documents_begin(path):
     documents = numbered(LENGTHS)
     starts = {document[0]: document for document in documents if document}
     seen = []
-    for sample in source.read(np.arange(len(source))):
+    for sample in read_samples(source, np.arange(len(source))):
         tokens, edges = sample["tokens"].tolist(), sample["cu_seqlens"].tolist()
         assert (edges[0], edges[-1], len(tokens)) == (0, 16, 16)
         assert edges == sorted(set(edges))
@@ -183,7 +186,7 @@ def test_windows_cross_files_of_different_types(tmp_path, dtypes):
     expected = [*chain(*(chain(*documents[n :: len(dtypes)]) for n in range(len(dtypes))))]
     assert [*chain(*tokens_of(source))] == expected[:500]
     kind = np.float64 if "float32" in dtypes else np.int64
-    assert all(sample["tokens"].dtype == kind for sample in source.read(np.arange(2)))
+    assert all(sample["tokens"].dtype == kind for sample in read_samples(source, np.arange(2)))
 
 
 def test_another_seed_lays_the_documents_in_another_order(path):
@@ -365,11 +368,11 @@ def test_pretraining_programs_make_no_single_samples(tmp_path, monkeypatch, enco
 
 def test_a_data_file_that_shrinks_is_reported_and_not_looked_behind(path):
     source = TokenSource(path)
-    source.read(np.arange(3))
+    read_samples(source, np.arange(3))
     data = path.with_suffix(".bin")
     os.truncate(data, 100)
     with pytest.raises(TruncatedError, match=r"corpus\.bin: ends at byte 100"):
-        source.read(np.arange(len(source)))
+        read_samples(source, np.arange(len(source)))
 
 
 def test_positions_begin_anew_with_each_document():
@@ -507,7 +510,7 @@ LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = 34, 34 + 4 * N, 34 + 12 * N
 def test_a_damaged_index_is_reported(path, change, error, problem):
     damaged(path, change)
     with pytest.raises(error, match=problem):
-        TokenSource(path).read(np.arange(2))
+        read_samples(TokenSource(path), np.arange(2))
 
 
 def test_windows_over_a_damaged_index_are_reported(path):
@@ -569,7 +572,7 @@ def test_nothing_to_read_is_an_error(tmp_path, path):
 def test_excluded_and_narrowed_samples_keep_their_keys(path):
     source = TokenSource(path, exclude=["1", "corpus.bin/3"], subsets=[("0%", "50%")])
     assert len(source) == 98
-    assert [sample["__key__"] for sample in source.read(np.arange(3))] == ["0", "2", "4"]
+    assert [sample["__key__"] for sample in read_samples(source, np.arange(3))] == ["0", "2", "4"]
     assert source.find("3") == []
     assert source.find("4") == [2]
 
@@ -601,7 +604,7 @@ def peak():
 
 before = peak()
 source = TokenSource(sys.argv[1], options=TokenOptions("sequence", 2049, overlap=1))
-source.read(np.linspace(0, len(source) - 1, 64).astype(int))
+source.read(np.linspace(0, len(source) - 1, 64).astype(int)).samples(0, 64)
 print(len(source), peak() - before)
 """
 

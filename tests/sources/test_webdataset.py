@@ -34,6 +34,7 @@ from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import make_crude, write_shard
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config, val
 
 META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
@@ -57,24 +58,17 @@ def leave_out(root, exclude):
 
 def read(source, ordinals=None, **settings):
     chosen = range(len(source)) if ordinals is None else ordinals
-    return source.read(np.array(list(chosen), dtype=np.int64), **settings)
-
-
-def read_lazily(source, ordinals):
-    """Return samples as batches take them: made in two steps, with their keys and sources."""
-    chosen = np.array(list(ordinals), dtype=np.int64)
-    found = source.read_lazily(chosen, restore_keys=[(0, 0, n) for n in chosen.tolist()])
-    found, middle = found.with_sources("ds"), len(chosen) // 2
-    return [*found.samples(0, middle), *found.samples(middle, len(chosen))]
+    return read_samples(source, np.array(list(chosen), dtype=np.int64), **settings)
 
 
 def check_late(source, ordinals):
-    """Check that samples that are made late are those that are made at once."""
-    late = read_lazily(source, ordinals)
-    restore_keys = [(0, 0, ordinal) for ordinal in ordinals]
-    samples = read(source, ordinals, restore_keys=restore_keys)
+    """Check that samples taken in steps, with sources, equal those taken at once."""
+    chosen = np.array(list(ordinals), dtype=np.int64)
+    keys = [(0, 0, ordinal) for ordinal in ordinals]
+    block, middle = source.read(chosen, restore_keys=keys).with_sources("ds"), len(chosen) // 2
+    samples = read(source, ordinals, restore_keys=keys)
     record_sources("ds", samples)
-    assert late == samples
+    assert [*block.samples(0, middle), *block.samples(middle, len(chosen))] == samples
 
 
 def keys(source, ordinals=None):
@@ -214,7 +208,7 @@ def test_large_samples_of_a_block_are_released_as_they_are_taken(tmp_path):
     root = make(tmp_path, [[(f"s{n}", {"bin": content(n, size)}) for n in range(count)]])
     chosen = np.arange(count)
     restore_keys = [(0, 0, n) for n in chosen.tolist()]
-    block = WebdatasetSource(root).read_lazily(chosen, restore_keys=restore_keys)
+    block = WebdatasetSource(root).read(chosen, restore_keys=restore_keys)
     first, _ = block.samples(0, 2)
     references = sys.getrefcount(first["bin"])
     assert references == 2  # the sample's, and that of the call

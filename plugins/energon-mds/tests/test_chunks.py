@@ -49,6 +49,12 @@ from tests.commands import run
 from tests.servers.web import web_server
 from tests.task_encoder.runs import config
 
+
+def read_samples(source, ordinals, **settings) -> list:
+    """Return samples of a source, all of them made."""
+    return source.read(ordinals, **settings).samples(0, len(ordinals))
+
+
 DATA = Path(__file__).parent / "data"
 SOURCES = {"mds": MdsRecords, "litdata": LitDataRecords}
 NAMES = ("mds", "mds_zstd", "litdata", "litdata_zstd")
@@ -60,7 +66,7 @@ def source_of(path, **settings):
 
 def every(source):
     """All samples; the error of the first one that cannot be read is raised."""
-    samples = source.read(np.arange(len(source)))
+    samples = read_samples(source, np.arange(len(source)))
     for sample in samples:
         if isinstance(sample, UnreadableSample):
             raise sample.error
@@ -86,7 +92,7 @@ def test_records_of_any_ordinals_come_in_their_order(name):
     source = pickle.loads(pickle.dumps(source_of(DATA / name)))
     assert len(source) == 7
     ordinals = np.random.default_rng(0).integers(0, 7, 50)
-    samples = source.read(ordinals)
+    samples = read_samples(source, ordinals)
     assert [sample["id"] for sample in samples] == ordinals.tolist()
     for sample in samples:
         n = sample["id"]
@@ -99,7 +105,7 @@ def test_records_of_any_ordinals_come_in_their_order(name):
     assert source.find("9") == source.find("x") == []
     assert source.locate(6).sample == 0
     with pytest.raises(IndexError, match="0 to 6, not 7"):
-        source.read(np.array([7]))
+        read_samples(source, np.array([7]))
 
 
 @pytest.mark.parametrize("name", ["litdata_tokens", "litdata_tensors"])
@@ -147,7 +153,7 @@ def test_lists_and_dicts_are_read_from_tables_and_fields(name):
         assert (sample["meta"], sample["rows"], sample["raw"]) == (meta, rows, b"\0" * n)
         assert "tensor" not in sample or sample["tensor"].tolist() == [[n, n]]
     options = RowOptions(columns=["text", "raw"])
-    chosen = LitDataRecords(DATA / name, options=options).read(np.array([33, 2]))
+    chosen = read_samples(LitDataRecords(DATA / name, options=options), np.array([33, 2]))
     assert [set(each) & {"text", "raw", "rows"} for each in chosen] == [{"text", "raw"}] * 2
     assert chosen[0]["text"] == "text 33 ä"
 
@@ -263,7 +269,7 @@ def test_pickles_are_refused_unless_they_are_allowed(tmp_path, kind):
     packed = run(*packing, "--allow", "pickle")
     assert "'000000000': part 'json': a dict cannot be written as json" in packed.output
     source = source_of(there, options=RowOptions(allow=("pickle",)))
-    assert pickle.loads(pickle.dumps(source)).read(np.arange(2))[1]["0"] == "text"
+    assert read_samples(pickle.loads(pickle.dumps(source)), np.arange(2))[1]["0"] == "text"
 
 
 @cooker(need_primary=True)
@@ -472,12 +478,12 @@ def test_compressed_shards_are_compared_with_the_hashes_in_the_index(tmp_path, k
         known = hashlib.new(kind, content).hexdigest()
         about["zip_data"]["hashes"] = {kind: known.upper(), "xxh64": "of another package"}
     (folder / "index.json").write_text(json.dumps(index))
-    count = len(MdsRecords(folder).read(np.arange(3)))
+    count = len(read_samples(MdsRecords(folder), np.arange(3)))
     assert count == 3
     index["shards"][0]["zip_data"]["hashes"][kind] = "0" * len(known)
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(FormatError, match=rf"shard.00000.mds.zstd: its {kind} is .* copy it again"):
-        MdsRecords(folder).read(np.arange(3))
+        read_samples(MdsRecords(folder), np.arange(3))
 
 
 def test_an_index_that_makes_no_sense_is_reported(folder):

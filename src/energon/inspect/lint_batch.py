@@ -171,9 +171,9 @@ class _Check:
         """Yield problems of some samples, which are read together if possible."""
         note(None)
         try:
-            samples = self.opened.source.read(
-                np.array(ordinals), restore_keys=[(0, 0, ordinal) for ordinal in ordinals]
-            )
+            keys = [(0, 0, ordinal) for ordinal in ordinals]
+            block = self.opened.source.read(np.array(ordinals), restore_keys=keys)
+            samples = block.samples(0, len(ordinals))
         except EnergonError as error:
             if len(ordinals) > 1:
                 for ordinal in ordinals:

@@ -404,7 +404,7 @@ def measure_batch(
     together = min(READ_TOGETHER, choose_slice_samples(source.mean_sample_bytes))
     for start in range(0, count, together):
         stop = min(count, start + together)
-        samples = source.read(np.arange(ordinal + start, ordinal + stop))
+        samples = source.read(np.arange(ordinal + start, ordinal + stop)).samples(0, stop - start)
         for place, sample in enumerate(samples, start):
             values[place] = _measure(source, function, decoder, sample)
     return values

@@ -26,6 +26,7 @@ from energon.sources.source import (
     restore_keys_of,
 )
 from energon.sources.webdataset import WebdatasetSource
+from energon.stages.reading.blocks import Block, BuiltBlock
 
 HASHED_KEYS = 1 << 16
 """Keys of a source without shards that are hashed at once."""
@@ -151,7 +152,7 @@ class JoinedSource:
         *,
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
+    ) -> Block:
         """Return joined samples, in the order of `ordinals`; see `Source.read`."""
         rows = self._rows(ordinals)
         keys = restore_keys_of(ordinals, restore_keys)
@@ -171,7 +172,7 @@ class JoinedSource:
                 samples.append(UnreadableSample(entries, unreadable.error))
             else:
                 samples.append(CrudeSample({**entries, JOINED: parts}))
-        return samples
+        return BuiltBlock(samples)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples are, for each dataset and file."""
@@ -232,13 +233,17 @@ class JoinedSource:
         present = np.flatnonzero(found != MISSING)
         own = found[present]
         places = present.tolist()
-        samples = self.members[number].read(
-            own,
-            restore_keys=[
-                (*keys[place][:-1], ordinal)
-                for place, ordinal in zip(places, own.tolist(), strict=True)
-            ],
-            subflavors={**self.subflavors[number], **(subflavors or {})},
+        samples = (
+            self.members[number]
+            .read(
+                own,
+                restore_keys=[
+                    (*keys[place][:-1], ordinal)
+                    for place, ordinal in zip(places, own.tolist(), strict=True)
+                ],
+                subflavors={**self.subflavors[number], **(subflavors or {})},
+            )
+            .samples(0, len(own))
         )
         column: list[CrudeSample | None] = [None] * len(rows)
         for place, sample in zip(places, samples, strict=True):

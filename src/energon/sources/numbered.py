@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -15,10 +15,8 @@ from energon.io.epath import AnyPath
 from energon.messages import counted
 from energon.plan.leaves.leaf import block_sizes
 from energon.plan.leaves.subset import exclude_indices, resolve_range
-from energon.samples.crude import CrudeSample
-from energon.sources.source import FileSamples, Source, SplitSource, restore_keys_of
+from energon.sources.source import FileSamples, Source, SplitSource
 from energon.sources.webdataset import included, places_of
-from energon.stages.reading.blocks import Block
 
 
 class NumberedSource(SplitSource, ABC):
@@ -129,29 +127,3 @@ class NumberedSource(SplitSource, ABC):
     def _left_none(self) -> str:
         """Return in words that a split has samples, but not for this reader."""
         return ", but subset and exclude leave none" if self.last > self.first else ""
-
-
-class LazySource(NumberedSource):
-    """A numbered source that reads many samples at once, and makes each when its turn comes."""
-
-    @abstractmethod
-    def read_lazily(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]],
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> Block:
-        """Read samples, in the order of `ordinals`; see `Source.read`."""
-
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples, in the order of `ordinals`; see `Source.read`."""
-        keys = restore_keys_of(ordinals, restore_keys)
-        lazy = self.read_lazily(ordinals, restore_keys=keys, subflavors=subflavors)
-        return lazy.samples(0, len(ordinals))

@@ -16,12 +16,8 @@ from energon.plan.randomness import shared
 from energon.plan.rows import Rows
 from energon.samples.provenance import SourceInfo
 from energon.sources.read_ahead import DecodeAhead, PlannedReadAhead
-from energon.sources.source import (
-    DecodesAhead,
-    ReadsLazily,
-    Source,
-)
-from energon.stages.reading.blocks import Block, BuiltBlock, ReadAhead
+from energon.sources.source import DecodesAhead, Source
+from energon.stages.reading.blocks import Block, ReadAhead
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""
@@ -130,14 +126,7 @@ class LeafReader:
     def _read_leaf(self, leaf: int, rows: Rows) -> Block:
         source = self.sources[leaf]
         keys = list(zip(repeat(leaf), rows.epoch.tolist(), rows.ordinal.tolist(), strict=False))
-        if isinstance(source, ReadsLazily):
-            block = source.read_lazily(
-                rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf]
-            )
-        else:
-            block = BuiltBlock(
-                source.read(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
-            )
+        block = source.read(rows.ordinal, restore_keys=keys, subflavors=self.subflavors[leaf])
         dataset_path = self.source_paths[leaf] if self.source_paths else None
         return block if dataset_path is None else block.with_sources(dataset_path)
 

@@ -17,7 +17,6 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
-from energon.samples.crude import CrudeSample
 from energon.stages.reading.blocks import Block
 
 Submit = Callable[..., Future[Any]]
@@ -112,10 +111,11 @@ class Source(Protocol):
         *,
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples as dicts of bytes, in the order of `ordinals`.
+    ) -> Block:
+        """Return samples in the order of `ordinals`, each of which is made when it is taken.
 
-        A sample with a part that cannot be read is an `UnreadableSample`, so that it fails alone.
+        A source that makes all of them at once returns a `BuiltBlock`. A sample with a part that
+        cannot be read is an `UnreadableSample`, so that it fails alone.
 
         Args:
             ordinals: Their numbers, shape (count,).
@@ -241,17 +241,3 @@ class DecodesAhead(Protocol):
             submit: Runs what decodes a block.
             max_bytes: Memory for the blocks; those that exceed it are decoded when they are read.
         """
-
-
-@runtime_checkable
-class ReadsLazily(Protocol):
-    """A source that can read samples now and make them later."""
-
-    def read_lazily(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]],
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> Block:
-        """Read samples, in the order of `ordinals`; see `Source.read`."""

@@ -220,8 +220,8 @@ class WebdatasetSource(SplitSource):
         *,
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
-        """Return samples as dicts of bytes, in the order of `ordinals`.
+    ) -> Block:
+        """Return samples, in the order of `ordinals`, as dicts that are made when they are taken.
 
         Args:
             ordinals: Numbers of samples, in any order.
@@ -236,26 +236,15 @@ class WebdatasetSource(SplitSource):
         """
         keys = restore_keys_of(ordinals, restore_keys)
         order, shards, found = self._read_shards(ordinals)
-        return self._rows(order, shards, found, keys, subflavors)
-
-    def read_lazily(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]],
-        subflavors: Mapping[str, Any] | None = None,
-    ) -> Block:
-        """Read rows as a block that makes dicts only when their turn comes, if possible."""
-        order, shards, found = self._read_shards(ordinals)
         first = list(islice(found, 2))
         if len(first) != 1:
             found = chain(first, found)
-            return BuiltBlock(self._rows(order, shards, found, restore_keys, subflavors))
+            return BuiltBlock(self._rows(order, shards, found, keys, subflavors))
         ((places, rows),) = first
         back = np.empty_like(order)
         back[order[places]] = np.arange(len(order))
         names = in_order(self.shards, shards[places[back]])
-        return rows.lazy((names, restore_keys, [subflavors] * len(order)), back)
+        return rows.lazy((names, keys, [subflavors] * len(order)), back)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where samples are, shard by shard.

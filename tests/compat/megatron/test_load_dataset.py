@@ -15,6 +15,7 @@ from megatron.energon import (
     prepare_metadataset,
 )
 from tests.datasets import make_crude
+from tests.sources.reads import read_samples
 
 JOINED = """
 vars: {right: b}
@@ -54,7 +55,7 @@ def test_opens_the_leaves_of_a_document_in_memory(root):
     assert (first.weight, second.weight, first.repetitions) == (0.75, 0.25, None)
     assert (len(first.dataset.source), len(second.dataset.source)) == (3, 2)
     assert first.dataset.subflavors == {"y": 2}
-    (sample,) = first.dataset.source.read(np.array([2]))
+    (sample,) = read_samples(first.dataset.source, np.array([2]))
     assert sample["txt"] == b"text 2"
 
 

@@ -16,6 +16,7 @@ from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run
 from tests.datasets import jpeg
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 
 N = 60
@@ -49,7 +50,7 @@ def folder(saved, tmp_path):
 
 
 def numbers(source, ordinals=None):
-    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    found = read_samples(source, np.arange(len(source)) if ordinals is None else np.array(ordinals))
     return [sample["n"] for sample in found]
 
 
@@ -58,12 +59,12 @@ def test_rows_come_by_number_with_the_names_of_classes(folder):
     source = pickle.loads(pickle.dumps(ArrowSource(folder)))
     ordinals = np.random.default_rng(0).integers(0, N, 200).tolist()
     assert numbers(source, ordinals) == ordinals
-    sample = source.read(np.array([25]))[0]
+    sample = read_samples(source, np.array([25]))[0]
     assert (sample["__key__"], sample["text"]) == ("data-00001-of-00003/5", "text 25")
     assert (sample["label"], sample["label_name"]) == (1, "dog")
     assert source.find("data-00001-of-00003/5") == [25]
     with pytest.raises(IndexError, match="0 to 59, not 60"):
-        source.read(np.array([60]))
+        read_samples(source, np.array([60]))
 
 
 def test_splits_are_those_of_the_dataset(tmp_path):
@@ -134,7 +135,7 @@ def test_the_index_of_pandas_is_not_listed_among_columns(tmp_path):
     rows = {"n": [1, 2], "__index_level_0__": [7, 8]}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "data")
     assert "columns: n (int64)\n" in run("info", tmp_path / "data").output
-    (sample, _) = ArrowSource(tmp_path / "data").read(np.arange(2))
+    (sample, _) = read_samples(ArrowSource(tmp_path / "data"), np.arange(2))
     assert "__index_level_0__" not in sample
 
 

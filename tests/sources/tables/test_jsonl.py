@@ -40,6 +40,7 @@ from energon.testing import check_resume
 from tests.commands import run
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 
 N = 40
@@ -62,7 +63,7 @@ def numbers(samples):
 def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     tmp_path, path, s3, monkeypatch, caplog, name
 ):
-    expected = numbers(JsonlSource(path).read(np.arange(N)))
+    expected = numbers(read_samples(JsonlSource(path), np.arange(N)))
     content = path.read_bytes() if name == path.name else gzip.compress(path.read_bytes())
     here = tmp_path / "read_only" / name
     here.parent.mkdir()
@@ -82,7 +83,7 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     assert [each.name for each in here.parent.iterdir()] == [name]
     for address in (here, there):
         source = pickle.loads(pickle.dumps(JsonlSource(address)))
-        assert numbers(source.read(np.arange(N))) == expected
+        assert numbers(read_samples(source, np.arange(N))) == expected
         assert run("verify", address, "--checksum").exit_code == 0
     monkeypatch.chdir(here.parent)
     assert len(JsonlSource(name)) == N
@@ -101,13 +102,13 @@ def test_samples_of_any_ordinals_come_in_their_order(path):
     source = JsonlSource(path)
     ordinals = list(range(N)) * 2
     random.Random(0).shuffle(ordinals)
-    samples = source.read(np.array(ordinals))
+    samples = read_samples(source, np.array(ordinals))
     assert numbers(samples) == ordinals
     assert [sample["__key__"] for sample in samples] == [str(n) for n in ordinals]
     assert samples[0]["__shard__"] == "lines.jsonl"
-    assert source.read(np.array([], np.int64)) == []
+    assert read_samples(source, np.array([], np.int64)) == []
     with pytest.raises(IndexError, match="0 to 39, not 40"):
-        source.read(np.array([3, 40]))
+        read_samples(source, np.array([3, 40]))
 
 
 def test_splits_and_excluded_samples_count_from_zero(path):
@@ -115,11 +116,11 @@ def test_splits_and_excluded_samples_count_from_zero(path):
     sizes = {name: len(JsonlSource(path, split_part=name)) for name in ("train", "val", "test")}
     assert sizes == {"train": 32, "val": 4, "test": 4}
     val = JsonlSource(path, split_part="val", exclude=["33", "lines.jsonl/35", "2"])
-    assert numbers(val.read(np.arange(2))) == [32, 34]
+    assert numbers(read_samples(val, np.arange(2))) == [32, 34]
     assert val.locate(1).key == "34"
     assert val.locate(1).offset == path.read_bytes().index(b'{"n": 34')
     half = JsonlSource(path, split_part="train", subsets=[("50%", "100%")])
-    assert numbers(half.read(np.array([0, 15]))) == [16, 31]
+    assert numbers(read_samples(half, np.array([0, 15]))) == [16, 31]
 
 
 def test_the_file_of_splits_may_be_written_by_hand(path):
@@ -130,7 +131,7 @@ def test_the_file_of_splits_may_be_written_by_hand(path):
     with open(jsonl_split_path(path), "w") as file:
         file.write("split_parts: {train: ['0%', '75%'], val: [30, end]}\nexclude: [31]\n")
     assert len(JsonlSource(path)) == 30
-    assert numbers(JsonlSource(path, split_part="val").read(np.arange(9)))[:2] == [30, 32]
+    assert numbers(read_samples(JsonlSource(path, split_part="val"), np.arange(9)))[:2] == [30, 32]
     prepare_jsonl(path, split_ratio={"train": 1})
     assert len(JsonlSource(path)) == N - 1  # what is excluded stays so
 
@@ -149,7 +150,7 @@ def test_a_file_that_was_changed_is_an_error(path):
         JsonlSource(path)
     path.write_bytes(text.replace(b'{"n": 3,', b' "n": 3,'))
     with pytest.raises(ShardChangedError, match="sample 3 begins with"):
-        JsonlSource(path).read(np.array([3]))
+        read_samples(JsonlSource(path), np.array([3]))
 
 
 def test_a_file_that_is_not_indexed_or_not_there_is_an_error(tmp_path):
@@ -277,7 +278,7 @@ def test_what_a_quarantine_file_lists_is_left_out(path, tmp_path):
     assert run("prepare", path, "--exclude-from", tmp_path / "bad.txt").exit_code == 0
     kept = [n for n in range(N) if n not in (3, 5)]
     for split in ("train", "val"):
-        assert numbers(JsonlSource(path, split_part=split).read(np.arange(N - 2))) == kept
+        assert numbers(read_samples(JsonlSource(path, split_part=split), np.arange(N - 2))) == kept
     (tmp_path / "more.jsonl").write_text('{"shard": "lines.jsonl", "key": "7", "reason": "x"}\n')
     again = ("prepare", path, "--exclude-from", tmp_path / "more.jsonl", "--split-ratio", "1")
     assert run(*again).exit_code == 0
@@ -322,7 +323,7 @@ def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('\ufeff{"n": 0}\n{"n": 1}\n')
     assert prepare_jsonl(path) == 2
-    lines = [sample["json"] for sample in JsonlSource(path).read(np.array([0, 1, 0]))]
+    lines = [sample["json"] for sample in read_samples(JsonlSource(path), np.array([0, 1, 0]))]
     assert lines == [b'{"n": 0}', b'{"n": 1}', b'{"n": 0}']
     (part,) = LineContents(JsonlSource(path)).files(0).values()
     assert part.read() == LinesFolder(JsonlFile(path)).find("0.json").read() == b'{"n": 0}\n'

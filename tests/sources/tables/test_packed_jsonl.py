@@ -26,6 +26,7 @@ from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run
 from tests.servers.places import open_place
 from tests.sources.distant import train, upload
+from tests.sources.reads import read_samples
 
 N = 2000
 
@@ -74,7 +75,9 @@ def test_lines_are_those_of_the_file_that_is_not_compressed(path):
     plain = JsonlSource(path.with_suffix(""))
     assert len(source.lines.points) > 1
     ordinals = np.random.default_rng(1).integers(0, N, 500)
-    assert [s["json"] for s in source.read(ordinals)] == [s["json"] for s in plain.read(ordinals)]
+    assert [s["json"] for s in read_samples(source, ordinals)] == [
+        s["json"] for s in read_samples(plain, ordinals)
+    ]
     assert source.locate(7).offset == plain.locate(7).offset
     store = open_file_store(path)
     assert [json.loads(line)["n"] for line in store.get_many(["1999.json", "0.json"])] == [1999, 0]
@@ -93,7 +96,7 @@ def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
         lambda points, number, data: unpacked.append(number) or original(points, number, data),
     )
     for low in range(0, N, 100):
-        source.read(np.arange(low, low + 100))
+        read_samples(source, np.arange(low, low + 100))
         kept = source.lines.file._unpacked._blocks.values()
         assert sum(map(len, kept)) <= 100_000 or len(kept) <= 2
     assert unpacked == list(range(len(source.lines.points)))
@@ -135,7 +138,7 @@ def test_a_file_that_was_changed_or_damaged_is_an_error(path):
         JsonlSource(path)
     path.write_bytes(data[:1000] + bytes(len(data) - 1000))
     with pytest.raises(FormatError, match=rf"{path.name}: (cannot be unpacked|holds)"):
-        JsonlSource(path).read(np.array([N - 1]))
+        read_samples(JsonlSource(path), np.array([N - 1]))
     assert "content-damaged" in run("verify", path).output
     path.write_bytes(data[:-100])
     assert "the compressed data end too early" in run("prepare", path).output.replace("\n", " ")
@@ -158,7 +161,7 @@ def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path
     whole = copy.read_bytes()
 
     def read():
-        return JsonlSource(path).read(np.array([N - 1]))
+        return read_samples(JsonlSource(path), np.array([N - 1]))
 
     expected = read()
     copy.unlink()
@@ -189,13 +192,13 @@ def test_a_copy_without_room_is_refused_with_the_command_that_splits_the_file(pa
 @one_frame
 def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    expected = JsonlSource(path).read(np.arange(N))
+    expected = read_samples(JsonlSource(path), np.arange(N))
     for ending in (".frames", ".idx", ".points"):
         path.with_name(f"{path.name}{ending}").unlink()
     monkeypatch.setattr("energon.prepare.index.jsonl.os.access", lambda *_: False)
     assert prepare_jsonl(path) == N
     assert not Path(jsonl_copy_path(path)).exists()
-    assert JsonlSource(path).read(np.arange(N)) == expected
+    assert read_samples(JsonlSource(path), np.arange(N)) == expected
     assert run("verify", path, "--quick").exit_code == 0
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_BYTES", "1000")
     with pytest.raises(ConfigError, match="too large for the user's cache"):

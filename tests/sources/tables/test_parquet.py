@@ -44,6 +44,7 @@ from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_crude
 from tests.kind_checks import check_kind
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 
 N = 60
@@ -68,7 +69,7 @@ def folder(tmp_path):
 
 
 def numbers(source, ordinals=None):
-    found = source.read(np.arange(len(source)) if ordinals is None else np.array(ordinals))
+    found = read_samples(source, np.arange(len(source)) if ordinals is None else np.array(ordinals))
     return [sample["n"] for sample in found]
 
 
@@ -86,10 +87,10 @@ def test_the_address_is_a_file(folder):
 def test_rows_of_any_ordinals_come_in_their_order(folder):
     source = pickle.loads(pickle.dumps(ParquetSource(folder)))
     ordinals = np.random.default_rng(0).integers(0, N, 200)
-    samples = source.read(ordinals)
+    samples = read_samples(source, ordinals)
     assert [sample["n"] for sample in samples] == ordinals.tolist()
     assert [sample["text"] for sample in samples] == [f"text {n}" for n in ordinals]
-    first = source.read(np.array([41]))[0]
+    first = read_samples(source, np.array([41]))[0]
     assert (first["__key__"], first["__shard__"]) == ("002/1", "002.parquet")
     assert source.find("002/1") == [41]
     assert (
@@ -104,9 +105,9 @@ def test_rows_of_any_ordinals_come_in_their_order(folder):
         *("002/1", "002.parquet", 1),
         ("n", "text"),
     )
-    assert source.read(np.array([], np.int64)) == []
+    assert read_samples(source, np.array([], np.int64)) == []
     with pytest.raises(IndexError, match="0 to 59, not 60"):
-        source.read(np.array([60]))
+        read_samples(source, np.array([60]))
 
 
 def test_columns_that_no_field_needs_are_never_read(folder):
@@ -125,10 +126,10 @@ def test_columns_that_no_field_needs_are_never_read(folder):
     assert isinstance(samples[0], TextSample)
     assert sorted(sample.text for sample in samples) == sorted(f"text {n}" for n in range(N))
     source = ParquetSource(folder, options=ParquetOptions(columns=["text"]))
-    assert set(source.read(np.array([0]))[0]) >= {"text"}
-    assert "n" not in source.read(np.array([0]))[0]
+    assert set(read_samples(source, np.array([0]))[0]) >= {"text"}
+    assert "n" not in read_samples(source, np.array([0]))[0]
     with pytest.raises(FormatError, match=r"000\.parquet: row group 0 cannot be read"):
-        ParquetSource(folder).read(np.array([0]))
+        read_samples(ParquetSource(folder), np.array([0]))
 
 
 def test_only_rows_with_bytes_are_searched_for_files(tmp_path, monkeypatch):
@@ -143,7 +144,7 @@ def test_only_rows_with_bytes_are_searched_for_files(tmp_path, monkeypatch):
         return made(sample, paths)
 
     monkeypatch.setattr(rows, "_made", record)
-    found = [ParquetSource(path).read(np.arange(2)) for path in (texts, files)]
+    found = [read_samples(ParquetSource(path), np.arange(2)) for path in (texts, files)]
     assert [dict(sample)["n"] for samples in found for sample in samples] == [1, 2, 1, 2]
     assert found[0][0]["text"] == "a"
     assert found[1][1]["content"] == b"x"
@@ -293,8 +294,8 @@ def test_files_of_hugging_face_datasets_are_unpacked_and_decoded(tmp_path):
     source = ParquetSource(
         tmp_path / "train.parquet", options=ParquetOptions(columns=["label_name"])
     )
-    assert source.read(np.array([1]))[0]["label_name"] == "dog"
-    assert "label" not in source.read(np.array([1]))[0]
+    assert read_samples(source, np.array([1]))[0]["label_name"] == "dog"
+    assert "label" not in read_samples(source, np.array([1]))[0]
     assert source.class_names == {"label": names}
 
 
@@ -309,7 +310,7 @@ def test_all_types_become_what_python_has_for_them(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "x.parquet")
-    samples = ParquetSource(tmp_path / "x.parquet").read(np.arange(3))
+    samples = read_samples(ParquetSource(tmp_path / "x.parquet"), np.arange(3))
     assert [sample["list"] for sample in samples] == [[1, 2], [], None]
     assert samples[1]["struct"] == {"a": 1, "b": [{"c": "x"}]}
     assert [sample["dictionary"] for sample in samples] == ["x", "y", "x"]
@@ -324,13 +325,13 @@ def test_folders_of_a_hive_partitioned_tree_become_parts(tmp_path):
         for language in ("en", "a%20b"):
             write_rows(tmp_path / f"year={year}" / f"lang={language}" / "0.parquet", [year])
     source = ParquetSource(tmp_path)
-    found = {(s["year"], s["lang"], s["n"]) for s in source.read(np.arange(4))}
+    found = {(s["year"], s["lang"], s["n"]) for s in read_samples(source, np.arange(4))}
     assert found == {(y, lang, y) for y in (2023, 2024) for lang in ("en", "a b")}
-    assert source.read(np.array([0]))[0]["__key__"] == "year=2023/lang=a%20b/0/0"
+    assert read_samples(source, np.array([0]))[0]["__key__"] == "year=2023/lang=a%20b/0/0"
     told = KIND.describe(str(tmp_path))["columns"]
     assert told == {"n": "int64", "text": "string", "year": "int64", "lang": "string"}
     write_rows(tmp_path / "year=2024" / "lang=__HIVE_DEFAULT_PARTITION__" / "0.parquet", [0])
-    assert None in {s["lang"] for s in ParquetSource(tmp_path).read(np.arange(5))}
+    assert None in {s["lang"] for s in read_samples(ParquetSource(tmp_path), np.arange(5))}
 
 
 def test_names_of_files_say_the_split_or_a_ratio_does(tmp_path):
@@ -496,7 +497,7 @@ def lists_of_images():
 
 def test_lists_of_images_are_decoded_one_by_one(tmp_path):
     pq.write_table(pa.table({"images": lists_of_images()}), tmp_path / "x.parquet")
-    samples = ParquetSource(tmp_path / "x.parquet").read(np.arange(4))
+    samples = read_samples(ParquetSource(tmp_path / "x.parquet"), np.arange(4))
     decoded = [SampleDecoder(image_decode="rgb8", guess_content=True)(each) for each in samples]
     first, second = decoded[0]["images"]
     assert first.shape == second.shape == decoded[3]["images"][0].shape
@@ -519,7 +520,7 @@ def test_files_that_a_table_only_names_are_warned_of(tmp_path, caplog):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     rows = [{"bytes": jpeg(0), "path": "0.jpg"}, {"bytes": None, "path": "a/1.jpg"}, None]
     pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "named.parquet")
-    samples = ParquetSource(tmp_path / "named.parquet").read(np.arange(3))
+    samples = read_samples(ParquetSource(tmp_path / "named.parquet"), np.arange(3))
     assert [sample["image"] is None for sample in samples] == [False, True, True]
     (record,) = caplog.records
     assert "column 'image' has the path of a file, such as 'a/1.jpg'" in record.getMessage()
@@ -593,14 +594,14 @@ def test_a_damaged_file_is_reported(folder, change, error, problem):
     path = folder / "001.parquet"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(error, match=problem) as caught:
-        ParquetSource(folder).read(np.arange(20, 40))
+        read_samples(ParquetSource(folder), np.arange(20, 40))
     assert "001.parquet" in str(caught.value)
 
 
 def test_a_huge_row_group_is_refused(folder, monkeypatch):
     monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "100")
     with pytest.raises(FormatError, match="row group 0 has .* bytes, more than 100; if you trust"):
-        ParquetSource(folder).read(np.array([0]))
+        read_samples(ParquetSource(folder), np.array([0]))
     monkeypatch.setenv("ENERGON_LIMIT_PARQUET_FOOTER_BYTES", "100")
     with pytest.raises(FormatError, match="its footer has .* bytes, more than 100; if you trust"):
         ParquetSource(folder)
@@ -613,9 +614,9 @@ def test_a_dictionary_does_not_expand_beyond_the_limit(tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "0.parquet", compression="zstd")
     monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "1000000")
     with pytest.raises(FormatError, match="0.parquet: row group 0 has .*DECODED_BYTES to a larger"):
-        ParquetSource(tmp_path).read(np.array([0]))
+        read_samples(ParquetSource(tmp_path), np.array([0]))
     monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", "3000000")
-    assert ParquetSource(tmp_path).read(np.array([999]))[0]["text"] == "x" * 2000
+    assert read_samples(ParquetSource(tmp_path), np.array([999]))[0]["text"] == "x" * 2000
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4", "gzip", "brotli"])
@@ -636,7 +637,7 @@ def test_rows_of_several_batches_come_in_their_order(tmp_path, monkeypatch, comp
     group = source.groups.table(0, source.columns, num_rows=0)
     assert group.table.column("text").num_chunks > 2
     order = np.random.default_rng(0).permutation(200)
-    for sample, n in zip(source.read(order), order.tolist(), strict=True):
+    for sample, n in zip(read_samples(source, order), order.tolist(), strict=True):
         assert sample["image"] == rows[n]["image"]["bytes"]
         assert {name: sample[name] for name in ("text", "list", "number")} == {
             name: rows[n][name] for name in ("text", "list", "number")
@@ -647,7 +648,7 @@ def test_a_footer_that_lies_about_its_rows_is_reported(folder):
     source = ParquetSource(folder)
     write_rows(folder / "000.parquet", range(20), row_group_size=5)
     with pytest.raises(FormatError, match=r"000\.parquet"):
-        source.read(np.array([0, 19]))
+        read_samples(source, np.array([0, 19]))
 
 
 @pytest.mark.parametrize("empty", [0, 1])
@@ -656,7 +657,7 @@ def test_columns_without_values_go_with_any_type(tmp_path, empty):
         name = (number + empty) % 2
         pq.write_table(pa.table({"x": values, "n": [number] * 2}), tmp_path / f"{name}.parquet")
     pq.write_table(pa.table({"x": ["c"], "n": [2]}), tmp_path / "2.parquet")
-    rows = ParquetSource(tmp_path).read(np.arange(5))
+    rows = read_samples(ParquetSource(tmp_path), np.arange(5))
     assert sorted((row["n"], row["x"]) for row in rows if row["n"] != 1) == [
         (0, "a"),
         (0, "b"),
@@ -714,7 +715,7 @@ def test_values_of_several_types_become_those_that_pyarrow_promotes_them_to(
         tables.reverse()
     for number, table in enumerate(tables):
         pq.write_table(table, tmp_path / f"{number}.parquet")
-    samples = ParquetSource(tmp_path).read(np.arange(len(first) + len(second)))
+    samples = read_samples(ParquetSource(tmp_path), np.arange(len(first) + len(second)))
     values = [value for table in tables for value in table["x"].to_pylist()]
     read = [sample["x"] for sample in samples]
     # Python sees equal values, whatever the type; of structs, those that have all fields.
@@ -728,7 +729,10 @@ def test_values_of_several_types_become_those_that_pyarrow_promotes_them_to(
 def test_large_whole_numbers_become_the_nearest_float(tmp_path):
     pq.write_table(pa.table({"x": [2**60 + 1]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"x": [0.5]}), tmp_path / "1.parquet")
-    assert [row["x"] for row in ParquetSource(tmp_path).read(np.arange(2))] == [2.0**60, 0.5]
+    assert [row["x"] for row in read_samples(ParquetSource(tmp_path), np.arange(2))] == [
+        2.0**60,
+        0.5,
+    ]
 
 
 def _with_fields(value, name):
@@ -748,11 +752,11 @@ def test_columns_that_only_some_files_have_are_none_in_the_others(tmp_path):
     )
     source = ParquetSource(tmp_path)
     assert source.part_names == ["n", "image", "tag"]
-    samples = source.read(np.arange(4))
+    samples = read_samples(source, np.arange(4))
     assert [sample["tag"] for sample in samples] == [None, None, "a", "b"]
     assert [sample["image"] for sample in samples] == [None, None, *(f["bytes"] for f in files)]
     only = ParquetSource(tmp_path, options=ParquetOptions(columns=["tag"]))
-    assert [sample["tag"] for sample in only.read(np.arange(4))] == [None, None, "a", "b"]
+    assert [sample["tag"] for sample in read_samples(only, np.arange(4))] == [None, None, "a", "b"]
     described = KIND.describe(str(tmp_path))["columns"]
     assert {name: described[name] for name in ("n", "tag")} == {"n": "int64", "tag": "string"}
 
@@ -893,7 +897,7 @@ def test_samples_that_cannot_be_read_fail_in_joins_and_lint_too(tmp_path, caplog
     )
     assert sorted(batch["n"][0] for batch in dataset) == [0, 3]
     sample = pickle.loads(
-        pickle.dumps(ParquetSource(tmp_path / "a.parquet").read(np.array([1]))[0])
+        pickle.dumps(read_samples(ParquetSource(tmp_path / "a.parquet"), np.array([1]))[0])
     )
     assert sample["__key__"] == "a/1"
     with pytest.raises(DecodeError, match="cannot be read"):
@@ -914,16 +918,16 @@ def test_json_of_hugging_face_datasets_is_decoded_and_packed(tmp_path):
     table.to_parquet(tmp_path / "in/a.parquet")
     table.save_to_disk(tmp_path / "saved")
     for source in (ParquetSource(tmp_path / "in"), ArrowSource(tmp_path / "saved")):
-        assert [sample["value"] for sample in source.read(np.arange(4))] == values
+        assert [sample["value"] for sample in read_samples(source, np.arange(4))] == values
     assert run("pack", tmp_path / "in", tmp_path / "out").exit_code == 0
-    packed = WebdatasetSource(tmp_path / "out").read(np.arange(4))
+    packed = read_samples(WebdatasetSource(tmp_path / "out"), np.arange(4))
     assert [json.loads(sample["json"]).get("value") for sample in packed] == values
 
 
 def test_damaged_json_in_a_column_is_one_failed_sample(tmp_path):
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1", "{", "[2]"]))
     pq.write_table(pa.table({"value": column}), tmp_path / "a.parquet")
-    one, damaged, two = ParquetSource(tmp_path).read(np.arange(3))
+    one, damaged, two = read_samples(ParquetSource(tmp_path), np.arange(3))
     assert (one["value"], two["value"]) == (1, [2])
     with pytest.raises(DecodeError, match="a.parquet: row 1 .*'value'.*is not JSON"):
         damaged["value"]

@@ -242,7 +242,8 @@ class Contents:
     def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
         """Return samples as files, and keep them until others replace them."""
         found = []
-        for ordinal, sample in zip(ordinals, self._any.read(np.array(ordinals)), strict=True):
+        samples = self._any.read(np.array(ordinals)).samples(0, len(ordinals))
+        for ordinal, sample in zip(ordinals, samples, strict=True):
             if isinstance(sample, UnreadableSample):
                 raise sample.error
             shard = str(sample.get("__shard__", ""))

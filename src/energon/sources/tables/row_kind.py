@@ -36,6 +36,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
+from energon.stages.reading.blocks import Block, BuiltBlock
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class ItemSource(NumberedSource):
         *,
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> list[CrudeSample]:
+    ) -> Block:
         """Return samples, in the order of `ordinals`; see `Source.read`."""
         numbers = self.numbers(ordinals)
         keys = restore_keys_of(ordinals, restore_keys)
@@ -272,7 +273,7 @@ class ItemSource(NumberedSource):
             if files:
                 sample[PART_FILES] = files
             samples.append(sample)
-        return samples
+        return BuiltBlock(samples)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the samples are; here, nothing is read ahead."""

@@ -20,9 +20,15 @@ from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
 from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample, find_part
 from energon.samples.provenance import record_sources
-from energon.sources.numbered import LazySource
+from energon.sources.numbered import NumberedSource
 from energon.sources.shard_samples import PartFilter
-from energon.sources.source import Extents, FileSamples, Location, content_fingerprint
+from energon.sources.source import (
+    Extents,
+    FileSamples,
+    Location,
+    content_fingerprint,
+    restore_keys_of,
+)
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, is_number
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
@@ -34,7 +40,7 @@ MAX_HELD_BYTES = 256 << 20
 """Row groups kept in memory by samples that were read but not made yet."""
 
 
-class RowSource(LazySource):
+class RowSource(NumberedSource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -105,17 +111,17 @@ class RowSource(LazySource):
         }
         return content_fingerprint(len(self), content)
 
-    def read_lazily(
+    def read(
         self,
         ordinals: Ints,
         *,
-        restore_keys: Sequence[tuple[int, ...]],
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
     ) -> _TableBlock:
         """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
-        keys = restore_keys
+        keys = restore_keys_of(ordinals, restore_keys)
         samples: list[Any] = [None] * len(rows)
         paths: list[Any] = [None] * len(rows)
         held = 0

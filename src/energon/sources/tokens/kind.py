@@ -40,7 +40,7 @@ from energon.sources.kinds import (
     description,
     split_description,
 )
-from energon.sources.numbered import LazySource
+from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
@@ -48,6 +48,7 @@ from energon.sources.source import (
     Extents,
     Location,
     content_fingerprint,
+    restore_keys_of,
 )
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
 from energon.stages.reading.blocks import Block
@@ -250,7 +251,7 @@ class TokenOptions:
             parse_shares(self.split, origin=self.origin)
 
 
-class TokenSource(LazySource):
+class TokenSource(NumberedSource):
     """The documents of a split of token files, their lines or windows, numbered from 0.
 
     A sample has the parts `tokens` and `cu_seqlens`, and `modes` if the files have them: see
@@ -367,11 +368,11 @@ class TokenSource(LazySource):
             content["unit"] = "line"
         return content_fingerprint(len(self), content)
 
-    def read_lazily(
+    def read(
         self,
         ordinals: Ints,
         *,
-        restore_keys: Sequence[tuple[int, ...]],
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
     ) -> TokenRows:
         """Locate samples, in the order of `ordinals`; tokens are copied when they are made."""
@@ -380,7 +381,7 @@ class TokenSource(LazySource):
         about: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
             "__shard__": self._shards(runs, len(numbers)),
-            "__restore_key__": restore_keys,
+            "__restore_key__": restore_keys_of(ordinals, restore_keys),
             "__subflavors__": [subflavors] * len(numbers),
         }
         return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)
