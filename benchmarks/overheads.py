@@ -135,10 +135,7 @@ FIGURES = {
     "child": Figure(
         "CPU time of a worker, relative to in-line", "1.3", 1, "x", of=("transport", "child")
     ),
-    "columns": Figure(
-        "of which turning batches into columns", "", 1, "x", of=("transport", "columns")
-    ),
-    "pickles": Figure("of which pickling the columns", "", 1, "x", of=("transport", "pickles")),
+    "pickles": Figure("of which pickling the batches", "", 1, "x", of=("transport", "pickles")),
     "child-busy": Figure(
         "the same with hooks of 5 µs a sample", "1.3", 1, "x", of=("transport-busy", "child")
     ),
@@ -315,34 +312,29 @@ def transport(folder: Path, kind: str) -> dict[str, float]:
     inline = batches(folder / "text", encoder(kind, busy))
     workers = batches(folder / "text", encoder(kind, busy), num_workers=2)
     chunk(inline), chunk(workers)
-    found: dict[str, list[float]] = {"parent": [], "child": [], "columns": [], "pickles": []}
+    found: dict[str, list[float]] = {"parent": [], "child": [], "pickles": []}
     for _ in range(CHUNKS):
         alone = chunk(inline)
         before = seconds_of_idle_children()
         found["parent"].append(chunk(workers))
         spent = seconds_of_idle_children() - before
         found["child"].append(spent / CHUNK_SAMPLES / alone)
-        for name, seconds in sending(inline).items():
-            found[name].append(seconds / alone)
+        found["pickles"].append(pickling(inline) / alone)
     workers.close()  # type: ignore[attr-defined]
     return {name: median(values) for name, values in found.items()}
 
 
-def sending(found: Iterator[Any]) -> dict[str, float]:
-    """Return what a worker does to a sample to send it: the CPU seconds of both steps."""
-    from energon.loader.transport.columns import by_column
+def pickling(found: Iterator[Any]) -> float:
+    """Return the CPU seconds that a worker takes to pickle a sample."""
     from energon.loader.transport.pickling import BatchPickler
 
     pickler = BatchPickler(io.BytesIO())
-    columns = pickles = 0.0
+    seconds = 0.0
     for batch in list(islice(found, CHUNK_SAMPLES // BATCH_SIZE)):
         start = time.process_time()
-        in_columns = by_column(batch)
-        to_send = batch if in_columns is None else in_columns.to_send()
-        middle = time.process_time()
-        pickler.dump(to_send)
-        columns, pickles = columns + middle - start, pickles + time.process_time() - middle
-    return {"columns": columns / CHUNK_SAMPLES, "pickles": pickles / CHUNK_SAMPLES}
+        pickler.dump(batch)
+        seconds += time.process_time() - start
+    return seconds / CHUNK_SAMPLES
 
 
 def seconds_of_idle_children() -> float:

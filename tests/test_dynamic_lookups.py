@@ -139,15 +139,6 @@ REASONS = {
     "energon/loader/state_files.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)": "plain data only",
     },
-    "energon/loader/transport/arrays.py": {
-        "getattr(torch, name)": PROCESSES + ": one of `_TENSOR_TYPES`",
-    },
-    "energon/loader/transport/columns.py": {
-        "attrgetter(slot)": FIELDS,
-        "eval(source, {'CrudeSample': CrudeSample})": "names of parts are literals in it",
-        "exec(source, scope)": "names of attributes that are identifiers",
-        "vars(each).get(name)": FIELDS,
-    },
     "energon/loader/transport/pickling.py": {
         "getattr(found, name)": PROCESSES,
         "getattr(value, name)": FIELDS,

@@ -51,9 +51,7 @@ class Parent:
     def event(self, view, layout):
         assert all(start % outbox.ALIGNMENT == 0 for start, _ in layout.buffers)
         buffers = [view[start:stop] for start, stop in layout.buffers]
-        lane, batch, _, _, _, _, error, _ = pickle.loads(
-            view[layout.start : layout.stop], buffers=buffers
-        )
+        lane, batch, *_, error = pickle.loads(view[layout.start : layout.stop], buffers=buffers)
         return lane, batch, error
 
 

@@ -30,7 +30,6 @@ from energon.loader.processes.start import (
     start_process,
     stop_fork_server,
 )
-from energon.loader.transport.columns import rebuild
 from energon.loader.transport.outbox import ASK_SECONDS
 from energon.loader.transport.reports import LogReceiver, RemoteError
 from energon.loader.transport.slots import (
@@ -402,16 +401,12 @@ def read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
     if copied:
         buffers = [bytearray(each) for each in buffers]
     try:
-        lane, batch, state, counts, times, ended, error, columns = pickle.loads(
-            view[layout.start : layout.stop], buffers=buffers
-        )
-        if columns is not None:
-            batch = rebuild(*columns)
+        event = Event(*pickle.loads(view[layout.start : layout.stop], buffers=buffers))
     except Exception as failure:
         failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
         return Event(layout.lane, error=failure)
-    rebuilt = error.rebuild() if isinstance(error, RemoteError) else None
-    return Event(lane, batch, state, counts, times, ended, rebuilt)
+    remote: Any = event.error
+    return event._replace(error=remote.rebuild()) if isinstance(remote, RemoteError) else event
 
 
 def _leave_links() -> None:

@@ -11,12 +11,10 @@ from pickle import PickleBuffer
 from typing import Any
 
 from energon.loader.lane_worker import Event
-from energon.loader.transport.columns import Columns, by_column
-from energon.loader.transport.pickling import BatchPickler, SampleInsideError, find_unpicklable
+from energon.loader.transport.pickling import BatchPickler, find_unpicklable
 from energon.loader.transport.reports import RemoteError
 from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
 from energon.loader.transport.wire import Message, MessageKind, send
-from energon.samples.crude import CrudeSample
 
 ALIGNMENT = 64
 BUNDLE_BYTES = 1 << 18
@@ -50,7 +48,7 @@ class EventWriter:
         """Append `event` to a slot; if it cannot be pickled, append an event with that error."""
         self._slot, mark = slot, slot.position
         try:
-            return self._put_by_column(event)
+            return self._put(_portable(event))
         except Exception as error:
             slot.position = mark
             name = find_unpicklable(event.batch, _pickled)
@@ -58,24 +56,13 @@ class EventWriter:
                 f"batch of lane {event.lane} cannot be sent to the training process because of "
                 f"{name}; make it picklable, leave it out, or use workers='thread'"
             )
-            return self._put(_portable(Event(event.lane, error=error), None))
+            return self._put(_portable(Event(event.lane, error=error)))
 
-    def _put_by_column(self, event: Event) -> EventLayout:
-        columns = by_column(event.batch)
-        if columns is not None:
-            start, kind = self._slot.position, columns.kind
-            try:
-                of_user = None if kind in (CrudeSample, dict) else kind
-                return self._put(_portable(event, columns), samples=of_user)
-            except SampleInsideError:
-                self._slot.position = start
-        return self._put(_portable(event, None))
-
-    def _put(self, value: tuple[Any, ...], *, samples: type | None = None) -> EventLayout:
+    def _put(self, value: tuple[Any, ...]) -> EventLayout:
         """Write the pickle of `value` and its buffers."""
         slot = self._slot
         start = slot.position
-        self._pickler.dump(value, samples=samples)
+        self._pickler.dump(value)
         stop = slot.position
         buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
         if stop - start < LARGE_PICKLE:
@@ -202,13 +189,7 @@ def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
     return start, slot.position
 
 
-def _portable(event: Event, columns: Columns | None) -> tuple[Any, ...]:
-    """Return `event` in the form that is pickled, with what is rebuilt from columns at the end."""
-    lane, batch, *rest, error = event
-    return (
-        lane,
-        batch if columns is None else None,
-        *rest,
-        None if error is None else RemoteError.of(error),
-        None if columns is None else columns.to_send(),
-    )
+def _portable(event: Event) -> tuple[Any, ...]:
+    """Return `event` in the form that is pickled."""
+    *rest, error = event
+    return (*rest, None if error is None else RemoteError.of(error))

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from types import FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
@@ -109,14 +109,6 @@ _MAIN = ("__main__", "__mp_main__")
 """Names of the main program; the second one is used in processes spawned by multiprocessing."""
 
 
-class SampleInsideError(Exception):
-    """A value that should contain no samples does."""
-
-
-def _refuse_sample(value: Any) -> NoReturn:
-    raise SampleInsideError(type(value).__name__)
-
-
 class BatchPickler(pickle.Pickler):
     """Writes pickles to `file` and collects big buffers separately in `buffers`."""
 
@@ -129,25 +121,13 @@ class BatchPickler(pickle.Pickler):
         }
         self._tensors: TensorReducer | None = None
 
-    def dump(self, value: Any, *, samples: type | None = None) -> None:
-        """Write one pickle, which shares nothing with others.
-
-        Args:
-            value: What to pickle.
-            samples: A class of which there must not be any objects inside of it.
-
-        Raises:
-            SampleInsideError: If there is one.
-        """
+    def dump(self, value: Any) -> None:
+        """Write one pickle, which shares nothing with others."""
         self.buffers.clear()
-        if samples is not None:
-            self._kinds[samples] = _refuse_sample
         try:
             super().dump(value)
         finally:
             self.clear_memo()
-            if samples is not None:
-                del self._kinds[samples]
             if self._tensors is not None:
                 self._tensors.clear()
 
