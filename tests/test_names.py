@@ -247,6 +247,8 @@ MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
     "loader/processes/deaths.py": "what is known of workers that died",
+    "loader/transport/arrays.py": "how arrays and tensors are sent",
+    "loader/transport/sources.py": "how the sources of a batch are sent",
     "prepare/importers/archive.py": "a kind of source",
     "prepare/index/mapped_parts.py": "looking for samples that lack a part",
     "sources/decode_ahead.py": "a thread beside the hooks",
