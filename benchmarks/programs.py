@@ -28,7 +28,8 @@ from results import (
     versions_of,
 )
 
-OURS, PEER = "energon (this)", "Megatron-Energon"
+OURS, PEER, HOOKS = "energon (this)", "Megatron-Energon", "the hooks alone"
+CASES = [(0, HOOKS), *product((0, 2), (OURS, PEER))]
 SAMPLES, SHARDS, SECONDS = 3000, 6, 5.0
 COLUMNS = (
     *("workers", "library", "first batch, s", "images per second", "CPU ms per image"),
@@ -46,16 +47,14 @@ def main() -> None:
         command = [arguments.peers, "-W", "ignore"]
         command += [str(ROOT / "benchmarks/adapters/vision_language.py"), str(images)]
         command += ["--workers", str(case["workers"]), "--seconds", str(SECONDS)]
+        command += ["--by-hand"] * (case["library"] == HOOKS)
         ours = {} if is_peer else {"PYTHONPATH": str(ROOT / "src")}
         return in_fresh_process(command, peer=is_peer, **ours)
 
     distributions = {"Megatron-Energon": "megatron-energon"}
     distributions |= {name: name for name in ("torch", "transformers", "pillow")}
     versions = versions_of(arguments.peers, **distributions)
-    cases = [
-        {"workers": workers, "library": library}
-        for workers, library in product((0, 2), (OURS, PEER))
-    ]
+    cases = [{"workers": workers, "library": library} for workers, library in CASES]
     BENCHMARK.run(arguments, cases, measure, versions, seconds=SECONDS)
 
 
@@ -71,7 +70,8 @@ def make_images(folder: Path) -> Path:
 def tables(results: Results) -> str:
     """Return a row for each library and number of workers."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
-    for workers, library in product((0, 2), (OURS, PEER)):
+    measured = {(case["workers"], case["library"]) for case in results["cases"]}
+    for workers, library in filter(measured.__contains__, CASES):
         rounds, peer = (
             rounds_of(results, workers=workers, library=name) for name in (library, PEER)
         )
