@@ -1,0 +1,174 @@
+"""Give a batch to all processes of a replica; prints a line of JSON. See benchmarks/replicas.py."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    WorkerConfig,
+    basic_sample_keys,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+WARM_BATCHES, BATCHES = 6, 20
+
+
+@edataclass
+class ImageSample(Sample):
+    """An image as an array."""
+
+    image: torch.Tensor
+    caption: str
+
+
+@stateless
+def cook(sample: Any) -> ImageSample:
+    """Return a sample with its array as a tensor."""
+    image = torch.from_numpy(np.load(io.BytesIO(sample["npy"])))
+    return ImageSample(**basic_sample_keys(sample), image=image, caption=sample["__key__"])
+
+
+class Encoder(DefaultTaskEncoder):
+    """Stacks arrays."""
+
+    decoder = None
+    cookers = (Cooker(cook),)
+
+
+def config_of(way: str, workers: int) -> WorkerConfig:
+    """Return the config of a process, depending on how the batches come to it."""
+    if way != "replica":
+        return WorkerConfig(rank=0, world_size=1, num_workers=workers, lanes=4)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp_shard", "tp"))
+    return WorkerConfig.from_mesh(mesh, num_workers=workers, lanes=4)
+
+
+def batches_of(way: str, folder: str, batch_size: int) -> Generator[tuple[Any, float]]:
+    """Yield batches, and when the process that loads had each of them."""
+    is_first = dist.get_rank() == 0
+    loads = is_first or way in ("replica", "each")
+    loader: Any = iter(())
+    if loads:
+        config = config_of(way, 2)
+        dataset = get_train_dataset(
+            folder, worker_config=config, batch_size=batch_size, task_encoder=Encoder()
+        )
+        loader = iter(get_savable_loader(dataset))
+    while True:
+        batch = next(loader) if loads else None
+        had = time.perf_counter()
+        if way == "objects":
+            held = [batch]
+            dist.broadcast_object_list(held, src=0)
+            batch = held[0]
+        elif way == "tensors":
+            # As trainers do it: the sizes are known, and only tensors are sent.
+            image = batch.image if is_first else torch.empty(batch_size, 3, 224, 224).byte()
+            dist.broadcast(image, src=0)
+            batch = image
+        yield batch, had
+
+
+def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
+    """Take batches, and return the figures of all processes."""
+    delays, begun = [], 0.0
+    everyone: list[Any] = [None] * dist.get_world_size()
+    batches = batches_of(way, folder, batch_size)
+    for number, (batch, had) in enumerate(batches):
+        if number == WARM_BATCHES:
+            begun, cpu = time.perf_counter(), cpu_seconds()
+        image = batch if way == "tensors" else batch.image
+        image.reshape(-1)[:: 1 << 12].sum()  # touches all pages
+        ready = time.perf_counter()
+        dist.all_gather_object(everyone, (had, ready))
+        if number >= WARM_BATCHES:
+            others = everyone[1:] or everyone
+            delays.append(max(at for _, at in others) - everyone[0][1])
+        if number == WARM_BATCHES + BATCHES:
+            break
+    seconds = time.perf_counter() - begun
+    used = [cpu_seconds() - cpu, memory_bytes()]
+    dist.all_gather_object(everyone, used)
+    batches.close()
+    return {
+        "batches_per_second": BATCHES / seconds,
+        "delay_ms": 1000 * float(np.median(delays)),
+        "cpu_ms_per_batch": 1000 * sum(each[0] for each in everyone) / BATCHES,
+        "memory_mb": sum(each[1] for each in everyone) / 1e6,
+    }
+
+
+def processes() -> list[int]:
+    """Return the ids of this process and of its workers."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+    return [own, *map(int, children)]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its workers."""
+    total = 0.0
+    for pid in processes():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def memory_bytes() -> int:
+    """Return the memory of this process and of its workers; what is shared counts in parts."""
+    lines = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in processes()]
+    return sum(
+        1024 * int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")
+    )
+
+
+def run(rank: int, number: int, store: str, arguments: list[str]) -> int:
+    """Be one of the processes; the first one prints the figures."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=number)
+    way, folder, batch_size = arguments
+    figures = main(way, folder, int(batch_size))
+    if rank == 0:
+        sys.stdout.write(f"{json.dumps(figures)}\n")
+        sys.stdout.flush()
+    dist.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    count = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as place:
+        pids = []
+        for rank in range(count):
+            pid = os.fork()
+            if not pid:
+                code = 1
+                try:
+                    code = run(rank, count, f"{place}/store", sys.argv[2:])
+                finally:
+                    os._exit(code)
+            pids.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    sys.exit(max(codes, key=abs))

@@ -1,0 +1,72 @@
+"""Measure how the processes of a model replica get a batch, and write docs/benchmarks_replicas.md.
+
+    python benchmarks/replicas.py [--rounds 3] [--only WORD] [--data FOLDER]
+
+One process or four, with two workers for each process that loads. Batches are 425 images, stored
+as arrays, of 64 MB. All processes read each batch once, and wait for each other after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pinned import write
+from results import Benchmark, Case, Results, in_fresh_process, rounds_of, shown, versions_of
+
+BATCH_SIZE = 425
+PROCESSES = 4
+WAYS = {
+    "one": "one process alone",
+    "replica": "one loads for all (`WorkerConfig.from_mesh`)",
+    "each": "each loads the same",
+    "tensors": "one loads, `broadcast` of each tensor",
+    "objects": "one loads, `broadcast_object_list`",
+}
+PROGRAM = Path(__file__).parent / "adapters" / "in_replica.py"
+
+
+def main() -> None:
+    """Measure, and write the results and the page."""
+    arguments = BENCHMARK.parsed(BENCHMARK.parser(__doc__))
+    folder = arguments.data / "arrays"
+    if not folder.exists():
+        write(folder)
+
+    def measure(case: Case) -> dict[str, Any]:
+        number, way = (1, "each") if case["way"] == "one" else (PROCESSES, case["way"])
+        command = [sys.executable, str(PROGRAM), str(number), way, str(folder), str(BATCH_SIZE)]
+        return in_fresh_process(command, peer=False, seconds=200)
+
+    versions = versions_of(sys.executable, energon="energon-loader", torch="torch")
+    BENCHMARK.run(arguments, cases(), measure, versions)
+
+
+def cases() -> list[Case]:
+    """Return the cases."""
+    return [{"way": way} for way in WAYS]
+
+
+def tables(results: Results) -> str:
+    """Return the table of the page."""
+    lines = [
+        "| way of the batch | batches/s | CPU per batch, all processes | memory, all processes "
+        "| later than in the first process |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for way, title in WAYS.items():
+        rounds = rounds_of(results, way=way)
+        delay = "" if way in ("one", "each") else shown(rounds, "delay_ms", 1, unit=" ms")
+        lines.append(
+            f"| {title} | {shown(rounds, 'batches_per_second', 1)} | "
+            f"{shown(rounds, 'cpu_ms_per_batch', unit=' ms')} | "
+            f"{shown(rounds, 'memory_mb', unit=' MB')} | {delay} |"
+        )
+    return "\n".join(lines)
+
+
+BENCHMARK = Benchmark(__file__, tables)
+
+if __name__ == "__main__":
+    main()
