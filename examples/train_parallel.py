@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/train_parallel.py DATASET CHECKPOINT [--tp 2]
 
 Processes form a mesh of data-parallel replicas of --tp processes each, which hold parts of one
-model. DATASET has captioned images. A checkpoint has the state of the data once. A run that finds one continues, with the same
-global batches on any mesh: the number of replicas must divide LANES.
+model. DATASET has captions. A checkpoint has the state of the data once. A run that finds one
+continues, with the same global batches on any mesh: the number of replicas must divide LANES.
 """
 
 from __future__ import annotations
