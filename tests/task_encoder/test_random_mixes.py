@@ -276,8 +276,8 @@ def test_any_mix_resumes_on_any_topology(folder, tree, stop):
             rest += batches
         assert [found[number] for number in range(stop, turns)] == whole[stop:turns]
         if len(whole) < ROUNDS * LANES:
-            # Once a loop has come to the end of a pass, the next one begins.
-            assert sorted(rest) == sorted(whole[stop:] if stop <= len(whole) else next_pass)
+            # Once the last batch of a pass is delivered, the next loop is another pass.
+            assert sorted(rest) == sorted(whole[stop:] if stop < len(whole) else next_pass)
 
 
 @given(blends(LIMITS))
