@@ -372,7 +372,7 @@ def test_its_own_numbers_are_measures(entry, tmp_path):
     path = document(tmp_path, {"path": entry["path"], "read": entry.get("read", {})})
     leaf = resolve(path, split_part="train").leaves[0]
     source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
-    samples = source.read(np.arange(len(source)))
+    samples = source.read(np.arange(len(source))).samples(0, len(source))
     measures = SourceMeasures(source, np.arange(len(source)))
     if leaf.kind not in OWN_MEASURES:
         assert list(measures) == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from energon.errors import check_at_least
 from energon.samples.batch_arrays import BatchRows
 from energon.samples.crude import (
     RestoreKey,
+    carries_key,
     flat,
     key_of,
     sample_keys,
@@ -82,21 +84,29 @@ class BatchIterator(ApplyIterator):
         """Return the result of the batch hooks for `items`, which may be collated already."""
         lane, runners = self.lane, self.runners
         if isinstance(items, list):
-            keys = tuple(map(key_of, items))
+            keys, first, count = None, key_of(items[0]), len(items)
         else:
-            keys, runners = tuple(items.__restore_key__), runners[1:]
+            keys = items.__restore_key__
+            first, count = keys[0], len(keys)
+            runners = runners[1:]
             self.runners[0].succeed()
-        address = batch_address(keys[0], lane, row)
+        address = batch_address(first, lane, row)
         number = lane.batch_number(address)
-        key = None if None in keys else ("batch", keys, number)
-        batch = self._apply(items, runners, address, lambda: key)
+        key = partial(_batch_key, items, keys, number)
+        batch = self._apply(items, runners, address, key)
         if batch is not SKIPPED:
-            lane.counts[self.unit] += len(keys)
+            lane.counts[self.unit] += count
         elif self.unit == "packs":
             # Their samples were counted when they were packed.
-            samples = chain.from_iterable(sample_keys(each or ()) for each in keys)
+            samples = chain.from_iterable(sample_keys(key_of(pack) or ()) for pack in items)
             lane.counts["samples"] -= sum(1 for _ in samples)
-        return with_key(batch, key, len(keys))
+        return with_key(batch, key, count)
+
+
+def _batch_key(items: Any, keys: Any, number: int) -> RestoreKey | None:
+    """Return the key of a batch of `items`, whose keys are known if they are collated already."""
+    keys = tuple(map(key_of, items) if keys is None else keys)
+    return None if None in keys else ("batch", keys, number)
 
 
 class _BatchIterator(BatchIterator):
@@ -133,15 +143,17 @@ def batch_address(first: RestoreKey | None, lane: Lane, row: int) -> RowAddress:
     return ("lane", lane.number, row) if first is None else ("batch", *flat(first))
 
 
-def with_key(batch: Any, key: RestoreKey | None, count: int) -> Any:
+def with_key(batch: Any, key: Callable[[], RestoreKey | None], count: int) -> Any:
     """Attach its key, if any, to a batch of `count` items, unless a hook has set one; return it.
 
-    The list of the keys of the items, as collating creates it, is replaced.
+    The list of the keys of the items, as collating creates it, is replaced. The key is computed
+    only for a batch that can carry it.
     """
-    if key is not None:
-        own = key_of(batch)
-        if own is None or (len(own) == count and tuple(own) == key[1]):
-            stamp(batch, key)
+    own = key_of(batch)
+    if carries_key(batch) if own is None else len(own) == count:
+        made = key()
+        if made is not None and (own is None or tuple(own) == made[1]):
+            stamp(batch, made)
     return batch
 
 
@@ -165,7 +177,7 @@ def restore_batch(
         batch, left = reapply(
             items, hooks, lane, address=address, key=own, subs=subs, yields_batches=True
         )
-    return with_key(batch, own, len(items)), left
+    return with_key(batch, lambda: own, len(items)), left
 
 
 @dataclass(frozen=True)

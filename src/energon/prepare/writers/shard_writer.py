@@ -389,7 +389,7 @@ class NumberedArchives(ClosesAtExit, Generic[A]):
             )
         if self._path(0) == self._path(1):
             raise ConfigError(
-                f"{pattern!r} gives all shards the same name; expected a pattern such as "
+                f"{redact(pattern)!r} gives all shards the same name; expected a pattern such as "
                 "shards/%05d.tar"
             )
 
@@ -452,8 +452,8 @@ class NumberedArchives(ClosesAtExit, Generic[A]):
             return self.pattern % number
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self.pattern!r} has no place for the number of a shard ({error}); expected "
-                "a pattern such as shards/%05d.tar"
+                f"{redact(self.pattern)!r} has no place for the number of a shard ({error}); "
+                "expected a pattern such as shards/%05d.tar"
             ) from error
 
 
@@ -505,8 +505,13 @@ class ShardWriter(NumberedArchives[TarWriter]):
         encode: Encode = encode_part,
         checksum: bool = True,
     ) -> None:
+        if is_remote(pattern):
+            raise ConfigError(
+                f"{redact(pattern)}: shards are written on this machine; upload each when it is "
+                "complete, as with post=lambda path: EPath(path).copy(folder / EPath(path).name)"
+            )
         super().__init__(
-            os.fspath(pattern) if is_remote(pattern) else local_path(pattern),
+            local_path(pattern),
             maxcount=maxcount,
             maxsize=maxsize,
             start_shard=start_shard,
@@ -520,11 +525,6 @@ class ShardWriter(NumberedArchives[TarWriter]):
         self._checksum = checksum
         if resume and overwrite:
             raise ConfigError("resume keeps existing shards, overwrite deletes them: choose one")
-        if is_remote(pattern):
-            raise ConfigError(
-                f"{redact(pattern)}: shards are written on this machine; upload each when it is "
-                "complete, as with post=lambda path: EPath(path).copy(folder / EPath(path).name)"
-            )
         Path(self._path(start_shard)).parent.mkdir(parents=True, exist_ok=True)
         self._handle_existing(resume=resume, overwrite=overwrite)
         self.close_at_exit()
