@@ -34,7 +34,7 @@ COMMANDS = {
     "prepare-media": "Record the sizes and durations of media files.",
     "preview": "Show samples as hooks receive them.",
     "repair": "Repair a damaged or outdated index.",
-    "tar": "Create, join, split, sort, transform and check plain tar files.",
+    "tar": "Create, join, split, transform and index plain tar files.",
     "verify": "Check a dataset: sizes, offsets, checksums.",
     "view": "Browse a dataset: a gallery, and every part of every sample.",
 }
