@@ -18,6 +18,7 @@ import pickle
 import shutil
 import socket
 import struct
+import sys
 import tempfile
 import time
 import weakref
@@ -52,6 +53,10 @@ MAX_REMOTE = 4
 INLINE_BYTES = 2048
 """Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
 REPLICA_POLL_SECONDS = 0.2
+MEETING_SECONDS = 300.0
+"""How long to wait at the start for the other processes of the host."""
+SOCKET_BYTES = 1 << 20
+"""Room in a socket for messages, of which the system may give less."""
 MAX_SOCKET_FOLDER = 90
 """The path of a socket may have about a hundred characters."""
 
@@ -112,8 +117,9 @@ class _Peer:
             passed = passed._replace(shared=SharedEvent(shared.layout, shared.content))
         self.behind[passed.generation, passed.number] = shared
         data = pickle.dumps((tuple(passed), gone))
-        socket.send_fds(self.channel, [_LENGTH.pack(len(data))], descriptors)
-        self.channel.sendall(data)
+        message = _LENGTH.pack(len(data)) + data
+        sent = socket.send_fds(self.channel, [message], descriptors)
+        self.channel.sendall(memoryview(message)[sent:])
 
     def receive(self) -> Passed | None:
         """Return the next event that the process has sent; None if it is gone."""
@@ -206,7 +212,7 @@ class ReplicaWorker:
         self._owner = os.getpid()
         self.shared: SharedEvent | None = None
         _of_this_process.add(self)
-        self.leave = weakref.finalize(self, _leave, self._peers, self._remote)
+        self.leave = weakref.finalize(self, _leave, replica.position, self._peers, self._remote)
 
     @property
     def _loads(self) -> bool:
@@ -517,6 +523,7 @@ class _Remote:
     """
 
     def __init__(self, replica: Replica) -> None:
+        self._torch: Any = sys.modules["torch"]  # which has formed the replica
         self._replica = replica
         leaders, own = replica.leaders, replica.position
         self.is_source = own in leaders[1:]
@@ -547,7 +554,7 @@ class _Remote:
                 del self._targets[index], self.needing[index]
 
     def _send(self, at: int, passed: Passed, shared: SharedEvent | None) -> None:
-        torch = _torch()
+        torch = self._torch
         while len(self._under_way) >= MAX_REMOTE * len(self._targets):
             works, _ = self._under_way.popleft()
             for work in works:
@@ -568,7 +575,7 @@ class _Remote:
 
     def receive(self, worker: ReplicaWorker) -> Passed | None:
         """Return the next event of the loading process; None if it is gone."""
-        torch = _torch()
+        torch = self._torch
         rank, group = self._replica.members[0].rank, self._replica.group
 
         def read(tensor: Any) -> Any:
@@ -613,12 +620,6 @@ def _flat(shared: SharedEvent) -> tuple[EventLayout, Any]:
     return EventLayout(lane, 0, stop - start, moved), shared.content.view()[start:end]
 
 
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
 def _meet(replica: Replica) -> dict[int, _Peer]:
     """Connect all processes of a replica that are on this host, by position."""
     distributed = initialized_distributed("a replica")
@@ -632,6 +633,7 @@ def _meet(replica: Replica) -> dict[int, _Peer]:
             path = str(folder / "socket")
             listener.bind(path)
             listener.listen(len(neighbors))
+            listener.settimeout(MEETING_SECONDS)
             paths: list[Any] = [None] * len(replica.members)
             distributed.all_gather_object(paths, path, group=replica.group)
             channels: dict[int, socket.socket] = {}
@@ -642,11 +644,14 @@ def _meet(replica: Replica) -> dict[int, _Peer]:
                 channels[at] = channel
             while len(channels) < len(neighbors) - 1:
                 channel, _ = listener.accept()
+                channel.setblocking(True)
                 data = _receive_all(channel, _NUMBER.size) or b""
                 channels[_NUMBER.unpack(data)[0]] = channel
             distributed.barrier(group=replica.group)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    for channel in channels.values():
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     return {
         at: _Peer(
             channels[at],
@@ -657,13 +662,13 @@ def _meet(replica: Replica) -> dict[int, _Peer]:
     }
 
 
-def _leave(peers: Mapping[int, _Peer], remote: _Remote) -> None:
+def _leave(own: int, peers: Mapping[int, _Peer], remote: _Remote) -> None:
     """Tell the others that this process passes on no more events."""
-    for peer in peers.values():
-        if not peer.is_gone:
+    for at, peer in peers.items():
+        if at > own and not peer.is_gone:
             with contextlib.suppress(OSError):
                 peer.send(Passed(_CLOSED, 0, (), None))
-            peer.leave()
+        peer.leave()
     with contextlib.suppress(Exception):  # the process group may be gone
         remote.close()
 
