@@ -218,6 +218,9 @@ CASES = {
         " --vocabulary-size 256 --end-token 0 --workers 2 --overwrite",
         lines,
     ),
+    "measure": Case(
+        "measure ds --name size --with tests.drills.test_kills:size --num-workers 2", dataset
+    ),
     "preview --html": Case("preview ds --html samples.html", dataset),
     "preview --save": Case("preview ds --save samples", dataset),
     "checkpoint edit": Case("checkpoint edit --world-size 2 --skip-steps 3 states edited", states),
@@ -242,6 +245,11 @@ def test_every_command_that_writes_is_killed():
         return any(f"{case.words} ".startswith(f"{name} ") for case in CASES.values())
 
     assert {name for name in map(" ".join, COMMANDS) if not is_killed(name)} == READ_ONLY
+
+
+def size(sample):
+    """What `measure` stores for each sample."""
+    return len(sample["txt"])
 
 
 def half(sample):
