@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
-from energon.plan.balance import Balance, BalancedOrder, BalancedPlan, deal
+from energon.plan.balance import Balance, BalancedOrder, BalancedPlan, deal, deal_to_lanes
 from energon.plan.dealt import rows_of_lanes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
@@ -165,6 +165,35 @@ def test_a_deal_is_as_even_as_the_largest_sample_admits():
     values = rng.lognormal(0, 0.5, 64 * 16)
     loads = [values[samples].sum() for samples in deal(values, 64)]
     assert max(loads) / np.mean(loads) < 1.03
+
+
+@given(
+    st.lists(st.integers(-(10**9), 10**12), min_size=12, max_size=96),
+    st.sampled_from([(1, 1), (2, 2), (3, 6), (6, 12), (1, 4)]),
+    st.integers(0, 100),
+    st.integers(0, 10**10),
+)
+def test_lanes_get_equally_many_samples_with_costs_as_even_as_in_a_deal(values, shape, seed, slack):
+    lanes, hands = shape
+    costs = np.array(values[: len(values) // hands * hands])
+    homes = np.sort(np.random.default_rng(seed).integers(0, lanes, len(costs)))
+    dealt = deal_to_lanes(costs, homes, lanes, hands, slack=slack)
+    assert dealt.shape == (lanes, hands // lanes, len(costs) // hands)
+    assert sorted(dealt.ravel().tolist()) == list(range(len(costs)))
+    most, greedy = (int(costs[each].sum(axis=-1).max()) for each in (dealt, deal(costs, hands)))
+    assert most <= greedy + slack
+
+
+@pytest.mark.parametrize(("batch_size", "sigma", "moves"), [(4, 1.5, 0.05), (16, 1, 0.25)])
+def test_a_step_is_nearly_as_even_as_the_best_deal_and_moves_few_samples(batch_size, sigma, moves):
+    rng = np.random.default_rng(2)
+    homes = np.repeat(np.arange(64), batch_size)
+    costs = (rng.lognormal(0, sigma, len(homes)) * 1e6).astype(np.int64)
+    slack = int(costs.sum() * 0.01) // 64
+    dealt = deal_to_lanes(costs, homes, 64, 64, slack=slack)[:, 0]
+    most, greedy = (costs[each].sum(axis=1).max() for each in (dealt, deal(costs, 64)))
+    assert most <= 1.02 * greedy
+    assert (homes[dealt] != np.arange(64)[:, None]).mean() < moves
 
 
 @pytest.mark.parametrize(

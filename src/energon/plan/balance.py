@@ -7,8 +7,11 @@ has; their rows are exchanged among the lanes of a *pool*, in *windows* of K ste
 1. The samples of a window are sorted by cost and cut into K groups of similar samples.
 2. Groups come in an order that is permuted by key, the same for all pools: so all micro-batches of
    a step have samples of the same quantile of cost.
-3. The samples of each group are dealt to the micro-batches, the largest first, each to the one with
-   the least cost so far, until all have equally many.
+3. The samples of each group are dealt to the micro-batches so that all have equally many, and equal
+   costs. The largest first, each to the micro-batch with the least cost so far, would move nearly
+   all of them. So they stay in their own lanes as far as there is room, and micro-batches whose
+   cost exceeds the least possible exchange single samples with others, and only where that does
+   not suffice the samples are all dealt.
 
 With K = 1, a step has the samples that it has without balancing. All of this is a bijection of the
 rows of a window, so the epochs stay exact, and a lane continues at any row by computing the window
@@ -39,6 +42,7 @@ from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, divided, permute
 from energon.plan.rows import COUNTED_ROWS, DrawPlan, Rows
 
+Numbers = NDArray[np.float64] | Ints
 Costs = Callable[[Rows], NDArray[np.float64]]
 """Return the cost of each sample; 0 for gaps."""
 
@@ -49,6 +53,15 @@ CHUNK_ROWS = 1 << 15
 """Rows of all lanes that are planned together, if that is within these limits."""
 KEPT_ROWS = 1 << 20
 """Rows of all windows that are kept at a time."""
+COST_UNITS = 1 << 40
+"""The largest cost of a window in whole units, whose sums fit into 64 bits."""
+COST_SLACK = 0.005
+"""By which share of the mean of its window a micro-batch may exceed the least cost, so that fewer
+samples move."""
+COMPARED_HANDS = 16
+"""Micro-batches among which a heavy one looks for a sample to exchange before it tries all."""
+EXCHANGES = 16
+"""How often each heavy micro-batch exchanges a sample at most."""
 KEPT_CHUNKS = 2
 """Chunks that are kept even if they have more rows: the one in use, and the next."""
 
@@ -212,20 +225,20 @@ def rows_of_open_windows(saved: Mapping[str, Any], rows: Mapping[int, int]) -> i
     return int(sum(rows.values()) - begin * len(rows))
 
 
-def deal(costs: NDArray[np.float64], hands: int) -> list[list[int]]:
-    """Return the samples of each hand: equally many in each, with costs as equal as can be.
+def deal(costs: Numbers, hands: int) -> Ints:
+    """Return the samples of each hand, shape (hands, samples of a hand), with costs nearly equal.
 
     Args:
         costs: The cost of each sample; their number is a multiple of that of hands.
         hands: Number of hands.
 
     Example:
-        >>> deal(np.array([9.0, 1.0, 2.0, 8.0]), 2)
+        >>> deal(np.array([9, 1, 2, 8]), 2).tolist()
         [[0, 1], [2, 3]]
     """
-    if hands == 1:
-        return [list(range(len(costs)))]
     size = len(costs) // hands
+    if hands == 1:
+        return np.arange(size)[None]
     dealt: list[list[int]] = [[] for _ in range(hands)]
     loads = [(0.0, hand) for hand in range(hands)]
     heapify(loads)
@@ -235,7 +248,96 @@ def deal(costs: NDArray[np.float64], hands: int) -> list[list[int]]:
         dealt[hand].append(sample)
         if len(dealt[hand]) < size:
             heappush(loads, (load + values[sample], hand))
-    return [sorted(samples) for samples in dealt]
+    return np.sort(np.array(dealt), axis=1)
+
+
+def deal_to_lanes(costs: Ints, homes: Ints, lanes: int, hands: int, *, slack: int) -> Ints:
+    """Deal samples to the hands of lanes, and leave as many as possible in their own lanes.
+
+    Args:
+        costs: The cost of each sample; their number is a multiple of that of hands.
+        homes: The lane of each sample without balancing, ascending.
+        lanes: Number of lanes.
+        hands: Number of hands, a multiple of that of lanes.
+        slack: By how much the largest cost of a hand may exceed the least possible.
+
+    Returns:
+        The samples of each hand, shape (lanes, hands of a lane, samples of a hand).
+
+    Example:
+        >>> costs, homes = np.array([9, 8, 2, 1, 2, 1]), np.array([0, 0, 1, 1, 2, 2])
+        >>> deal_to_lanes(costs, homes, 3, 3, slack=1)[:, 0].tolist()
+        [[0, 3], [1, 2], [4, 5]]
+    """
+    turns, size = hands // lanes, len(costs) // hands
+    if lanes == 1:
+        return deal(costs, hands)[None]
+    dealt = _settle(costs, homes, lanes)
+    if turns > 1:
+        dealt = np.concatenate([samples[deal(costs[samples], turns)] for samples in dealt])
+    in_order = np.sort(costs)
+    least = max(-(-int(costs.sum()) // hands), int(in_order[-1] + in_order[: size - 1].sum()))
+    if not _exchange(dealt, costs, least + slack):
+        dealt = min(dealt, deal(costs, hands), key=lambda each: int(costs[each].sum(axis=1).max()))
+    return np.sort(dealt, axis=1).reshape(lanes, turns, size)
+
+
+def _settle(costs: Ints, homes: Ints, lanes: int) -> Ints:
+    """Give each lane as many samples, its own first; the largest others go to the least loaded."""
+    room = len(costs) // lanes
+    firsts = np.searchsorted(homes, np.arange(lanes))
+    rank = np.arange(len(costs)) - firsts[homes]
+    settled = np.full((lanes, room), -1)
+    kept = rank < room
+    settled[homes[kept], rank[kept]] = np.flatnonzero(kept)
+    others = np.flatnonzero(~kept)
+    missing = (settled < 0).sum(axis=1)
+    loads = np.where(settled < 0, 0, costs[settled]).sum(axis=1)
+    open_lanes = [(int(loads[lane]), lane) for lane in np.flatnonzero(missing).tolist()]
+    heapify(open_lanes)
+    for sample in others[np.argsort(-costs[others], kind="stable")].tolist():
+        load, lane = heappop(open_lanes)
+        settled[lane, room - missing[lane]] = sample
+        missing[lane] -= 1
+        if missing[lane]:
+            heappush(open_lanes, (load + int(costs[sample]), lane))
+    return settled
+
+
+def _exchange(dealt: Ints, costs: Ints, most: int) -> bool:
+    """Exchange samples between heavy and light hands until no hand has a higher cost than `most`.
+
+    Args:
+        dealt: The samples of each hand; changed in place.
+        costs: The cost of each sample, in whole numbers, so that sums are exact.
+        most: The highest cost that a hand may have.
+
+    Returns:
+        Whether that was possible.
+    """
+    costs = costs[dealt]
+    loads = costs.sum(axis=1)
+    for _ in range(EXCHANGES):
+        order = np.argsort(loads, kind="stable")
+        heavy = order[loads[order] > most][::-1].tolist()
+        light = order[: len(order) - len(heavy)]
+        for turn, hand in enumerate(heavy if len(light) else ()):
+            for others in (light[turn : turn + COMPARED_HANDS], light):
+                less = costs[hand][:, None, None] - costs[others]
+                load = np.maximum(loads[hand] - less, loads[others][:, None] + less)
+                best = int(load.argmin()) if load.size else 0
+                if load.size and load.flat[best] < loads[hand]:
+                    given, number, taken = map(int, np.unravel_index(best, load.shape))
+                    other = int(others[number])
+                    for array in (dealt, costs):
+                        ours, theirs = array[hand, given], array[other, taken]
+                        array[hand, given], array[other, taken] = theirs, ours
+                    loads[hand] -= less[given, number, taken]
+                    loads[other] += less[given, number, taken]
+                    break
+        if int(loads.max()) <= most:
+            return True
+    return False
 
 
 class _Window:
@@ -249,7 +351,6 @@ class _Window:
         step_rows: Rows of each lane in a step.
         order: The balanced order.
         groups: For each step, which group of samples of similar cost it has.
-        key: The key that permutes the hands of each step.
     """
 
     def __init__(
@@ -259,14 +360,16 @@ class _Window:
         step_rows: int,
         order: BalancedOrder,
         groups: Ints,
-        key: int,
     ) -> None:
-        self._firsts, self._costs, self._step_rows = firsts, costs, step_rows
-        self._batch_size, self._groups, self._key = order.batch_size, groups, key
+        self._firsts, self._step_rows = firsts, step_rows
+        self._batch_size, self._groups = order.batch_size, groups
+        # Sums of whole numbers do not depend on their order, nor on the machine.
+        self._costs = np.rint(costs * (COST_UNITS / (np.abs(costs).max(initial=0) or 1)))
+        self._costs = self._costs.astype(np.int64)
         counts = np.diff(firsts)
         self._is_complete = bool((counts == order.window * step_rows).all())
         self._steps = int(counts.min()) // step_rows
-        self._places: dict[int, Ints] = {}
+        self._deals: dict[int, Ints] = {}
 
     def source(self, lane: int, offsets: Ints) -> Ints:
         """Return the numbers of the samples at some rows of a lane."""
@@ -288,17 +391,15 @@ class _Window:
 
     def _dealt(self, step: int) -> Ints:
         """Return the samples of each lane in a step, shape (lanes, rows)."""
-        if step not in self._places:
-            lanes, size = len(self._firsts) - 1, self._batch_size
+        if step not in self._deals:
+            lanes = len(self._firsts) - 1
             samples = self._samples(step)
-            hands = len(samples) // size
-            dealt = samples[np.array(deal(self._costs[samples], hands))]
-            # The first hand has the largest sample, which should not go to the same lane each time.
-            key = combine(np.array([self._key], np.uint64), step)
-            dealt = dealt[permute(np.arange(hands), np.array([hands]), key)]
-            turns = dealt.reshape(hands // lanes, lanes, size)
-            self._places[step] = turns.swapaxes(0, 1).reshape(lanes, -1)
-        return self._places[step]
+            homes = np.searchsorted(self._firsts, samples, side="right") - 1
+            hands = len(samples) // self._batch_size
+            slack = int(self._costs.sum() * COST_SLACK) // (self._steps * hands)
+            dealt = deal_to_lanes(self._costs[samples], homes, lanes, hands, slack=slack)
+            self._deals[step] = samples[dealt].reshape(lanes, -1)
+        return self._deals[step]
 
     def _samples(self, step: int) -> Ints:
         """Return the samples of a step, ascending."""
@@ -362,14 +463,12 @@ class _Chunk:
             counts = np.maximum(0, stops - begins)
             firsts = np.cumsum([0, *counts])
             numbers = np.arange(firsts[-1]) + np.repeat(begins - firsts[:-1], counts)
-            seed = plan.seed_of(self._pool, number)
             window = _Window(
                 firsts,
                 self._costs[numbers],
                 plan.step_rows,
                 plan.order,
                 plan.groups(self._pool, number),
-                seed,
             )
             self._windows[number] = window, numbers
         return self._windows[number]
@@ -438,11 +537,6 @@ class BalancedPlan:
         key = derive_seed(self.order.seed, "balance", pool * self.pool // self.lanes_of_step)
         keys = combine(np.array([key], np.uint64), window)
         return permute(np.arange(count), np.array([count]), keys)
-
-    def seed_of(self, pool: int, window: int) -> int:
-        """Return the key that permutes the hands in a window of a pool."""
-        key = np.array([derive_seed(self.order.seed, "hands", pool)], np.uint64)
-        return int(combine(key, window)[0])
 
     def stream_rows(self, lane: int, rows: Ints) -> Ints:
         """Return the rows of its stream that some rows of a lane are, without balancing."""
