@@ -1,4 +1,4 @@
-"""Measure metadatasets of many datasets, and joins, and write docs/benchmarks_blends.md.
+"""Measure metadatasets of many datasets, and joins, for docs/benchmarks_parts.md.
 
     benchmarks/peers.sh
     python benchmarks/blends.py [--rounds 5] [--only WORD] [--data FOLDER] [--peers PYTHON]
@@ -126,7 +126,7 @@ def build(python: str, path: Path) -> dict[str, Any]:
 def tables(results: Results) -> str:
     """Return both tables."""
     lines = [
-        f"## A blend of {DATASETS} datasets",
+        f"### A blend of {DATASETS} datasets",
         "",
         "Time from the call of `get_train_dataset` to the first batch of 32, without workers. "
         f"Each dataset has {SHARDS} shards. Descriptors and memory were measured after 300 "
@@ -142,7 +142,7 @@ def tables(results: Results) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [
         "",
-        f"## The index of a join of two datasets of {JOINED:,} samples",
+        f"### The index of a join of two datasets of {JOINED:,} samples",
         "",
         "The whole command `energon prepare join.yaml`. The two datasets have 50 and 32 shards, "
         "and the same keys in different orders.",

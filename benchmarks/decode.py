@@ -1,4 +1,4 @@
-"""Measure decoding of JPEGs to the size of training, and write docs/benchmarks_decode.md.
+"""Measure decoding of JPEGs to the size of training, for docs/benchmarks_parts.md.
 
     benchmarks/peers.sh
     python benchmarks/decode.py [--rounds 5] [--only WORD] [--peers PYTHON]
@@ -320,7 +320,7 @@ def tables(results: Results) -> str:
         f"{bare_table(results)}\n\n"
         "The same with images that are encoded more densely, in one thread:\n\n"
         f"{density_table(results)}\n\n"
-        "## Threads and processes\n\n"
+        "### Threads and processes\n\n"
         "The images of 500 by 375 pixels again, read from a dataset by a loader with "
         '`SampleDecoder("torchrgb8", image_size=224)`:\n\n'
         f"{loader_table(results)}"

@@ -53,13 +53,13 @@ def speed() -> str:
         f"({others[least]}) and {_short(most)} ({others[most]}). All take {100 * min(shares):.0f} "
         f"to {100 * max(shares):.0f} % of the memory ([benchmarks](docs/benchmarks.md)). `energon "
         f"prepare` is {_span(_prepare())} times as fast "
-        "([measured](docs/benchmarks_prepare.md))."
+        "([measured](docs/benchmarks.md#preparation))."
     )
 
 
 def remote() -> str:
     """Return what `benchmarks/remote.py` has measured with large shards."""
-    rows = {row[0]: row for row in _table("benchmarks_remote.md", "Shards of 400 images:")}
+    rows = {row[0]: row for row in _table("benchmarks.md", "Shards of 400 images:")}
     ways = ("in-line", "2 workers")
     share = min(float(rows[f"energon (this), {way}"][2].rstrip("%")) for way in ways)
     reached = "is as fast as" if share >= 95 else f"reaches {share:.0f} % of the speed of"
@@ -68,34 +68,34 @@ def remote() -> str:
         "* **From disk or object store.** `s3://`, `gs://`, `az://`, `https://`, `hf://` and "
         f"more, with range requests planned from the known order. Over a slow link, energon "
         f"{reached} a plain range reader, and is {_span(ratios)} times as fast as "
-        "Megatron-Energon ([measured](docs/benchmarks_remote.md))."
+        "Megatron-Energon ([measured](docs/benchmarks.md#training-from-an-object-store))."
     )
 
 
 def streams() -> str:
     """Return what `benchmarks/stream.py` has measured."""
     ratios: dict[str, list[float]] = {}
-    for case, _, _, _, ratio, _ in _table("benchmarks_stream.md", "Measured on"):
+    for case, _, _, _, ratio, _ in _table("benchmarks.md", "<!-- made by benchmarks/stream.py -->"):
         ratios.setdefault(case, []).append(float(ratio.strip("* x")))
     return (
         "Use it for streams, for existing pipelines, and for data that you cannot prepare. It "
         f"reads text {_span(ratios['text, raw'])} times as fast as webdataset, and images "
         f"{_span(ratios['image, raw'])} times, or {_span(ratios['image, decoded'])} times if they "
-        "are decoded ([measured](benchmarks_stream.md)). With `energon prepare` and "
-        "[task encoders](hooks.md), you also get an order that is the same on any topology, "
+        "are decoded ([measured](benchmarks.md#streams-of-plain-tar-files)). With `energon "
+        "prepare` and [task encoders](hooks.md), you also get an order that is the same on any topology, "
         "blends, and packing."
     )
 
 
 def workers() -> str:
     """Return what `benchmarks/decode.py` has measured with a loader."""
-    rows = _table("benchmarks_decode.md", "## Threads and processes")
+    rows = _table("benchmarks_parts.md", "## Threads and processes")
     times = [_short(float(row[3].strip("* x"))) for row in rows if row[1] != "in-line"]
     return (
         f"Decoding to 224 by 224 pixels, two threads on two cores reach {times[0]} times the speed "
         f"of loading in-line, and two processes {times[1]} times. With one millisecond of Python "
         f"for each image, threads reach {times[2]} times, and processes {times[3]} times "
-        "([measured](benchmarks_decode.md#threads-and-processes))."
+        "([measured](benchmarks_parts.md#threads-and-processes))."
     )
 
 
@@ -134,8 +134,12 @@ def _ours_of_peer(figure: str, program: str, data: str, workers: int) -> float:
 
 
 def _prepare() -> list[float]:
-    page = (ROOT / "docs/benchmarks_prepare.md").read_text()
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| energon (this) ")]
+    _, section, _ = (
+        (ROOT / "docs/benchmarks.md").read_text().split("<!-- made by benchmarks/prepare.py -->")
+    )
+    rows = [
+        line.split(" | ") for line in section.splitlines() if line.startswith("| energon (this) ")
+    ]
     return [float(row[1].partition("(")[2].rstrip("x)")) for row in rows]
 
 

@@ -3,8 +3,8 @@
     make servers
     .venv/bin/python benchmarks/kinds.py [--rounds 5] [--only tokens|start|images|bucket]
 
-Every figure comes from a fresh process; cases take turns. The bucket is a real S3 server on this
-machine, made distant by a proxy: every request takes 30 ms longer. Five rounds take ten minutes.
+Every figure comes from a fresh process; rounds are interleaved. The bucket is a real S3 server on
+this machine, made distant by a proxy: every request takes 30 ms longer. Five rounds take ten minutes.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def tokens_gpt(path: str) -> dict[str, float]:
 def token_table(results: Results) -> str:
     """Return the table of token sequences."""
     lines = [
-        "## Token sequences",
+        "### Token sequences",
         "",
         f"Sequences of {LENGTH:,} tokens (int64) in batches of {BATCH}, in-line, from "
         f"{DOCUMENTS:,} documents in the page cache. GPTDataset's logic is rebuilt from its "
@@ -286,7 +286,7 @@ def start_table(results: Results) -> str:
     own = rounds_of(results, data="start")
     return "\n".join(
         [
-            "## Start on 10 billion tokens",
+            "### Start on 10 billion tokens",
             "",
             f"An index of {SIMULATED:,} documents of 1,000 tokens each, with simulated tokens. "
             "Time from the call of `get_train_dataset` to the first batch, in-line. Peak memory is "
@@ -403,7 +403,7 @@ def stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def image_table(results: Results) -> str:
     """Return the table of images in Parquet files."""
     lines = [
-        "## Images in Parquet files",
+        "### Images in Parquet files",
         "",
         f"{IMAGES:,} JPEGs of about 70 kB in {IMAGE_FILES} files, shuffled, decoded to 224 x 224 "
         f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are per image, over all "
@@ -510,7 +510,7 @@ def bucket_table(results: Results) -> str:
     cells = [shown(own, name, 2) for name in ("first", *RESUMED)]
     return "\n".join(
         [
-            f"## {BUCKET_FILES:,} Parquet files on a bucket",
+            f"### {BUCKET_FILES:,} Parquet files on a bucket",
             "",
             f"Seconds from the call of `get_train_dataset` to the first batch of {IMAGE_BATCH}, "
             "in-line, of a new run and of runs restored from states. The files were prepared; a "
@@ -552,7 +552,7 @@ for _workers in (0, 2):
     MEASURED[f"images_ours_{_workers}"] = images_ours(_workers)
     MEASURED[f"images_streaming_{_workers}"] = images_streaming(_workers)
     MEASURED[f"images_map_style_{_workers}"] = images_map_style(_workers)
-BENCHMARK = Benchmark(__file__, tables)
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks.md")
 
 if __name__ == "__main__":
     main()

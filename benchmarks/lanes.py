@@ -1,4 +1,4 @@
-"""Measure the lanes of a new run against one for each worker, and write docs/benchmarks_lanes.md.
+"""Measure the lanes of a new run against one for each worker, for docs/benchmarks_parts.md.
 
     python benchmarks/lanes.py [--rounds 5] [--only WORD] [--scale 0.1] [--data FOLDER]
 

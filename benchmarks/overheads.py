@@ -1,4 +1,4 @@
-"""Measure what a run costs beside its hooks, and write docs/benchmarks_overheads.md.
+"""Measure what a run costs beside its hooks, for docs/benchmarks_parts.md.
 
     python benchmarks/overheads.py [--rounds 5] [--only WORD] [--data FOLDER]
 

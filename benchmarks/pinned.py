@@ -1,4 +1,4 @@
-"""Measure how batches reach a GPU, and write docs/benchmarks_pinned.md. Needs CUDA.
+"""Measure how batches reach a GPU, for docs/benchmarks_parts.md. Needs CUDA.
 
     python benchmarks/pinned.py [--rounds 3] [--only WORD] [--data FOLDER] [--peers PYTHON]
 

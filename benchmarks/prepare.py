@@ -1,4 +1,4 @@
-"""Measure `energon prepare` beside the installed peer, and write docs/benchmarks_prepare.md.
+"""Measure `energon prepare` beside the installed peer, for docs/benchmarks.md.
 
     benchmarks/peers.sh
     python benchmarks/prepare.py [--rounds 5] [--only WORD] [--scale 1.0] [--peers PYTHON]
@@ -238,7 +238,7 @@ def _memory_table(results: Results, counts: list[int]) -> str:
     return "\n".join(lines)
 
 
-BENCHMARK = Benchmark(__file__, tables)
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks.md")
 
 if __name__ == "__main__":
     main()

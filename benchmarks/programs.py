@@ -1,4 +1,4 @@
-"""Measure a whole vision-language program, and write docs/benchmarks_programs.md.
+"""Measure a whole vision-language program, for docs/benchmarks.md.
 
     benchmarks/peers.sh
     python benchmarks/programs.py [--rounds 3] [--only WORD] [--data FOLDER] [--peers PYTHON]
@@ -88,7 +88,7 @@ def tables(results: Results) -> str:
     return "\n".join(lines)
 
 
-BENCHMARK = Benchmark(__file__, tables)
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks.md")
 
 if __name__ == "__main__":
     main()

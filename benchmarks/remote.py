@@ -6,7 +6,7 @@
 A real S3 server on this machine is made distant by a proxy: every request and every new
 connection takes 30 ms longer, and all answers together come at 200 MB/s. All contenders read the
 same images, of about 64 kB; those that shuffle by slices read slices of 64. Every figure comes
-from a fresh process. Writes docs/benchmarks_remote.md. Five rounds take about eight minutes.
+from a fresh process. Writes a section of docs/benchmarks.md. Five rounds take eight minutes.
 Many requests share the link and end together, so shorter windows would see one burst more or less.
 """
 
@@ -198,6 +198,7 @@ BENCHMARK = Benchmark(
     __file__,
     tables,
     conditions="readers kept nothing of the shards from an earlier run",
+    page="benchmarks.md",
 )
 
 if __name__ == "__main__":

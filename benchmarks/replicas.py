@@ -66,7 +66,7 @@ def tables(results: Results) -> str:
     return "\n".join(lines)
 
 
-BENCHMARK = Benchmark(__file__, tables)
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks_replicas.md")
 
 if __name__ == "__main__":
     main()

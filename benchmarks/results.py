@@ -1,9 +1,10 @@
-"""Measure cases in turns, store what every round found, and write the page of a benchmark.
+"""Measure cases in interleaved rounds, store the results, and write a section of a page.
 
-A script says which cases it has, how one of them is measured, and how its tables look. Here is
-what all scripts share: options, rounds in which the cases take turns, `docs/benchmarks_*.json`
-with the results of every round, medians with their spread, and the sentence on how all of it was
-measured. A test compares the pages with the stored results.
+A script defines its cases, their measurement, and its tables. This module has the parts that all
+scripts share: options, interleaved rounds, `docs/benchmarks_*.json` with the results of every
+round, medians with their spread, and the conditions of the measurement. Each script writes
+between its own two marks, so a page can have sections of several scripts. A test compares the
+pages with the stored results.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -46,19 +48,19 @@ class ProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script and its page.
+    """A script and its section of a page.
 
     Args:
-        script: Its file.
+        script: The file of the script.
         tables: Returns the tables of stored results, in Markdown.
-        conditions: What else has to be known about the figures, as the end of a sentence.
-        page: In docs/; default: benchmarks_ and the name of the script.
+        conditions: Further conditions of the measurement, as the end of a sentence.
+        page: The page in docs/ that has the marks of the script.
     """
 
     script: str
     tables: Callable[[Results], str]
     conditions: str = "the data were in the page cache"
-    page: str = ""
+    page: str = "benchmarks_parts.md"
 
     @property
     def name(self) -> str:
@@ -99,7 +101,7 @@ class Benchmark:
         versions: Mapping[str, str],
         **settings: float,
     ) -> None:
-        """Measure the chosen cases in turns; store the results, and write the page."""
+        """Measure the chosen cases in interleaved rounds; store the results, and write the page."""
         known = {_named(case): case for case in cases}
         words = {name: " ".join(map(str, case.values())) for name, case in known.items()}
         chosen = [known[name] for name in known if (arguments.only or "") in words[name]]
@@ -114,7 +116,7 @@ class Benchmark:
         }
         path = self.stored(arguments.docs)
         found = _earlier(path, measured_on) if arguments.only and path.exists() else {}
-        found |= {_named(each): each for each in _take_turns(chosen, measure, arguments.rounds)}
+        found |= {_named(each): each for each in _interleaved(chosen, measure, arguments.rounds)}
         complete = [found[name] for name in known if name in found]
         path.write_text(
             json.dumps({"measured_on": measured_on, "cases": complete}, indent=1) + "\n"
@@ -131,7 +133,7 @@ class Benchmark:
 
     def page_in(self, docs: Path) -> Path:
         """Return the file of the page."""
-        return docs / (self.page or f"benchmarks_{self.name}.md")
+        return docs / self.page
 
     def write_page(self, docs: Path) -> None:
         """Write the page from the stored results, and the sentences that repeat its figures."""
@@ -157,13 +159,13 @@ class Benchmark:
         return (
             f"Measured on {days} with {on['cores']} cores ({on['machine']}), Python "
             f"{on['python']}: {versions}. {load}; {self.conditions}. Figures are medians of "
-            f"{counts} rounds in which all cases took turns, ± half the range over the rounds. "
+            f"{counts} interleaved rounds, ± half the range. "
             f"`docs/{self.stored(Path()).name}` has the results of each round."
         )
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what else the machine does, and whether it waits for this process."""
+    """Return the load average, and the priority of this process."""
     return {
         "load_before": os.getloadavg()[0],
         "priority": -os.getpriority(os.PRIO_PROCESS, 0),
@@ -171,23 +173,23 @@ def surroundings() -> dict[str, Any]:
 
 
 def load_of(rounds: Rounds) -> str:
-    """Return the beginning of a sentence on what else the machine did."""
-    load = max(found["load_before"] for found in rounds)
-    first = all(found.get("priority", 0) > 0 for found in rounds)
+    """Return the beginning of a sentence on the load average and the priority."""
+    load = max(each["load_before"] for each in rounds)
+    first = all(each.get("priority", 0) > 0 for each in rounds)
     return (
-        f"The load of the machine was at most {load:.1f}, the benchmark included"
-        f"{', which had priority over all other processes' if first else ''}"
+        f"Load average stayed below {math.floor(load * 10 + 1) / 10:.1f}, including the benchmark"
+        f"{', which ran at top priority' if first else ''}"
     )
 
 
-def _take_turns(
+def _interleaved(
     cases: Sequence[Case], measure: Callable[[Case], dict[str, Any]], rounds: int
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {**case, "date": str(date.today()), "rounds": []} for case in cases
     ]
     for number in range(rounds):
-        # Whoever comes second may find caches warm, or the machine hot.
+        # The second case may meet warm caches, or a hot machine.
         turns = list(zip(cases, rows, strict=True))
         for case, row in turns[:: -1 if number % 2 else 1]:
             before = surroundings()

@@ -8,8 +8,8 @@ The figures that README repeats are written, too (`headlines.py`).
     python benchmarks/run.py --page    # from the results in docs/benchmarks.json
 
 Every library runs the same programs, which are written once (`adapters/programs.py` and what it
-names). Every figure comes from a fresh process. The libraries take turns within a round, so that
-all see the same machine; the tables show medians over the rounds, and their spread.
+names). Every figure comes from a fresh process. Rounds are interleaved, so that all libraries see
+the same machine; the tables show medians over the rounds, and their spread.
 
 A run in pieces replaces the results of its rows in docs/benchmarks.json, for all libraries of a
 row or for those chosen with --libraries. So that a row never compares different machines, pieces
@@ -221,13 +221,13 @@ def row_name(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(results: dict[str, Any]) -> str:
-    """Return the page with the tables of `results` below the words that it begins with."""
+    """Return the page with the tables of `results` between the marks of this script."""
     found: Results = {}
     for each in results["programs"]:
         program = next(p for p in PROGRAMS if (p.name, p.kind) == (each["program"], each["data"]))
         found[program, each["workers"], each["library"]] = each["rounds"]
     days = {each.get("date", results["measured_on"]["date"]) for each in results["programs"]}
-    head = PAGE.read_text().partition(MARK)[0]
+    head, _, tail = PAGE.read_text().split(MARK)
     tables = [
         machine(results["measured_on"], days, found),
         speed_table(found),
@@ -237,7 +237,7 @@ def page(results: dict[str, Any]) -> str:
         restore_table(results["restores"]),
         start_table(results["first_batch_of_10000_shards"], found),
     ]
-    return head + MARK + "\n\n" + "\n\n".join(tables) + "\n"
+    return f"{MARK}\n\n".join((head, "\n\n".join([*tables, ""]))) + MARK + tail
 
 
 def make_data(folder: Path, scale: float, peers: str) -> None:

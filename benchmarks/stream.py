@@ -1,4 +1,4 @@
-"""Measure streaming over plain tar files beside webdataset, and write docs/benchmarks_stream.md.
+"""Measure streaming over plain tar files beside webdataset, for docs/benchmarks.md.
 
     benchmarks/peers.sh
     python benchmarks/stream.py [--rounds 5] [--only WORD] [--scale 0.1] [--peers PYTHON]
@@ -146,7 +146,7 @@ def tables(results: Results) -> str:
     return "\n".join(lines)
 
 
-BENCHMARK = Benchmark(__file__, tables)
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks.md")
 
 if __name__ == "__main__":
     main()

@@ -54,7 +54,7 @@ def test_results_are_stored_merged_and_written_between_the_marks(monkeypatch, tm
             rounds_of(results, case="b"), "value"
         )
 
-    benchmark = Benchmark("benchmarks/some.py", tables)
+    benchmark = Benchmark("benchmarks/some.py", tables, page="benchmarks_some.md")
     mark = "<!-- made by benchmarks/some.py -->"
     (tmp_path / "benchmarks_some.md").write_text(f"# Some\n\n{mark}\n\nold\n\n{mark}\n\nend\n")
     values = iter([9, 30, 31, 11, 10, 32, 1, 2])
@@ -69,11 +69,11 @@ def test_results_are_stored_merged_and_written_between_the_marks(monkeypatch, tm
     page = run("--rounds", "3")
     assert page.startswith(f"# Some\n\n{mark}\n\nMeasured on ")
     assert page.endswith(f"\n\n10 (±10%)31 (±3%)\n\n{mark}\n\nend\n")
-    assert "energon 1. The load" in page
-    assert "medians of 3 rounds" in page
+    assert "energon 1. Load average" in page
+    assert "medians of 3 interleaved rounds" in page
     page = run("--rounds", "2", "--only", "b")
     assert "10 (±10%)2 (±33%)" in page
-    assert "medians of 2 or 3 rounds" in page
+    assert "medians of 2 or 3 interleaved rounds" in page
 
 
 def test_a_case_that_fails_loses_its_own_round_only(monkeypatch, tmp_path):
@@ -83,7 +83,7 @@ def test_a_case_that_fails_loses_its_own_round_only(monkeypatch, tmp_path):
     def tables(results):
         return " ".join(shown(rounds_of(results, case=each), "value") for each in "ab")
 
-    benchmark = Benchmark("benchmarks/some.py", tables)
+    benchmark = Benchmark("benchmarks/some.py", tables, page="benchmarks_some.md")
     (tmp_path / "benchmarks_some.md").write_text("<!-- made by benchmarks/some.py -->")
     arguments = benchmark.parser("about").parse_args(["--docs", str(tmp_path), "--rounds", "2"])
     cases, fails = [{"case": "a"}, {"case": "b"}], [True] * TRIES
@@ -96,7 +96,7 @@ def test_a_case_that_fails_loses_its_own_round_only(monkeypatch, tmp_path):
 
     benchmark.run(arguments, cases, measure, {"energon": "1"})
     page = (tmp_path / "benchmarks_some.md").read_text()
-    assert "medians of 1 or 2 rounds" in page
+    assert "medians of 1 or 2 interleaved rounds" in page
     assert page.endswith("7 (±0%) 7 (±0%)\n")
     fails += [True] * 2 * TRIES
     with pytest.raises(SystemExit, match="failed in every round: .*b"):
