@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from energon.errors import ConfigError
 
 HOMES: dict[str, str] = {
+    "cache.file_pool": "CacheFileLazy=KeptLazy FileCacheLazy FileStoreCachePool",
     "cache.pool": "CachePool DirectLazy Lazy MockLazy NoCachePool",
     "cli.main": "main",
-    "compat.megatron.cache": "CacheFileLazy FileCacheLazy FileStoreCachePool",
     "compat.megatron.datasets.arguments": """
         DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits
     """,
