@@ -172,7 +172,7 @@ class Recipe:
         if not self.settings.packing_buffer_size:
             names.append("postencode_sample")
         per_sample = self._hooks.overridden(*names)
-        return then(samples, (per_sample,) * len(self.opened))
+        return then(samples, (per_sample,))
 
     def batches(self, samples: Dataset[Any]) -> Dataset[Any]:
         """Return encoded `samples` packed, grouped and batched as the hooks and settings say."""
@@ -367,14 +367,19 @@ def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[An
 
     Args:
         stage: The samples.
-        hooks: For the samples of each leaf.
+        hooks: For the samples of each leaf; a single entry for all samples.
     """
     if not any(hooks):
         return stage
-    if isinstance(stage, MapDataset) and len(stage.hooks) == len(hooks):
-        together = zip(stage.hooks, hooks, strict=True)
-        return replace(stage, hooks=tuple(first + then for first, then in together))
-    return MapDataset(stage, hooks)
+    if not isinstance(stage, MapDataset):
+        return MapDataset(stage, hooks)
+    present, size = stage.hooks, max(len(stage.hooks), len(hooks))
+    if len(present) == 1:
+        present *= size
+    if len(hooks) == 1:
+        hooks *= size
+    together = zip(present, hooks, strict=True)
+    return replace(stage, hooks=tuple(first + then for first, then in together))
 
 
 _YIELDING = (

@@ -21,21 +21,18 @@ from energon.compat.megatron.pipeline import (
     blended,
     building,
     current_recipe,
-    is_planned,
-    item_hooks,
     load_samples,
     loaded_datasets,
     logged,
     mixed,
+    next_step,
     planned,
-    wrapped_batches,
 )
-from energon.compat.megatron.wrappers.base import WrapperDataset
+from energon.compat.megatron.wrappers.base import WrapperDataset, item_hooks
 from energon.compat.megatron.wrappers.streams import (
     ConcatDataset,
     EpochizeDataset,
     LimitDataset,
-    MapDataset,
     ShuffleBufferDataset,
 )
 from energon.errors import ConfigError
@@ -191,8 +188,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
             repeat=repeat,
         )
         loaded = load_samples(recipe, datasets, worker_config)
-        hooks = item_hooks(loaded)
-        if hooks is not None:
+        hooks = [each for each in map(item_hooks, loaded) if each is not None]
+        if len(hooks) == len(loaded):
             resolved, opened = mixed(recipe, datasets, blend_mode)
             changed = train_recipe(resolved, opened, recipe.encoder, settings, worker_config)
             return planned(changed, hooks)
@@ -225,8 +222,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
             limit=limit,
         )
         loaded = load_samples(recipe, datasets, worker_config)
-        hooks = item_hooks(loaded)
-        if hooks is not None:
+        hooks = [each for each in map(item_hooks, loaded) if each is not None]
+        if len(hooks) == len(loaded):
             opened = [each.dataset.opened for each in datasets]
             return planned(
                 validation_recipe(opened, recipe.encoder, settings, worker_config), hooks
@@ -241,14 +238,7 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
 
     def build_encode_sample(self, dataset: Dataset[Any], *, worker_config: WorkerConfig) -> Any:
         """Return the items of `dataset` after `encode_sample` or `preencode_sample`."""
-        recipe = current_recipe()
-        if is_planned(dataset, recipe):
-            return replace(dataset, stage=recipe.encoded(dataset.stage))
-        for name in ("encode_sample", "preencode_sample"):
-            hook = recipe.encoder._hook_method(name)
-            if hook.overridden:
-                dataset = MapDataset(dataset, hook.function, worker_config=worker_config)
-        return dataset
+        return next_step(dataset, current_recipe(), Recipe.encoded)
 
     def build_cook_crude_sample(
         self,
@@ -289,10 +279,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
             "batch_drop_last": batch_drop_last,
             "packing_buffer_size": packing_buffer_size,
         }
-        if not is_planned(dataset, recipe):
-            return wrapped_batches(recipe.encoder, dataset, worker_config=worker_config, **sizes)
         changed = replace(recipe, settings=replace(recipe.settings, **sizes))
-        return replace(dataset, stage=changed.batches(dataset.stage), **sizes)
+        return next_step(dataset, changed, Recipe.batches, **sizes)
 
     def _load_dataset(
         self,

@@ -6,32 +6,28 @@ the plan. Where it puts something of its own in between, wrappers take the place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, TypeGuard
 
-from energon.compat.megatron.datasets.leaf import LeafDataset, SampleDataset
-from energon.compat.megatron.wrappers.batches import (
-    BatchDataset,
-    GroupBatchDataset,
-    PackingDataset,
-)
+from energon.compat.megatron.datasets.leaf import LeafDataset
+from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     EpochizeDataset,
-    FilterDataset,
     LimitDataset,
     LogSampleDataset,
-    MapDataset,
     RepeatDataset,
 )
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.stages.base import Dataset
 from energon.stages.hooks.hook import Hook
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.hook_maker import HOOKS
+from energon.task_encoder.hook_maker import HookMaker
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import Recipe, then
 from energon.task_encoder.train_plan import TrainSettings
@@ -130,24 +126,6 @@ def load_samples(
     return [encoder._load_dataset(dataset, worker_config=worker_config) for dataset in datasets]
 
 
-def item_hooks(loaded: Sequence[Any]) -> list[tuple[Hook, ...]] | None:
-    """Return the stage in which a program changes the samples of each dataset.
-
-    None if it does anything else: then the datasets are pipelines of their own, and the plan,
-    which draws from datasets, cannot be asked which sample comes when.
-    """
-    found = []
-    for dataset in loaded:
-        hooks: tuple[Hook, ...] = ()
-        while type(dataset) in (MapDataset, FilterDataset):
-            hooks = (*dataset.stage.hooks[0], *hooks)
-            (dataset,) = dataset.datasets
-        if type(dataset) is not SampleDataset:
-            return None
-        found.append(hooks)
-    return found
-
-
 @dataclass(frozen=True, repr=False)
 class PlannedDataset(SavableDataset):
     """The pipeline of a recipe, with what programs ask their datasets."""
@@ -177,7 +155,7 @@ class PlannedDataset(SavableDataset):
 
 def as_planned(pipeline: Any) -> Any:
     """Return the pipeline of an encoder, as a `PlannedDataset` if it is the recipe's own."""
-    return PlannedDataset.of(pipeline) if type(pipeline) is SavableDataset else pipeline
+    return PlannedDataset.of(pipeline) if isinstance(pipeline, SavableDataset) else pipeline
 
 
 def planned(recipe: Recipe, hooks: Sequence[tuple[Hook, ...]]) -> Any:
@@ -219,50 +197,43 @@ def batched(encoder: Any, samples: Any, recipe: Recipe) -> Any:
     )
 
 
-def wrapped_batches(
-    encoder: Any,
-    dataset: Any,
-    *,
-    batch_size: int | None,
-    batch_drop_last: bool,
-    packing_buffer_size: int | None,
-    worker_config: WorkerConfig,
+class UnplannedRecipe(Recipe):
+    """The steps of a recipe, for items of wrappers, whose order is not that of its plan."""
+
+    @cached_property
+    def _hooks(self) -> HookMaker:
+        # A stage around them may read single items again, so each call has seeds of its own.
+        return replace(super()._hooks, seed_each=True)
+
+
+def next_step(
+    dataset: Dataset[Any],
+    recipe: Recipe,
+    step: Callable[[Recipe, Dataset[Any]], Dataset[Any]],
+    **sizes: Any,
 ) -> Any:
-    """Return the items of `dataset` packed, grouped and encoded, by a wrapper for each step.
+    """Return `dataset` after a step of a recipe.
 
     Args:
-        encoder: Has the hooks.
-        dataset: The items, which are not planned.
-        batch_size: Items of a batch; None yields items, unless the hooks group them.
-        batch_drop_last: Whether a batch that is not full is left out.
-        packing_buffer_size: Items that are divided into packs together; None does not pack.
-        worker_config: Rank and workers.
+        dataset: The samples of the recipe, or a wrapper.
+        recipe: The recipe.
+        step: A method of `Recipe`.
+        sizes: Attributes of the result that the step decides.
     """
-    hooks = {name: encoder._hook_method(name) for name in HOOKS}
-    functions = {name: hook.function for name, hook in hooks.items()}
-    own = {name: hook.function if hook.overridden else None for name, hook in hooks.items()}
-    if packing_buffer_size:
-        dataset = PackingDataset(
-            dataset,
-            packing_buffer_size,
-            functions["select_samples_to_pack"],
-            functions["pack_selected_samples"],
-            sample_encoder=own["postencode_sample"],
-            worker_config=worker_config,
-        )
-    elif own["postencode_sample"] is not None:
-        dataset = MapDataset(dataset, own["postencode_sample"], worker_config=worker_config)
-    settings: dict[str, Any] = {"drop_last": batch_drop_last, "worker_config": worker_config}
-    criterion, batch = own["batch_group_criterion"], functions["batch"]
-    if criterion is not None:
-        dataset = GroupBatchDataset(dataset, batch_size, criterion, batch, **settings)
-    elif batch_size is not None:
-        dataset = BatchDataset(dataset, batch_size, batch, **settings)
-    else:
+    if is_planned(dataset, recipe):
+        return replace(dataset, stage=step(recipe, dataset.stage), **sizes)
+    unplanned = UnplannedRecipe(
+        opened=recipe.opened,
+        plan=replace(recipe.plan, unit=1, balance=None),
+        encoder=recipe.encoder,
+        settings=recipe.settings,
+        worker_config=recipe.worker_config,
+        resolved=recipe.resolved,
+    )
+    stage = step(unplanned, dataset)
+    if stage is dataset:
         return dataset
-    if own["encode_batch"] is not None:
-        dataset = MapDataset(dataset, own["encode_batch"], worker_config=worker_config)
-    return dataset
+    return WrapperDataset(stage, [dataset], worker_config=recipe.worker_config, **sizes)
 
 
 def is_planned(dataset: Any, recipe: Recipe) -> TypeGuard[SavableDataset]:

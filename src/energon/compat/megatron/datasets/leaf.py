@@ -322,6 +322,8 @@ class DecodingEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
 class SampleDataset(WrapperDataset):
     """The samples of one dataset, each once; `RepeatDataset` reshuffles them for every pass."""
 
+    item_hooks = ()
+
     def __init__(
         self,
         stage: Dataset[Any],

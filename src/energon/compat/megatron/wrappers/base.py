@@ -40,6 +40,11 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
     __class_getitem__: Any = classmethod(GenericAlias)
     virtual_epoch_length: int = 0
     """Number of items of each rank after which a loop over a loader ends; 0 for no limit."""
+    item_hooks: tuple[Hook, ...] | None = None
+    """The hooks of each sample, if it yields the samples of a single dataset in their order.
+
+    Such samples can be drawn in the order of a plan.
+    """
     restart: bool = False
     """Whether each `for` loop starts from the beginning."""
     default_streams: int | None = None
@@ -213,6 +218,11 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
             current=CurrentItem(batch=None),
         )
         return SeedDataset(self.stage).restore(lane, to_tuple(restore_key))[0]
+
+
+def item_hooks(dataset: Any) -> tuple[Hook, ...] | None:
+    """Return the `item_hooks` of a dataset; None for pipelines that are no wrappers."""
+    return dataset.item_hooks if isinstance(dataset, WrapperDataset) else None
 
 
 def make_hook(

@@ -19,12 +19,12 @@ from energon.compat.megatron.stages.streams import (
     ShuffleBuffer,
 )
 from energon.compat.megatron.worker import note_ignored
-from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
+from energon.compat.megatron.wrappers.base import WrapperDataset, describe, item_hooks, make_hook
 from energon.errors import ConfigError, SkipSample, WorkerTimeoutError
 from energon.loader.workers import Watchdog
 from energon.stages.base import Dataset, DatasetIterator, ThroughDataset, ThroughIterator
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
-from energon.stages.hooks.hook import ErrorHandler
+from energon.stages.hooks.hook import ErrorHandler, Hook
 from energon.stages.lane import Lane
 from energon.stages.log_samples import LogSamplesDataset, keys_of
 from energon.stages.map import MapDataset as MapStage
@@ -248,6 +248,7 @@ class MapDataset(WrapperDataset):
             worker_config=worker_config,
             map_fn_config=describe(map_fn_config),
         )
+        self.item_hooks = _with_hook(dataset, hook)
 
 
 class FilterDataset(WrapperDataset):
@@ -286,6 +287,7 @@ class FilterDataset(WrapperDataset):
             worker_config=worker_config,
             filter_fn_config=describe(filter_fn_config),
         )
+        self.item_hooks = _with_hook(dataset, hook)
 
 
 class IterMapDataset(WrapperDataset):
@@ -342,6 +344,12 @@ class _Keep:
         if not self.predicate(item):
             raise SkipSample
         return item
+
+
+def _with_hook(dataset: Dataset[Any], hook: Hook) -> tuple[Hook, ...] | None:
+    """Return the hooks of the samples of `dataset`, and one more."""
+    hooks = item_hooks(dataset)
+    return None if hooks is None else (*hooks, hook)
 
 
 def _name(function: Callable[..., Any]) -> str:
