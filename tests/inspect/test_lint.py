@@ -361,17 +361,30 @@ def test_a_split_is_found_by_a_name_that_means_the_same(tmp_path):
     assert (done.exit_code, done.output) == (0, "3 samples: no problems\n")
 
 
-def test_the_quarantine_file_is_checked_before_the_samples(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "check"),
+    [
+        ("lint", "energon.inspect.lint.lint_dataset"),
+        ("verify", "energon.prepare.verify.dataset.verify_dataset"),
+        ("repair", "energon.prepare.verify.dataset.repair_dataset"),
+    ],
+)
+def test_the_quarantine_file_is_checked_before_the_samples(tmp_path, monkeypatch, command, check):
     root = make_damaged(tmp_path / "ds")
     (tmp_path / "blend.yaml").write_text("splits: {train: {path: ds}}\n")
     (tmp_path / "list").touch()
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr("energon.inspect.lint.lint_dataset", None)
-    for path, quarantine_path, message in (
-        (tmp_path / "blend.yaml", tmp_path / "list", "a metadataset needs a folder"),
+    monkeypatch.setattr(check, None)
+    cases = [
         (root, tmp_path / "folder", "is a folder, expected a file"),
         (root, tmp_path / "list" / "below", "cannot write to"),
-    ):
-        result = CliRunner().invoke(main, ["lint", str(path), "--quarantine", str(quarantine_path)])
+        (root, "/proc/list.jsonl", "cannot write to /proc"),  # though root may write everywhere
+        (tmp_path / "blend.yaml", tmp_path / "list", "a metadataset needs a folder"),
+        (tmp_path / "blend.yaml", "/proc/lists", "cannot write to /proc"),
+    ]
+    for path, quarantine_path, message in cases[: 3 if command == "repair" else 5]:
+        result = CliRunner().invoke(
+            main, [command, str(path), "--quarantine", str(quarantine_path)]
+        )
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())

@@ -82,13 +82,17 @@ def command(
       energon lint ./blend.yaml --split train --max-samples 1000 --json | jq '.problems[].reason'
     """
     from energon.inspect import lint
+    from energon.metadataset.recognition import dataset_kind
+    from energon.prepare.verify.quarantine import check_quarantine
+    from energon.sources.files.open import folder_of
 
     named = (*options.splits, *([options.split_parts] if options.split_parts else []))
     splits = tuple(name for each in named for name in each.split(","))
     if options.exclude_from is not None and not any_path(options.exclude_from).exists():
         raise ConfigError(f"--exclude-from {options.exclude_from}: no such file or folder")
     if options.quarantine is not None:
-        lint.check_quarantine(path, options.quarantine)
+        kind = "filesystem" if folder_of(path) is not None else dataset_kind(path)
+        check_quarantine(options.quarantine, is_metadataset=kind == "metadataset")
     if options.parallel is not None:
         reading = replace(reading, num_workers=options.parallel)
     try:

@@ -58,8 +58,11 @@ def command(
       energon repair s3://bucket/coco
     """
     from energon.prepare.verify.dataset import repair_dataset
+    from energon.prepare.verify.quarantine import check_quarantine
 
     try:
+        if quarantine is not None:
+            check_quarantine(quarantine, is_metadataset=False)
         with explaining(path), indexing.open("verifying shards") as how:
             depth: Depth = "content" if indexing.checksum else "headers"
             done = repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)

@@ -71,6 +71,7 @@ def command(
       energon verify s3://bucket/coco --quick
       energon verify blend.yaml
     """
+    from energon.prepare.verify.quarantine import check_quarantine
     from energon.prepare.verify.repair import write_lost
 
     if quick and checksum:
@@ -78,10 +79,8 @@ def command(
     depth: Depth = "quick" if quick else "content" if checksum else "headers"
     several = address_name(os.fspath(path)).endswith(kind_entry("metadataset").suffixes)
     try:
-        if several and quarantine is not None:
-            from energon.inspect.lint import check_quarantine
-
-            check_quarantine(path, quarantine)
+        if quarantine is not None:
+            check_quarantine(quarantine, is_metadataset=several)
         members = _members(path) if several else [path]
         reports = [_verify(member, depth, reading) for member in members]
         if several and quarantine is not None:

@@ -238,31 +238,6 @@ def _folder_of(path: str | os.PathLike[str]) -> str | None:
     return folder if folder is None or is_remote(folder) else os.path.abspath(folder)
 
 
-def check_quarantine(dataset: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Raise an error if `quarantine` could not write its lists.
-
-    Args:
-        dataset: The dataset or metadataset that will be checked.
-        path: See `quarantine`.
-
-    Raises:
-        ConfigError: If it could not.
-    """
-    target = Path(local_path(path))
-    address = os.fspath(dataset)
-    several = folder_of(address) is None and dataset_kind(address) == "metadataset"
-    if several and target.exists() and not target.is_dir():
-        raise ConfigError(
-            f"--quarantine {path}: is a file, and a metadataset needs a folder, in which each of "
-            "its datasets gets a file"
-        )
-    if not several and target.is_dir():
-        raise ConfigError(f"--quarantine {path}: is a folder, expected a file")
-    existing = next(each for each in (target, *target.absolute().parents) if each.exists())
-    if not os.access(existing, os.W_OK) or (existing != target and not existing.is_dir()):
-        raise ConfigError(f"--quarantine {path}: this user cannot write to {existing}")
-
-
 def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
     """List the samples and shards that fail, for `energon prepare --exclude-from`.
 

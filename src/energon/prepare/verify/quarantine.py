@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Collection, Container, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -153,6 +154,37 @@ def entries_without(path: str | Path, shards: Container[str]) -> list[Quarantine
     if not any_path(path).is_file():
         return []
     return [entry for entry in load_quarantine(path) if entry.shard not in shards]
+
+
+def check_quarantine(path: str | Path, *, is_metadataset: bool) -> None:
+    """Raise an error if quarantine files could not be written, before they are needed.
+
+    Args:
+        path: The file; of a metadataset, the folder in which each of its datasets gets a file.
+        is_metadataset: Whether a metadataset is checked.
+
+    Raises:
+        ConfigError: If they could not.
+    """
+    target = any_path(path)
+    if not isinstance(target, Path):
+        return  # a store says so when it is written to
+    if is_metadataset and target.exists() and not target.is_dir():
+        raise ConfigError(
+            f"--quarantine {path}: is a file, and a metadataset needs a folder, in which each of "
+            "its datasets gets a file"
+        )
+    if not is_metadataset and target.is_dir():
+        raise ConfigError(f"--quarantine {path}: is a folder, expected a file")
+    folder = target.absolute() if is_metadataset else target.absolute().parent
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        if is_metadataset or target.is_file() or not target.exists():
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--quarantine {path}: cannot write to {existing}: {reason}") from error
 
 
 def write_quarantine(path: str | Path, entries: Iterable[QuarantineEntry]) -> None:
