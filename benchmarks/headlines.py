@@ -82,8 +82,8 @@ def streams() -> str:
         f"reads text {_span(ratios['text, raw'])} times as fast as webdataset, and images "
         f"{_span(ratios['image, raw'])} times, or {_span(ratios['image, decoded'])} times if they "
         "are decoded ([measured](benchmarks.md#streams-of-plain-tar-files)). With `energon "
-        "prepare` and [task encoders](hooks.md), you also get an order that is the same on any topology, "
-        "blends, and packing."
+        "prepare` and [task encoders](hooks.md), you also get an order that is the same on any "
+        "topology, blends, and packing."
     )
 
 

@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/kinds.py [--rounds 5] [--only tokens|start|images|bucket]
 
 Every figure comes from a fresh process; rounds are interleaved. The bucket is a real S3 server on
-this machine, made distant by a proxy: every request takes 30 ms longer. Five rounds take ten minutes.
+this machine behind a proxy: every request takes 30 ms longer. Five rounds take ten minutes.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_data
 from energon.loader.monitoring import accounts, monitor
 from energon.prepare.dataset import prepare_dataset
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/bottleneck.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/operate.md"
 BEGINS = "Measured by `benchmarks/monitoring.py`"
 BATCH_SIZE = 32
 CHUNK_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Measure what grows with ranks, samples and datasets, and write the table of docs/scale.md.
+"""Measure what grows with ranks, samples and datasets, and write the table of docs/reliability.md.
 
     python benchmarks/scale.py [--rounds 5]
 
@@ -166,7 +166,9 @@ def clock(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-BENCHMARK = Benchmark(__file__, tables, conditions="indexes were on a local disk", page="scale.md")
+BENCHMARK = Benchmark(
+    __file__, tables, conditions="indexes were on a local disk", page="reliability.md"
+)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Measure how long pages of `energon view` take, as a browser asks for them; see docs/view.md.
+"""Measure how long pages of `energon view` take, as a browser asks for them; see docs/explore.md.
 
     python benchmarks/view.py [--rounds 5] [--samples 10000000] [--per-shard 10000] [--data FOLDER]
 
@@ -188,7 +188,10 @@ def write_images(folder: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    __file__, tables, conditions="each round had a server that had opened nothing", page="view.md"
+    __file__,
+    tables,
+    conditions="each round had a server that had opened nothing",
+    page="explore.md",
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A dataset that Megatron-Energon 7.4.1 prepared, kept as it was; see docs/interop.md."""
+"""A dataset that Megatron-Energon 7.4.1 prepared, kept as it was; see docs/migration.md."""
 
 from __future__ import annotations
 

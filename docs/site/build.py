@@ -2,7 +2,7 @@
 
 Pages in docs/ are plain Markdown that reads as well on a forge. Here they are copied into a
 folder of sources, to which come the API reference, the sources of examples, the changes, and the
-navigation: each heading of docs/index.md that lists pages becomes a part of the side bar.
+navigation. The titles in the side bar are those of the pages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,20 @@ from docs.site import reference
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build/site"
 SOURCES = BUILD / "sources"
-_LINK = re.compile(r"^- .*?\]\(([\w/]+)\.md", re.MULTILINE)
+MENU = {
+    "Tutorials": "getting_started examples multimodal migration",
+    "Guides": (
+        "prepare pack kinds media storage check explore blend hooks packing aux custom_pipelines "
+        "add_a_kind trainers save_and_resume balance replicas plan operate webdataset"
+    ),
+    "Reference": "api/index command_line errors formats security",
+    "About": (
+        "how_it_works reliability benchmarks benchmarks_parts benchmarks_replicas faq changes "
+        "contributing"
+    ),
+}
+"""The pages of each part of the documentation, in the order of the side bar."""
 _API = "[API reference](api/index.md)"  # these pages exist on the site only
-_OTHER_LINKS = re.compile(r"\]\((\w+)\.md[)#]")
 
 
 def build() -> int:
@@ -106,23 +117,9 @@ def _as_prose(docstring: str) -> str:
 
 
 def _write_navigation() -> None:
-    """Append to the first page what Sphinx makes the side bar of: the lists of its sections."""
-    index = SOURCES / "index.md"
-    text = index.read_text()
-    sections = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
-    trees, listed = [], {"index"}
-    for title, section in zip(sections[1::2], sections[2::2], strict=True):
-        pages = [page for page in _LINK.findall(section) if page not in listed]
-        for line in section.splitlines():
-            if line.startswith("- "):
-                pages += [
-                    page for page in _OTHER_LINKS.findall(line) if page not in [*pages, *listed]
-                ]
-        if pages:
-            listed.update(pages)
-            trees.append(_toctree(title, pages))
-    more = [name for name in ("changes", "contributing") if name not in listed]
-    index.write_text(text + "".join(trees) + _toctree("Project", more))
+    """Append the side bar to the first page."""
+    with (SOURCES / "index.md").open("a") as index:
+        index.writelines(_toctree(part, pages.split()) for part, pages in MENU.items())
 
 
 def _toctree(caption: str, pages: list[str]) -> str:

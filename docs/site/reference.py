@@ -15,8 +15,8 @@ HEAD = """\
 # API reference
 
 Every public name. Import the names from `energon`, unless the heading names another module;
-`help(energon.ShardWriter)` shows the same text in Python. The [cheat sheet](../cheatsheet.md) lists
-what you need every day, and `energon COMMAND --help` documents the commands.
+`help(energon.ShardWriter)` shows the same text in Python. [Command line](../command_line.md)
+lists everyday commands, settings and methods.
 """
 
 MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader Balance", "BasicDataLoader"}

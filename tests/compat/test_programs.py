@@ -51,7 +51,7 @@ DIFFERENT_PIPELINES = {
         for name in ("check_a_grouping_of_the_program", "check_files_without_a_marker")
     },
 }
-# The same for Megatron-Energon, by module, each with its entry in docs/differences.md.
+# The same for Megatron-Energon, by module, each with its entry in docs/migration.md.
 DIFFERENT = {
     "parts": {"check_preparing_with_answers": "Answers to the questions of `energon prepare`"},
     "documents": {"check_joins_that_do_not_match": "Excluded samples of joined datasets"},
@@ -97,7 +97,7 @@ def test_programs_for_megatron_energon_give_what_they_give_there(module):
 
 
 def test_programs_that_give_something_else_are_in_the_documentation():
-    text = (ROOT / "docs" / "differences.md").read_text()
+    text = (ROOT / "docs" / "migration.md").read_text()
     rows = [row for programs in DIFFERENT.values() for row in programs.values()]
     assert [each for each in rows if f"- **{each}**" not in text] == []
     text = (ROOT / "docs" / "webdataset.md").read_text()

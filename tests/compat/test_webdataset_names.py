@@ -7,9 +7,9 @@ from pathlib import Path
 import energon.webdataset as wds
 from tests.compat.names import differences, listed
 
-DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
+DIFFERENCES = Path(__file__).parents[2] / "docs" / "migration.md"
 
-# What is missing or incompatible on purpose, each with a text of docs/differences.md about it.
+# What is missing or incompatible on purpose, each with a text of docs/migration.md about it.
 _SELECT = "`select(…, **kw)`"
 _MULTI = "`multi.EOF`, `multi.reader`, `multi.the_protocol`"
 _INTERNAL = "`WebDataset.create_url_iterator`, `WebDataset.update_cache_info`"

@@ -28,7 +28,7 @@ QUESTIONS = {
 
 WIDTHS = (400, 800, 1400, 1600)
 PAGES = (
-    *("index", "packing", "how_it_works", "examples", "faq", "benchmarks", "differences"),
+    *("index", "packing", "how_it_works", "examples", "faq", "benchmarks", "migration"),
     *("api/index", "api/datasets_and_loaders", "api/pipelines_of_streams_energon_webdataset"),
 )
 

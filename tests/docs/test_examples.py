@@ -21,7 +21,7 @@ FIRST_READ = ("README.md", "docs/getting_started.md", "docs/index.md")
 """Pages that are tried in every run of the tests; the others are run as slow ones."""
 STARTS_TRAINERS = (
     "docs/examples.md",
-    "docs/loss_spike.md",
+    "docs/plan.md",
     "docs/save_and_resume.md",
     "docs/trainers.md",
     "docs/webdataset.md",

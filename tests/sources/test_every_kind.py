@@ -226,8 +226,8 @@ DOCUMENTED = {
     "parquet": ("kinds.md#parquet-files", "formats.md#parquetfooters"),
     "arrow": ("kinds.md#hugging-face-datasets", None),
     "folder": ("kinds.md#folders-of-media-files", "formats.md#folderlisting"),
-    "mds": ("mds.md", "mds.md#files"),
-    "litdata": ("mds.md", "mds.md#files"),
+    "mds": ("kinds.md#mds-and-litdata", "kinds.md#files"),
+    "litdata": ("kinds.md#mds-and-litdata", "kinds.md#files"),
     "jsonl": ("aux.md#jsonl-files", "formats.md#jsonl-files"),
     SHARDS: ("prepare.md", "formats.md#shards"),
 }

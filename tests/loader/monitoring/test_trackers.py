@@ -16,7 +16,7 @@ import pytest
 from tests.datasets import make_crude
 from tests.loader.monitoring.test_verdict import Encoder, load
 
-PAGE = Path(__file__).parents[3] / "docs/bottleneck.md"
+PAGE = Path(__file__).parents[3] / "docs/operate.md"
 
 
 class Tracker:

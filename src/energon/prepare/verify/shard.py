@@ -33,7 +33,7 @@ class Problem(NamedTuple):
     """A problem of a dataset."""
 
     kind: str
-    """The kind of problem, in a word: see docs/verify.md."""
+    """The kind of problem, in a word: see docs/check.md."""
     where: str
     """Path of the file below the dataset folder."""
     message: str
